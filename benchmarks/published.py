@@ -31,9 +31,9 @@ from debubble.ir import DebubbleError, Placement, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, models
 from debubble.models.architecture import Experts
-from debubble.planners.degrees import Job
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import quickest
+from debubble.planners.degrees.space import Job
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules import schedules

@@ -7,7 +7,7 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError
 from debubble.planners import planners
-from debubble.planners.bounds import bound_of_equal_counts, proven_bound
+from debubble.planners.bounds.proven import bound_of_equal_counts, proven_bound
 from debubble.planners.joint import planner as joint_planner
 from debubble.planners.joint.assignment import assign
 from debubble.planners.problem import ModelUnits, Problem

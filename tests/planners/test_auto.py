@@ -7,8 +7,9 @@ from debubble.costs import StepTail
 from debubble.ir import DebubbleError, Kind, RunOptions
 from debubble.papers.chronospipe.offload import offload_states
 from debubble.planners import planners
-from debubble.planners.auto import LITTLE, ONE_STAGE, fastest_of
-from debubble.planners.bounds import proven_step_bound
+from debubble.planners.answers import ONE_STAGE, PLAIN_TOLERANCE
+from debubble.planners.auto import fastest_of
+from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Solution
 from debubble.planners.registry import Result
@@ -118,10 +119,10 @@ def test_a_plain_answer_of_any_planner_wins_within_a_percent(limit: str) -> None
             continue
     *_, best = fastest_of(problem, NAMES)
     least = min(float(answer.time) for answer in answers.values())
-    plain = [float(a.time) for a in answers.values() if a.plain and a.time <= (1 + LITTLE) * least]
+    plain = [float(a.time) for a in answers.values() if a.plain and a.time <= (1 + PLAIN_TOLERANCE) * least]
     step = best.candidates[0].step_time
     assert step is not None
-    assert step <= (1 + LITTLE) * least
+    assert step <= (1 + PLAIN_TOLERANCE) * least
     *_, fastest = fastest_of(replace(problem, plain=False), NAMES)
     assert fastest.candidates[0].step_time == min(c.step_time for c in fastest.candidates if c.step_time is not None)
     if plain:

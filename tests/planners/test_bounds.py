@@ -12,8 +12,16 @@ from debubble.costs import StepTail, Strategy, Unit, Units
 from debubble.costs.unit import HostStates, StateBytes
 from debubble.ir import DebubbleError, InfeasibleError, RunOptions
 from debubble.planners import planners
-from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound
 from debubble.planners.bounds.host_steps import finished_units, least_host_steps
+from debubble.planners.bounds.proven import (
+    CONTIGUOUS,
+    GRANULAR,
+    RAMPS,
+    WORK_AND_PATH,
+    lower_bound,
+    proven_bound,
+    proven_step_bound,
+)
 from debubble.planners.bounds.ramps import Piece, Pieces, pieces_of_units, ramps_bound
 from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
@@ -361,7 +369,7 @@ def test_the_bound_says_what_it_counts() -> None:
         for _ in range(3)
     )  # fmt: skip
     even = Problem(workload=ModelUnits(Units(units=units)), devices=3, micro_batches=9)
-    assert proven_bound(replace(even, objective="span")).argument == WORK
+    assert proven_bound(replace(even, objective="span")).argument == WORK_AND_PATH
     assert proven_bound(even).argument == GRANULAR
     assert float(proven_bound(even).time) == pytest.approx(27 + 2)
     odd = replace(even, devices=2)

@@ -15,7 +15,7 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, InputError, Placement, RunOptions
 from debubble.planners import ModelUnits, Problem, planners
-from debubble.planners.bounds import lower_bound
+from debubble.planners.bounds.proven import lower_bound
 from debubble.planners.micro_batch_order import with_lengths
 from debubble.schedules import schedules
 from debubble.simulator import simulate

@@ -4,9 +4,10 @@ import debubble as db
 from debubble.costs import model_units
 from debubble.costs.partition import Partition
 from debubble.ir import Placement, RunOptions
-from debubble.planners.bounds import lower_bound
-from debubble.planners.degrees import Job, configurations, search_degrees
+from debubble.planners.bounds.proven import lower_bound
 from debubble.planners.degrees.estimate import quick_bound, quick_step
+from debubble.planners.degrees.search import search_degrees
+from debubble.planners.degrees.space import Job, configurations
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Problem
 

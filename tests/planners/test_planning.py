@@ -13,7 +13,7 @@ from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem
-from debubble.planners.bounds import lower_bound
+from debubble.planners.bounds.proven import lower_bound
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
 from debubble.simulator import Repricer
 from tests.strategies import model_units

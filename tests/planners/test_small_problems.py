@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from debubble.ir import DebubbleError
 from debubble.planners import planners
-from debubble.planners.bounds import proven_bound
+from debubble.planners.bounds.proven import proven_bound
 from tests.planners.small_problems import best_time, random_problem
 
 SLOWER = 1.01

@@ -6,7 +6,7 @@ import pytest
 
 from debubble.ir import StageCosts
 from debubble.planners import FixedStages, Problem, planners
-from debubble.planners.bounds import lower_bound
+from debubble.planners.bounds.proven import lower_bound
 from debubble.plans import Plan
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import debubble as db
 from debubble.planners import FixedStages, Problem
-from debubble.planners.analysis.explanation import plan_remarks
+from debubble.planners.analysis.remarks import plan_remarks
 from debubble.planners.auto import fastest_of
 from debubble.planners.problem import Solution
 from debubble.planners.progress import Improvement, Progress, progress_listener

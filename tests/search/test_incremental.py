@@ -5,11 +5,12 @@ import pytest
 
 from debubble.ir import Placement
 from debubble.search.annealing.arrays import arrays_of, encode
-from debubble.search.annealing.evaluate import INFINITY, evaluate
+from debubble.search.annealing.evaluate import evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep
 from debubble.search.annealing.layout import FROM_SCRATCH
 from debubble.search.annealing.moves import measure, move, recompute_otherwise, undo
 from debubble.search.annealing.order_chain import OrderChain
+from debubble.search.annealing.rules import INFINITY
 from debubble.search.annealing.search import search
 from debubble.search.problem import OrderProblem
 from tests.search.orders import uniform

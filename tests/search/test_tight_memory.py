@@ -2,24 +2,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.ir import DebubbleError, Kind, Number, Placement, StageCosts
 from debubble.schedules import schedules
-from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
 from debubble.search.constructive.zero_bubble import place_weights
-from debubble.search.effort import Effort
 from debubble.search.exact.cp_memory import staircase
-from debubble.search.exact.tight_memory import (
-    improve_tight,
-    skeleton_bound,
-    with_late_release,
-)
+from debubble.search.exact.tight_memory import improve_tight, with_late_release
 from debubble.search.problem import Incumbent, OrderProblem
-from tests.strategies import stage_costs
 
 
 def problem_of(
@@ -62,16 +55,6 @@ def test_the_corners_are_exactly_the_least_that_fits(
         assert all(x == y or not (x[0] <= y[0] and x[1] <= y[1]) for x in corners for y in corners)
 
 
-@given(data=st.data())
-@settings(max_examples=8)
-def test_no_order_that_is_found_beats_the_skeleton(data: st.DataObject) -> None:
-    p, m = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
-    costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.integers(19, 60)))
-    problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs)
-    *_, best = search(problem, steps=2000)
-    assert skeleton_bound(problem, horizon=2 * best.value, effort=Effort(60)) <= best.value
-
-
 @pytest.mark.parametrize(
     ("limit", "sizes", "optimum"),
     [(2, {"activation": 1, "activation_after_input": 1}, 41), (6, {"activation": 2, "activation_after_input": 1}, 31)],
@@ -80,12 +63,6 @@ def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[
     problem = problem_of(4, 8, limit, **sizes)
     *_, best = improve_tight(problem, start(problem), steps=0)
     assert (best.value, best.bound) == (optimum, optimum)
-    assert skeleton_bound(problem, horizon=2 * optimum, effort=Effort(60)) <= optimum
-
-
-def test_the_skeleton_sees_that_micro_batches_must_pass_each_other() -> None:
-    problem = problem_of(4, 8, 2, activation=1, activation_after_input=1)
-    assert lower_bound(problem) < skeleton_bound(problem, horizon=60, effort=Effort(60)) == 41
 
 
 def test_nothing_is_freed_late_where_w_frees_all_or_nothing() -> None:

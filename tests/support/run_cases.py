@@ -120,7 +120,7 @@ def plan_for(
         devices=devices, micro_batches=micro_batches, workload=ModelUnits(limited), chunks=chunks, effort=effort
     )
     made = RunOptions(**{"sequence_length": LENGTH, "dtype": "fp64", **options})
-    return solve(problem, planner=planner, model_on_cluster=on_cpus(config), options=made)
+    return replace(solve(problem, planner=planner, options=made), model_on_cluster=on_cpus(config))
 
 
 def peak_of(plan: Any) -> Any:

@@ -10,8 +10,8 @@ import pytest
 import debubble as db
 from debubble.ir import Origin, PlannedUnit, WhatIf
 from debubble.ir.degrees import Degrees
-from debubble.planners.degrees import Job, Misfit
-from debubble.planners.degrees.remedies import Remedy
+from debubble.planners.degrees.remedies import Misfit, Remedy
+from debubble.planners.degrees.space import Job
 from debubble.views import Scene, views
 from debubble.views.html.infeasible import misfit_page
 from tests.views.scenes import small_plan, trace_of

@@ -60,7 +60,8 @@ def fits(
     """
     from debubble.models import named_model
     from debubble.models.vision import as_trained
-    from debubble.planners.degrees import Job, footprints, footprints_with
+    from debubble.planners.degrees.memory import footprints, footprints_with
+    from debubble.planners.degrees.space import Job
     from debubble.planners.degrees.usual import OF_UNITS
     from debubble.planners.plan_model import for_target
     from debubble.views.memory_table import render_footprints

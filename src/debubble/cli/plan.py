@@ -64,7 +64,7 @@ def plan(
         # Whatever ends what follows, the plan is kept.
         place = _keep(result, output)
         if output.pareto and isinstance(request, ModelRequest):
-            from debubble.planners.degrees import pareto_front
+            from debubble.planners.degrees.pareto import pareto_front
 
             status.update("Planning with less memory ...")
             why = _scene(result).why
@@ -146,7 +146,7 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
     except InfeasibleError as error:
         if not isinstance(request, ModelRequest):
             raise
-        from debubble.planners.degrees import misfit
+        from debubble.planners.degrees.remedies import misfit
 
         # That it does not fit is told at once; what would help takes longer.
         log().print("Nothing fits.  Trying what would ...")

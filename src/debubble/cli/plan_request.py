@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from debubble.costs import Cluster
     from debubble.models import Model
     from debubble.planners import Problem
-    from debubble.planners.degrees import Job
+    from debubble.planners.degrees.space import Job
     from debubble.planners.problem import Swap
 
 
@@ -60,7 +60,7 @@ class ModelRequest:
     @property
     def job(self) -> Job:
         """The job whose degrees were given, or are searched."""
-        from debubble.planners.degrees import Job
+        from debubble.planners.degrees.space import Job
         from debubble.planners.plan_model import MICRO_BATCHES, for_target
 
         run, asked = self.run, self.asked

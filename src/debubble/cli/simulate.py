@@ -77,7 +77,7 @@ class ScheduleChoice(o.OptionGroup):
         }
 
     def _chunks_of(self, label: str, compared: Sequence[str]) -> int | None:
-        """The chunks that a label or `--chunks` asks for; None for a schedule that takes none next to others that do."""
+        """The chunks that a label or `--chunks` asks for; None for a schedule without a choice next to one with it."""
         from debubble.schedules import schedules
 
         name, colon, chunks = label.partition(":")
@@ -382,7 +382,7 @@ def _own_order(file: Path) -> Schedule:
 def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun, *, divided: bool) -> Scene:
     """The step of a schedule or an order whose stages have given costs, and whose last chunks the hosts step."""
     from debubble import simulate as simulated
-    from debubble.planners.analysis.explanation import timeline_remarks
+    from debubble.planners.analysis.remarks import timeline_remarks
     from debubble.views.scene import Scene
 
     run.refuse_given()

@@ -131,7 +131,7 @@ class Speed:
         return self.launch + flops / (self.peak * reached)
 
     def gather(self, size: float, ranks: int, *, alongside: int) -> float:
-        """Seconds to all-gather or reduce-scatter `size` bytes in all over a ring with `beside` ranks in each node."""
+        """Seconds to all-gather or reduce-scatter `size` bytes over a ring with `alongside` ranks in each node."""
         if not size or ranks == 1:
             return 0.0
         latency, bandwidth = self.ring(ranks, alongside=alongside)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from debubble.ir import Number
 
@@ -30,6 +30,24 @@ class Strategy:
     def scaled(self, factor: float) -> Strategy:
         """The strategy where everything takes so many times as long."""
         return replace(self, recompute=factor * self.recompute, attention=factor * self.attention)
+
+
+class Saving(NamedTuple):
+    """A step to a strategy that recomputes more: the seconds that it adds, and the bytes that it saves."""
+
+    strategy: str
+    seconds: float
+    saved: float
+
+    @property
+    def price(self) -> float:
+        """Seconds per byte saved."""
+        return self.seconds / self.saved
+
+
+def whole_activation(strategy: Strategy) -> Number:
+    """Bytes that a unit keeps with a strategy, whatever its neighbours do."""
+    return strategy.activation
 
 
 Costs = TypeVar("Costs", "StateBytes", "HostStates")
@@ -124,6 +142,30 @@ class Unit:
     def work(self) -> Number:
         """Time per micro-batch of the forward and the whole backward."""
         return self.forward + self.backward_input + self.backward_weight
+
+    def savings(
+        self, allowed: Collection[str] | None = None, *, kept_by: Callable[[Strategy], Number] = whole_activation
+    ) -> list[Saving]:
+        """Steps from `none` along the convex hull of the strategies, cheapest byte first: no mix of them saves more.
+
+        Args:
+            allowed: The only names to choose from next to `none`; None: all.
+            kept_by: Bytes that the unit keeps with a strategy other than `none`.
+        """
+        ways = [
+            (name, float(kept_by(strategy)), float(strategy.recompute))
+            for name, strategy in self.strategies.items()
+            if allowed is None or name == "none" or name in allowed
+        ]
+        kept, spent = float(self.activation), 0.0
+        steps: list[Saving] = []
+        while smaller := [
+            ((time - spent) / (kept - size), -size, name, time) for name, size, time in ways if size < kept
+        ]:
+            _, size, name, time = min(smaller)
+            steps.append(Saving(name, time - spent, kept + size))
+            kept, spent = -size, time
+        return steps
 
     def with_keys(self, keys: Number) -> Unit:
         """The unit where a token attends to so many times as many keys."""

@@ -14,7 +14,7 @@ from debubble.imports.torch_orders import ZERO_BUBBLE, interleaved_zero_bubble
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
-from debubble.planners.bounds import lower_bound
+from debubble.planners.bounds.proven import lower_bound
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.partitioning.by_layers import Strategies, partition_by_layers
 from debubble.plans import IMPORTED, ModelOnCluster, Plan

@@ -229,6 +229,16 @@ class Schedule(PickledFields):
         kind = Kind.I if (stage, micro_batch) in self.split_backward else Kind.B
         return Op(kind, stage, micro_batch)
 
+    def in_flight(self, device: int, ends: Collection[Kind] = (Kind.B, Kind.W)) -> Iterator[tuple[int, ...]]:
+        """After every operation of a device, the micro-batches of each of its stages between F and one of `ends`."""
+        counts = dict.fromkeys(self.placement.stages_of[device], 0)
+        for op in self.orders[device]:
+            if op.kind is Kind.F:
+                counts[op.stage] += 1
+            elif op.kind in ends:
+                counts[op.stage] -= 1
+            yield tuple(counts.values())
+
     def with_whole_sequences(self) -> Schedule:
         """The schedule's forwards alone, of whole sequences in place of their first slices."""
         if self.slices == 1:

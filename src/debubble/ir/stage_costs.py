@@ -122,7 +122,7 @@ class StageCosts:
     """Time of gathering the stage's parameters, where the data-parallel ranks divide them (ZeRO-3)."""
     gathered: PerStage = (0,)
     """Bytes of the stage's whole parameters, once they are gathered; `static` has room for those that a device has at a
-    time (see `gathered_room`)."""
+    time (see `gathered_bytes`)."""
 
     @property
     def gathers(self) -> bool:
@@ -194,8 +194,8 @@ class StageCosts:
         an overlap is more than 1, or a device is in two link groups.
         """
         given = locals()
-        lists = {k: v for k, v in given.items() if k in PER_STAGE and isinstance(v, Sequence)}
-        count = stages if stages is not None else max((len(v) for v in lists.values()), default=1) or 1
+        lists = [v for k, v in given.items() if k in PER_STAGE and isinstance(v, Sequence)]
+        count = stages if stages is not None else max(map(len, lists), default=1) or 1
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(f"'stages' must be a whole number, 1 or more, not {count!r}.")
         if count > MOST_STAGES:
@@ -205,13 +205,7 @@ class StageCosts:
         each.setdefault("activation_after_input", tuple(_half(a) for a in each["activation"]))
         if "offload" in each:
             each.setdefault("reload", each["offload"])
-        elif "reload" in each:
-            raise InputError("'reload' has no meaning without 'offload'.")
-        for name in OVERLAPS:
-            if max(each[name]) > 1:
-                raise InputError(f"'{name}' is a share of a transfer, from 0 to 1, not {max(each[name])}.")
-        if ("recompute_deeper" in each) != ("activation_deeper" in each):
-            raise InputError("'recompute_deeper' and 'activation_deeper' go together: what R takes, and what F leaves.")
+        _check_pairs(each)
         if communication_model not in get_args(CommunicationModel):
             raise InputError(
                 f"communication_model is '{communication_model}'; it must be latency, exclusive, receiver or blocking."
@@ -219,17 +213,11 @@ class StageCosts:
         check_slices(slices, attention_scale)
         if host_link not in get_args(HostLink):
             raise InputError(f"host_link is '{host_link}'; it must be full-duplex or half-duplex.")
+        others: dict[str, Any] = {k: None if given[k] is None else _numbers(k, given[k]) for k in _LISTS}
         return StageCosts(
-            **each,
-            communication_model=communication_model,
-            host_link=host_link,
-            link_groups=link_groups_of(link_groups),
-            static=_numbers("static", static),
-            memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit),
-            micro_batch_scale=None if micro_batch_scale is None else _numbers("micro_batch_scale", micro_batch_scale),
-            slices=slices,
-            attention_scale=None if attention_scale is None else _numbers("attention_scale", attention_scale),
-        )
+            **each, **others, communication_model=communication_model, host_link=host_link,
+            link_groups=link_groups_of(link_groups), slices=slices,
+        )  # fmt: skip
 
     @staticmethod
     def from_dict(entries: Mapping[str, Any], *, stages: int | None = None) -> StageCosts:
@@ -375,6 +363,21 @@ _OPTIONAL = (
     "recompute_workspace_input", "offload", "reload",
 )  # fmt: skip
 """Entries per stage that may be left out, or None."""
+
+
+_LISTS = ("static", "memory_limit", "micro_batch_scale", "attention_scale")
+"""Entries that have numbers of devices, micro-batches or slices."""
+
+
+def _check_pairs(each: Mapping[str, PerStage]) -> None:
+    """Refuse entries per stage without those that they go with, and shares above 1."""
+    if "reload" in each and "offload" not in each:
+        raise InputError("'reload' has no meaning without 'offload'.")
+    for name in OVERLAPS:
+        if max(each[name]) > 1:
+            raise InputError(f"'{name}' is a share of a transfer, from 0 to 1, not {max(each[name])}.")
+    if ("recompute_deeper" in each) != ("activation_deeper" in each):
+        raise InputError("'recompute_deeper' and 'activation_deeper' go together: what R takes, and what F leaves.")
 
 
 def _half(number: Number) -> Number:

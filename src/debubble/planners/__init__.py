@@ -1,4 +1,4 @@
-"""One file per published planner, plus `auto`: Problem in, Solution out."""
+"""Planners, published and debubble's own: functions from a Problem to a Solution, by name in `planners`."""
 
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import PlannerEntry, Result, planner, planners

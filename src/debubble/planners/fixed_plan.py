@@ -11,7 +11,7 @@ from debubble.costs import Cluster
 from debubble.costs.partition import Partition
 from debubble.ir import InputError, Placement, RunOptions, Schedule
 from debubble.models import Model
-from debubble.planners.bounds import lower_bound
+from debubble.planners.bounds.proven import lower_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.partitioning.by_layers import partition_by_layers

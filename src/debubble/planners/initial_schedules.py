@@ -14,7 +14,7 @@ from debubble.search.bounds import lower_bound
 from debubble.search.effort import BUILT, DISPATCHED, SEARCHED, START, Effort
 from debubble.search.problem import OrderProblem
 
-TRIED = 12
+MAX_TRIALS = 12
 """Schedules that are built and simulated for the starts of one stage per device, at most about."""
 IN_LOOP = ("interleaved", "interleaved-less-memory", "group-interleaved", "breadth-first")
 IN_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
@@ -35,9 +35,8 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     build = partial(_built, problem)
     schedules_built: list[Schedule | None] = []
     names = IN_LOOP if problem.placement == Placement.looped(problem.devices, problem.placement.chunks) else IN_V
-    effort.spend(
-        START * problem.stages * problem.micro_batches * TRIED if linear else sum(_price(problem, n) for n in names)
-    )
+    of_starts = START * problem.stages * problem.micro_batches * MAX_TRIALS
+    effort.spend(of_starts if linear else sum(_price(problem, n) for n in names))
     may_move = problem.offload or problem.costs.offload is None
     if may_move and problem.placement == Placement.looped(problem.devices, problem.placement.chunks):
         schedules_built.append(build("pipeoffload", chunks=problem.placement.chunks))

@@ -20,7 +20,7 @@ from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import Repricer
 
-TRIED = 400
+MAX_TRIALS = 400
 """Orders that are simulated, about."""
 
 
@@ -45,15 +45,15 @@ def _best_order(problem: Problem, sizes: Sequence[MicroBatchSize]) -> tuple[Micr
         priced = costs.replace(micro_batch_scale=tokens, attention_scale=[each / min(keys) for each in keys])
         return float(problem.time_of(repricer.price(priced)))
 
-    if factorial(m) <= TRIED:
+    if factorial(m) <= MAX_TRIALS:
         return min(sorted(set(permutations(sizes))), key=time)
     fastest, best = min((time(order), order) for order in orders_of(sizes))
     tried, distance = 0, m // 2
-    while distance and tried < TRIED:
+    while distance and tried < MAX_TRIALS:
         improved = False
         for i in range(m - distance):
             j = i + distance
-            if best[i] == best[j] or tried >= TRIED:
+            if best[i] == best[j] or tried >= MAX_TRIALS:
                 continue
             tried += 1
             changed = list(best)

@@ -15,8 +15,9 @@ from debubble.files import read_file
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
-from debubble.planners.degrees import Job, search_degrees
+from debubble.planners.degrees.search import search_degrees
 from debubble.planners.degrees.simplest import TOLERANCE
+from debubble.planners.degrees.space import Job
 from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_cache import CachedAnswer
@@ -121,12 +122,7 @@ def plan(
             tolerance=0.0 if fastest else TOLERANCE, **search,
         )  # fmt: skip
         return asked.answer(partial(_plan_of_job, job, planner), progress)
-    if target is not None and swap != "host":
-        raise InputError("Where activations go follows from the target; leave out the swap or the target.")
-    if target is not None and lengths is not None:
-        raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
-    if run.slices > 1 and lengths is not None:
-        raise InputError("Slices are equal parts of equal sequences: leave out the lengths or the slices.")
+    _refuse_for_target(target, run, swap=swap, lengths=lengths)
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     cluster = cluster if measured is None else _with_measured_reserve(cluster, measured)
     count = MICRO_BATCHES if micro_batches is None else micro_batches
@@ -170,6 +166,16 @@ def _plan_of_job(job: Job, planner: str) -> Plan:
 
 MICRO_BATCHES = 32
 """Micro-batches per pipeline and step where nobody says how many."""
+
+
+def _refuse_for_target(target: str | None, run: RunOptions, *, swap: Swap, lengths: object) -> None:
+    """Raise InputError for what a framework decides itself, and for lengths next to slices."""
+    if target is not None and swap != "host":
+        raise InputError("Where activations go follows from the target; leave out the swap or the target.")
+    if target is not None and lengths is not None:
+        raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
+    if run.slices > 1 and lengths is not None:
+        raise InputError("Slices are equal parts of equal sequences: leave out the lengths or the slices.")
 
 
 def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compare: bool, lengths: object) -> None:
@@ -287,16 +293,13 @@ def solve(
     problem: Problem,
     *,
     planner: str = "auto",
-    model_on_cluster: ModelOnCluster | None = None,
     options: RunOptions | None = None,
 ) -> Plan:
-    """Let a planner solve a problem.
+    """Let a planner solve a problem of abstract costs or of units, for a run with these options.
 
-    The plan has the model and its cluster, None for abstract costs, and the options of its run.  Raises InfeasibleError
-    if the planner finds nothing that fits.
+    Raises InfeasibleError if the planner finds nothing that fits.
     """
-    plan = _plan_of(planners[planner](problem), options or RunOptions())
-    return replace(plan, model_on_cluster=model_on_cluster, measured=problem.measured)
+    return replace(_plan_of(planners[planner](problem), options or RunOptions()), measured=problem.measured)
 
 
 def _plan_of(result: Result, options: RunOptions) -> Plan:

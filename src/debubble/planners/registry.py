@@ -17,7 +17,7 @@ from debubble.costs.host_memory import check_host_memory
 from debubble.errors import PlannerFailedError
 from debubble.ir import CandidateSummary, DebubbleError, InputError, Number, PlannedUnit, Robustness
 from debubble.ir.plan_entries import INTERRUPTED, recomputation_of
-from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound, proven_step_bound
+from debubble.planners.bounds.proven import OF_ORDERS, check_states, proven_bound, proven_step_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.progress import Improvement, tell
 from debubble.planners.restriction import as_run, with_module_offload
@@ -176,18 +176,18 @@ def tell_improvement(name: str, problem: Problem, solution: Solution) -> None:
     """Tell who listens of a planner's answer, as the problem's target runs it, if it fits."""
     with suppress(DebubbleError):
         solution = as_run(problem, solution)
-        timeline = solution.simulate()
-        _check_hosts(problem, solution, timeline)
-        time = problem.step_time(timeline)
+        time = problem.step_time(_simulated(problem, solution))
         bound = max(problem.step_bound(solution.lower_bound), proven_step_bound(problem).time)
         gap = max(0.0, float((time - bound) / time))
         tell(Improvement(planner=name, schedule=solution.schedule.name, step_time=float(time), gap=gap))
 
 
-def _check_hosts(problem: Problem, solution: Solution, timeline: Timeline) -> None:
-    """Refuse an answer for a model that keeps more on a host than there is; raises HostMemoryError."""
+def _simulated(problem: Problem, solution: Solution) -> Timeline:
+    """Simulate an answer; raises HostMemoryError if it keeps more of a model on a host than there is."""
+    timeline = solution.simulate()
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)
+    return timeline
 
 
 def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
@@ -197,9 +197,8 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
     DeadlockError if its operations wait for each other.
     """
     solution = with_module_offload(problem, as_run(problem, solution))
-    timeline = solution.simulate()
+    timeline = _simulated(problem, solution)
     partition = _planned_units(problem, solution)
-    _check_hosts(problem, solution, timeline)
     proven = proven_bound(problem)
     bound = max(solution.lower_bound, proven.time)
     of_step = proven_step_bound(problem)

@@ -25,7 +25,7 @@ from debubble.simulator.engine import Graph
 JITTER, STRAGGLER, LINKS = 0.05, 0.1, 1.0
 """Standard deviation of an operation's time; by how much the slow device is slower; by how much links are, at most:
 all shares of the predicted time."""
-DRAWS, LEAST, WORK = 64, 8, 2_000_000
+DRAWS, LEAST, MAX_OPERATIONS = 64, 8, 2_000_000
 """Draws, at least, and instructions of all draws together from which there are fewer."""
 TAIL = 0.95
 """The share of the draws that take no longer than what is called the worst."""
@@ -45,7 +45,7 @@ def robustness(program: Program, *, objective: Objective, tail: Number = 0, seed
     disturbed = _Disturbed(program, objective)
     # Plans of one problem have the same number of draws, whatever they split, move or recompute.
     pairs = program.devices * program.schedule.micro_batches
-    draws = max(LEAST, min(DRAWS, WORK // (8 * pairs)))
+    draws = max(LEAST, min(DRAWS, MAX_OPERATIONS // (8 * pairs)))
     times = np.array([disturbed.time(CAUSES, seed, draw) for draw in range(draws)])
     fewer, ending = range(max(LEAST, draws // 4)), float(tail)
     alone = {

@@ -14,27 +14,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, product
+from itertools import product
 from typing import Any, NamedTuple
 
-from debubble.costs.units import Units
-from debubble.ir import DebubbleError, InfeasibleError, InputError, Kind, Placement, Schedule
+from debubble.ir import DebubbleError, InputError, Kind, Placement, Schedule
 from debubble.planners.partitioning.balance import balanced_by_device, even_counts
 from debubble.planners.partitioning.local_search import (
-    PartitionSearch,
     PricedSchedule,
     improve,
-    priced_stages,
     step_time,
+    with_fewest_host_steps,
+    with_least_recomputation,
 )
-from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
+from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import SLICED, planner
 from debubble.schedules import schedules
 from debubble.search.constructive.slices import slice_list_schedule
-from debubble.search.effort import RESIMULATED, Effort
+from debubble.search.effort import Effort
 from debubble.search.exact.cp_sat import solve
 from debubble.search.problem import Incumbent, OrderProblem
-from debubble.simulator import Repricer
 
 FINALISTS = 2
 """Points whose partition is searched."""
@@ -133,10 +131,7 @@ def _list_schedules(problem: Problem, point: PricedSchedule) -> Iterator[Schedul
     schedule = point.schedule
     if schedule.stages * schedule.micro_batches > LISTED:
         return
-    kept = [
-        max(accumulate({Kind.F: 1, Kind.B: -1, Kind.I: -1}.get(op.kind, 0) for op in order))
-        for order in schedule.orders
-    ]
+    kept = [max(map(sum, schedule.in_flight(device, (Kind.B, Kind.I)))) for device in range(schedule.devices)]
     for more, forwards_first in product((0, 1, problem.slices, schedule.micro_batches), (False, True)):
         listed = slice_list_schedule(
             schedule.placement, schedule.micro_batches // problem.slices, point.costs,
@@ -152,42 +147,15 @@ def _fitted(problem: Problem, schedule: Schedule, effort: Effort) -> PricedSched
 
     Raises DebubbleError if it does not fit.
     """
-    try:
-        return _with_least_recomputation(problem, schedule, effort)
-    except InfeasibleError:
-        for hosted in problem.host_step_choices(schedule.placement):
-            with suppress(InfeasibleError):
-                return _with_least_recomputation(problem, schedule.with_host_steps(hosted), effort)
-        raise
+
+    def fit(hosted: frozenset[int]) -> PricedSchedule:
+        splits = _splits(problem, schedule.placement)
+        return with_least_recomputation(problem, schedule.with_host_steps(hosted), splits, effort)
+
+    return with_fewest_host_steps(problem, schedule.placement, fit)
 
 
-def _with_least_recomputation(problem: Problem, schedule: Schedule, effort: Effort) -> PricedSchedule:
-    """The order on the better of two splits, with the least recomputation that fits."""
-    repricer = Repricer(schedule)
-    try:
-        match problem.workload:
-            case FixedStages(costs):
-                return priced_stages(problem, repricer, costs)
-            case ModelUnits(units):
-                return _best_split(problem, units, repricer)
-    finally:
-        pairs = schedule.stages * schedule.micro_batches
-        effort.spend(RESIMULATED * pairs * repricer.simulations)
-
-
-def _best_split(problem: Problem, units: Units, repricer: Repricer) -> PricedSchedule:
-    points: list[PricedSchedule] = []
-    reasons: list[DebubbleError] = []
-    for lengths in _splits(units, repricer.schedule.placement):
-        try:
-            points.append(PartitionSearch(problem, units, repricer).fitted(lengths))
-        except DebubbleError as error:
-            reasons.append(error)
-    if not points:
-        raise closest(reasons)
-    return min(points, key=lambda point: point.time)
-
-
-def _splits(units: Units, placement: Placement) -> list[Sequence[int]]:
-    """The split by the work of the average token, and the even one."""
-    return [balanced_by_device(units.average, placement), even_counts(units, placement.stages)]
+def _splits(problem: Problem, placement: Placement) -> Iterator[Sequence[int]]:
+    """The split of a model's units by the work of the average token, and the even one."""
+    yield balanced_by_device(problem.units.average, placement)
+    yield even_counts(problem.units, placement.stages)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.costs import Cluster
 from debubble.ir import InfeasibleError, InputError
 from debubble.models import Model, named_model
-from debubble.planners.auto import NOTABLE
+from debubble.planners.answers import MIN_RELATIVE_GAIN
 from debubble.planners.plan_model import plan
 from debubble.planners.progress import Listener
 from debubble.plans import Plan
@@ -119,7 +119,7 @@ def _with_plans_of_less(points: Sequence[SweepPoint]) -> Iterator[SweepPoint]:
         own = _limits(point.plan)
         smaller = [each for each in planned if all(map(le, each[0], own))]
         _, best, value = min(smaller, key=lambda each: each[1].step_time)
-        faster = best.step_time < (1 - NOTABLE) * point.plan.step_time
+        faster = best.step_time < (1 - MIN_RELATIVE_GAIN) * point.plan.step_time
         yield SweepPoint(point.value, best, found_with=value) if faster else point
 
 

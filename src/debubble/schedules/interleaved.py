@@ -104,25 +104,39 @@ def in_groups(
             f"{devices} devices would wait for each other in groups of {group}: a group needs {devices // 2}"
             " micro-batches or more."
         )
-    forwards = turns(sizes, range(chunks))
-    backwards = turns(sizes, range(chunks)[::-1])
-    orders = []
+    first = [count + (chunks - 1) * max(sizes) for count in ahead]
+    orders = orders_in_turns(turns(sizes, range(chunks)), turns(sizes, range(chunks)[::-1]), first=first, delays=delays)
+    return Schedule.of(name, Placement.looped(devices, chunks), micro_batches, orders)
+
+
+def orders_in_turns(
+    forwards: Sequence[tuple[int, int]],
+    backwards: Sequence[tuple[int, int]],
+    *,
+    first: Sequence[int],
+    delays: Sequence[int] | None = None,
+) -> list[list[Op]]:
+    """Per device, its first forwards, and then a backward and a forward in turn.
+
+    Args:
+        forwards: (chunk, micro-batch) in the order in which every device runs them.
+        backwards: The same of the backwards.
+        first: Per device, its forwards before its first backward.
+        delays: Per device, the backwards by which each W is late; None: backwards are whole.
+    """
+    devices, orders = len(first), []
     for d in range(devices):
-        first = ahead[d] + (chunks - 1) * max(sizes)
-        order = [Op(Kind.F, c * devices + d, j) for c, j in forwards[:first]]
-        owed = []
+        order = [Op(Kind.F, c * devices + d, j) for c, j in forwards[: first[d]]]
+        owed: list[Op] = []
         for k, (c, j) in enumerate(backwards):
             stage = c * devices + d
-            if delays is None:
-                order.append(Op(Kind.B, stage, j))
-            else:
-                order.append(Op(Kind.I, stage, j))
+            order.append(Op(Kind.B if delays is None else Kind.I, stage, j))
+            if delays is not None:
                 owed.append(Op(Kind.W, stage, j))
-                if k >= delays[d]:
-                    order.append(owed.pop(0))
-            order += [Op(Kind.F, c * devices + d, j) for c, j in forwards[first + k : first + k + 1]]
+                order += [owed.pop(0)] if k >= delays[d] else []
+            order += [Op(Kind.F, c * devices + d, j) for c, j in forwards[first[d] + k : first[d] + k + 1]]
         orders.append(order + owed)
-    return Schedule.of(name, Placement.looped(devices, chunks), micro_batches, orders)
+    return orders
 
 
 def peak_in_groups(p: int, m: int, v: int, *, ahead: int) -> Fraction:

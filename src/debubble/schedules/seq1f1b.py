@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from debubble.ir import InputError, Kind, Op, Placement, Schedule, StageCosts
-from debubble.schedules.interleaved import group_sizes
+from debubble.ir import InputError, Placement, Schedule, StageCosts
+from debubble.schedules.interleaved import group_sizes, orders_in_turns
 from debubble.schedules.registry import check_size, schedule
 
 
@@ -121,18 +121,7 @@ def _in_slices(
         (c, j * slices + i)
         for group in groups for c in reversed(range(chunks)) for j in group for i in reversed(range(slices))
     ]  # fmt: skip
-    orders = []
-    for d in range(devices):
-        first = ahead[d] + (chunks - 1) * max(sizes) * slices
-        order = [Op(Kind.F, c * devices + d, j) for c, j in forwards[:first]]
-        owed: list[Op] = []
-        for k, (c, j) in enumerate(backwards):
-            stage = c * devices + d
-            order.append(Op(Kind.B if delays is None else Kind.I, stage, j))
-            if delays is not None:
-                owed.append(Op(Kind.W, stage, j))
-                order += [owed.pop(0)] if k >= delays[d] else []
-            order += [Op(Kind.F, c * devices + d, j) for c, j in forwards[first + k : first + k + 1]]
-        orders.append(order + owed)
+    first = [count + (chunks - 1) * max(sizes) * slices for count in ahead]
+    orders = orders_in_turns(forwards, backwards, first=first, delays=delays)
     plain = Schedule.of(name, Placement.looped(devices, chunks), micro_batches * slices, orders)
     return replace(plain, slices=slices)

@@ -2,8 +2,7 @@
 
 A problem's key is its shape and its costs divided by the mean forward time and the largest activation, rounded.  An
 entry's lists say nothing of times, so that they fit any problem of the same shape; the nearest entry is a start for the
-search, which checks it by exact simulation.  Where no entry has the problem's number of micro-batches, the middle of
-the nearest one with another number is lengthened or shortened.  Entries are small JSON files.
+search, which checks it by exact simulation.  Entries are small JSON files.
 
 A few made by `python tools/build_cache.py` are shipped with the program; they are the same on every
 machine, and every search may start from them.  Those in the user's cache folder depend on what was planned before, so
@@ -25,8 +24,6 @@ from typing import Any
 from debubble.errors import DebubbleError, InputError
 from debubble.files import user_cache, write_whole
 from debubble.ir import Op, Schedule, check
-from debubble.search.effort import SIMULATION, Effort
-from debubble.search.micro_batch_count import PLACES, resized
 from debubble.search.problem import Incumbent, OrderProblem
 
 VERSION = 1
@@ -35,9 +32,6 @@ STEPS = 20
 """Steps that a forward's time, or an activation's size, is divided into."""
 NEAR = 0.35
 """Greatest distance at which an entry is taken for similar: the mean of the entries' relative differences."""
-
-STEADY = 2
-"""Micro-batches per device from which a schedule has a middle that can be lengthened."""
 
 
 def folder() -> Path:
@@ -54,32 +48,6 @@ def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
     distances = [(_distance(costs, entry["costs"]), entry) for entry in _entries(problem, base)]
     distance, entry = min(distances, key=lambda pair: pair[0], default=(math.inf, {}))
     return _schedule(problem, entry) if distance <= NEAR else None
-
-
-def nearest_of_any_length(problem: OrderProblem, base: Path, *, effort: Effort) -> Schedule | None:
-    """Find the schedule of the most similar problem; with another number of micro-batches if none has the problem's.
-
-    It may break a limit if it is of as many micro-batches; of another number only one that fits is taken, and the
-    effort pays for what is simulated to fit it.  None if no problem is similar enough, or no schedule fits.
-    """
-    found = nearest(problem, base)
-    unlike = not problem.alike
-    if found is not None or unlike or problem.micro_batches < STEADY * problem.devices:
-        return found
-    lengths = sorted(_lengths(problem, base), key=lambda m: abs(m - problem.micro_batches))
-    for micro_batches in lengths:
-        other = nearest(replace(problem, micro_batches=micro_batches), base)
-        if other is not None:
-            effort.spend(PLACES * SIMULATION * problem.stages * problem.micro_batches)
-            return resized(other, problem)
-    return None
-
-
-def _lengths(problem: OrderProblem, base: Path) -> set[int]:
-    """Numbers of micro-batches, long enough to have a steady middle, with which there are entries of the shape."""
-    pattern = _shape(replace(problem, micro_batches=0)).replace("-m0-", "-m*-")
-    numbers = {int(place.name.split("-")[1].removeprefix("m")) for place in base.glob(pattern)}
-    return {number for number in numbers if number >= STEADY * problem.devices}
 
 
 def keep(problem: OrderProblem, best: Incumbent) -> None:

@@ -17,6 +17,8 @@ import math
 import time
 from typing import Any
 
+CORES = 2
+"""Cores of the reference machine."""
 MOVE, MOVE_PER_PAIR = 1e-6, 20e-9
 """Seconds of a move of the local search, and in addition for every pair of a stage and a micro-batch."""
 MOVE_RECOMPUTING = 1.5

@@ -26,13 +26,13 @@ from debubble.search.effort import START, Effort
 from debubble.search.exact.cp_sat import solve, tolerate_wrong_models
 from debubble.search.problem import Incumbent, OrderProblem
 
-PROVABLE = 72
+MAX_EXACT_PAIRS = 72
 """Stages x micro-batches up to which CP-SAT usually closes the gap."""
-LARGE = 200
+UNMODELLED_PAIRS = 200
 """Stages x micro-batches from which the model of several chunks is too large for CP-SAT."""
-WIDE = 0.02
+WIDE_GAP = 0.02
 """Gap from which CP-SAT is worth its time, and a second search has half of what is left."""
-WORSE = 0.1
+START_TOLERANCE = 0.1
 """Share of time that a start which keeps the bottleneck busy may take more: what it lacks a search finds sooner."""
 
 
@@ -41,7 +41,6 @@ def optimize(
     *,
     starts: Iterable[Schedule] = (),
     effort: Effort | float = DEFAULT_EFFORT,
-    seed: int = 0,
     workers: int = 1,
 ) -> Iterator[Incumbent]:
     """Better and better schedules with rising bounds until the optimum is proven or the effort is spent.
@@ -50,18 +49,17 @@ def optimize(
         problem: The operations to order.
         starts: Schedules to improve, next to the constructed ones and what is shipped for such a problem.
         effort: Seconds of the reference machine (see `search.effort`), or an Effort with a deadline.
-        seed: The last of the stream depends on it, on the effort and on the number of chains alone.
-        workers: Walkers of the local search in parallel, each with the whole effort.
+        workers: Chains of the local search in parallel, each with the whole effort.
 
     Returns:
-        The stream; the last one is the best.
+        The stream; the last one is the best, which depends on the effort and the number of chains alone.
 
     Raises:
         InfeasibleError: Nothing fits the memory limit.
     """
     effort = effort if isinstance(effort, Effort) else Effort(effort)
     best = fastest_start(problem, starts=starts, effort=effort.part(effort.left / 4))
-    yield from improve_start(problem, best, effort=effort, seed=seed, workers=workers)
+    yield from improve_start(problem, best, effort=effort, workers=workers)
 
 
 def fastest_start(problem: OrderProblem, *, starts: Iterable[Schedule] = (), effort: Effort) -> Incumbent:
@@ -111,14 +109,13 @@ class _Optimizer:
         They know one level of recomputation, and one way.
         """
         areas = self.problem.placement.chunks > 1 and not self.problem.frees_memory
-        return (
-            self.problem.levels < 2 and not self.problem.recomputes_in_two_ways and not (areas and self.pairs >= LARGE)
-        )
+        too_large = areas and self.pairs >= UNMODELLED_PAIRS
+        return self.problem.levels < 2 and not self.problem.recomputes_in_two_ways and not too_large
 
     @property
     def first_search(self) -> float:
         """Effort of local search before CP-SAT gets its turn: little where that can prove the optimum."""
-        return min(self.left * 0.1, 2.0 if self.pairs <= PROVABLE else math.inf)
+        return min(self.left * 0.1, 2.0 if self.pairs <= MAX_EXACT_PAIRS else math.inf)
 
     def run(self) -> Iterator[Incumbent]:
         """Run all methods."""
@@ -132,13 +129,13 @@ class _Optimizer:
         self.effort.deadline.extend_for_kernels(compile_kernel(self.problem, self.best))
         start = self.best
         yield from self.anneal(self.first_search, turn=0)
-        if self.pairs <= PROVABLE and self.is_modelled:
+        if self.pairs <= MAX_EXACT_PAIRS and self.is_modelled:
             yield from self.solve_exactly(self.left)
             return
-        if self.best.gap > WIDE and self.is_modelled and not self.problem.frees_memory:
+        if self.best.gap > WIDE_GAP and self.is_modelled and not self.problem.frees_memory:
             yield from self.solve_exactly(self.left / 2)
         if self.problem.frees_memory and not self.best.optimal:
-            yield from self.anneal_long(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
+            yield from self.anneal_long(start, seconds=self.left / 2 if self.best.gap > WIDE_GAP else self.left)
         whole = self.effort.seconds
         for turn in itertools.count(1):
             yield from self.anneal(max(min(2.0, whole / 5), whole / 10), turn=turn)
@@ -176,7 +173,7 @@ class _Optimizer:
 
     def busiest_start(self, start: Incumbent, effort: Effort) -> Incumbent:
         """Find the best start that keeps the bottleneck busy, even if it is worse than another."""
-        limit: Number = (1 + WORSE) * start.value
+        limit: Number = (1 + START_TOLERANCE) * start.value
         idle = idle_allowed(self.problem)
         for schedule in offloading_schedules(self.problem, idle=idle) if self.problem.offload else ():
             better = verify(self.problem, schedule, start, below=limit)

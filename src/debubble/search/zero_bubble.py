@@ -32,8 +32,8 @@ def zero_bubble_schedule(
 ) -> Schedule:
     """Search the best order that holds so many activations, or fewer under a memory limit (by default the costs' own).
 
-    As many candidates are tried as WORK allows, unless `tries` says how many; `steps` moves of local search improve the
-    best order.  Raises InfeasibleError if no order fits.
+    As many candidates are tried as TRIAL_OPERATIONS allows, unless `tries` says how many; `steps` moves of local search
+    improve the best order.  Raises InfeasibleError if no order fits.
     """
     costs = costs or StageCosts.of(stages=placement.stages)
     if memory_limit is not None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from debubble.ir import Kind, Lane, Moment, Number
 from debubble.ir.ops import BACKWARDS
-from debubble.simulator.timeline import WORK, TimedOperation, Timeline
+from debubble.simulator.timeline import BUSY_KINDS, TimedOperation, Timeline
 
 
 class Cause(Enum):
@@ -101,7 +101,7 @@ def _of_device(timeline: Timeline, device: int) -> Iterator[Bubble]:
             cause = Cause.OVERHEAD
         elif awaited.lane is Lane.HOST or awaited.op.kind in (Kind.D, Kind.P):
             cause = Cause.HOST_OPTIMIZER
-        elif awaited.lane is not Lane.COMPUTE or awaited.op.kind not in WORK:
+        elif awaited.lane is not Lane.COMPUTE or awaited.op.kind not in BUSY_KINDS:
             cause = Cause.TRANSFER
         elif start < first_backward:
             cause = Cause.WARM_UP
@@ -125,7 +125,7 @@ def _pieces(timeline: Timeline, device: int) -> Iterator[_Piece]:
     for operation in timeline.compute[device]:
         if operation.start > at:
             yield from reversed(list(_chain(timeline, index[operation.op], at)))
-        if operation.op.kind not in WORK and operation.end > operation.start:
+        if operation.op.kind not in BUSY_KINDS and operation.end > operation.start:
             yield _Piece(operation.start, operation.end, index[operation.op])
         at = max(at, operation.end)
     if at < max(timeline.ends):

@@ -17,7 +17,7 @@ from debubble.ir.program import LANE_CODE, NO_PEER
 if TYPE_CHECKING:
     from debubble import Report
 
-WORK = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)
+BUSY_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)
 """The kinds that keep the compute lane busy, as opposed to a blocking message."""
 
 
@@ -110,7 +110,7 @@ class Timeline:
     @cached_property
     def busy(self) -> tuple[Number, ...]:
         """The time in which each compute lane works, recomputation included."""
-        works = np.isin(self.program.kind, _WORK)
+        works = np.isin(self.program.kind, _BUSY)
         time = self.end - self.start
         return tuple(sum(time[lane[works[lane]]].tolist()) for lane in self._compute)
 
@@ -215,7 +215,7 @@ class Timeline:
         return tuple(zip(np.split(at[order], ends), held, strict=True))
 
 
-_WORK, _BACKWARDS = ([CODE[kind] for kind in kinds] for kinds in (WORK, BACKWARDS))
+_BUSY, _BACKWARDS = ([CODE[kind] for kind in kinds] for kinds in (BUSY_KINDS, BACKWARDS))
 
 
 def _by(*keys: Numbers) -> Ints:
@@ -233,5 +233,5 @@ def _first(lane: Sequence[TimedOperation], kinds: Collection[Kind]) -> Number:
 
 def _idle(lane: Sequence[TimedOperation], begin: Number, end: Number) -> Number:
     """Return the time between two moments in which the lane does no work."""
-    worked = (min(o.end, end) - max(o.start, begin) for o in lane if o.op.kind in WORK)
+    worked = (min(o.end, end) - max(o.start, begin) for o in lane if o.op.kind in BUSY_KINDS)
     return end - begin - sum(time for time in worked if time > 0)

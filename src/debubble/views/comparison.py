@@ -16,7 +16,7 @@ from debubble.ir import Kind, Lane, Number, Trace
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
 from debubble.simulator import TimedOperation
-from debubble.simulator.timeline import WORK
+from debubble.simulator.timeline import BUSY_KINDS
 from debubble.views.palette import KIND_WORDS
 from debubble.views.scene import Scene, measured_peaks
 from debubble.views.terminal import titled_table
@@ -68,7 +68,7 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
     """
     predicted, measured = Scene.pair(plan, trace)
     both = list(zip(predicted.timeline.operations, measured.timeline.operations, strict=True))
-    compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in WORK]
+    compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in BUSY_KINDS]
     worst = sorted(compute, key=lambda pair: abs(float(pair[1].duration) - float(pair[0].duration)), reverse=True)[:5]
     makespan = pair(predicted.timeline.makespan, measured.timeline.makespan)
     return Comparison(

@@ -12,8 +12,7 @@ from rich.text import Text
 from debubble.errors import readable_bytes
 from debubble.formatting import listed
 from debubble.ir.degrees import MemoryParts
-from debubble.planners.degrees import Footprint
-from debubble.planners.degrees.memory import Fit
+from debubble.planners.degrees.memory import Fit, Footprint
 from debubble.planners.degrees.remedies import option_words
 from debubble.views.scene import Scene
 from debubble.views.terminal import titled_table

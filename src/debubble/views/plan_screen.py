@@ -26,7 +26,7 @@ from debubble.planners.analysis.explanation import ALL_TO_ALL, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import gains, helpful
-from debubble.planners.auto import WITH_LEVERS
+from debubble.planners.answers import WITH_LEVERS
 from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets

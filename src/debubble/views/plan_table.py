@@ -15,7 +15,7 @@ from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.analysis.nearest_plans import NearestPlan
 from debubble.planners.analysis.what_if import what_if_lines
-from debubble.planners.auto import OF_ROBUSTNESS
+from debubble.planners.answers import OF_ROBUSTNESS
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.plans import Plan
 from debubble.views.memory_table import memory_table

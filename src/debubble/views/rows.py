@@ -22,7 +22,7 @@ from debubble.ir.degrees import (
 )
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan
-from debubble.planners.auto import LITTLE, ONE_STAGE
+from debubble.planners.answers import ONE_STAGE, PLAIN_TOLERANCE
 from debubble.plans import Plan
 
 
@@ -94,7 +94,7 @@ def chosen_words(plan: Plan) -> str | None:
         return (
             f"{first.planner} is taken: {listed(equal)} {'is' if len(equal) == 1 else 'are'} as fast, and asked later."
         )
-    if least <= 1 + LITTLE:
+    if least <= 1 + PLAIN_TOLERANCE:
         return f"{first.planner} is taken: {fastest} is {100 * (least - 1):.2f}% slower."
     return None
 
@@ -105,7 +105,7 @@ EQUAL = 1e-9
 
 def where_simpler_wins(plan: Plan) -> str:
     """Words on when a plan without recomputation, offload and steps on hosts is taken for a faster one, as this was."""
-    share = ONE_STAGE if plan.schedule.stages == 1 else LITTLE
+    share = ONE_STAGE if plan.schedule.stages == 1 else PLAIN_TOLERANCE
     slower = 1 / fastest_other(plan)[1] - 1
     return f"within {share:.0%}" if slower <= share else "on CPUs, whose hosts are the same cores"
 
@@ -209,7 +209,7 @@ def chosen_degrees_words(search: DegreeSearch) -> str:
     """A sentence, after two spaces, on why the first choice was taken; empty: no other is about as fast."""
     first, *others = search.configurations
     fastest = first if search.fastest is None else search.fastest.configuration
-    most = fastest.step_time * (1 + (search.tolerance or LITTLE))
+    most = fastest.step_time * (1 + (search.tolerance or PLAIN_TOLERANCE))
     near = sum(each.step_time <= most for each in others)
     if not near and search.fastest is None:
         return ""

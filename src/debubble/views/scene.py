@@ -13,7 +13,8 @@ from debubble.ir.ops import BACKWARDS, SCHEDULED
 from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
 from debubble.models import Model, models
-from debubble.planners.analysis.explanation import Explanation, explanation, fullest_device, plan_remarks
+from debubble.planners.analysis.explanation import Explanation, explanation, fullest_device
+from debubble.planners.analysis.remarks import plan_remarks
 from debubble.planners.plan_step import tail_of
 from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate

@@ -13,7 +13,7 @@ from debubble.ir import Kind, Lane, Number
 from debubble.planners.analysis.explanation import Explanation
 from debubble.plans import Plan
 from debubble.simulator import Cause, by_cause
-from debubble.simulator.timeline import WORK
+from debubble.simulator.timeline import BUSY_KINDS
 from debubble.targets import targets
 from debubble.targets.orders import OwnOrders
 from debubble.views.palette import KIND_WORDS
@@ -103,7 +103,7 @@ def stage_figures(scene: Scene) -> list[StageFigures]:
         kind, stage, j = o.op
         if kind in (Kind.SEND_F, Kind.SEND_B):
             sending[stage] += o.duration
-        elif o.lane is Lane.COMPUTE and kind in WORK:
+        elif o.lane is Lane.COMPUTE and kind in BUSY_KINDS:
             again = schedule.recompute_time(costs, stage, j) if scene.recomputes(o) else 0
             recompute[stage] += again
             work[stage] += o.duration - again
@@ -129,7 +129,7 @@ def _by_word(idle: Mapping[Cause, Number]) -> dict[str, float]:
 def _idle_by_stage(scene: Scene) -> list[dict[Cause, Number]]:
     idle: list[dict[Cause, Number]] = [dict.fromkeys(Cause, 0) for _ in range(scene.timeline.program.schedule.stages)]
     for device, bubbles in enumerate(scene.bubbles):
-        work = [o for o in scene.timeline.compute[device] if o.op.kind in WORK]
+        work = [o for o in scene.timeline.compute[device] if o.op.kind in BUSY_KINDS]
         at = 0
         for bubble in bubbles:
             while at < len(work) - 1 and work[at].start < bubble.end:
@@ -166,7 +166,7 @@ def why_not_faster(scene: Scene) -> str:
     for o, following in zip(scene.critical_path, ends, strict=True):
         # A transfer that streams runs next to what follows it.
         time = o.duration if following is None else min(o.end, following) - o.start
-        if o.lane is Lane.COMPUTE and o.op.kind in WORK:
+        if o.lane is Lane.COMPUTE and o.op.kind in BUSY_KINDS:
             compute[o.device] = compute.get(o.device, 0) + time
         else:
             what = Cause.HOST_OPTIMIZER.value if o.lane is Lane.HOST else KIND_WORDS[o.op.kind]

@@ -274,7 +274,7 @@ def test_zero2_reduces_once_per_chunk_and_group_beside_the_compute() -> None:
 def test_offload_windows_are_those_of_equations_4_and_6(p: int) -> None:
     run = simulated("chronos", p, 2 * p + 2)
     assert step_window(run, device=0, chunk=1) == 2 * available_offload(p)
-    assert upload_window(run, device=0, chunk=1) == available_upload(p)
+    assert upload_window(run) == available_upload(p)
 
 
 def test_offload_windows_at_p4_p8_p12_p16() -> None:
@@ -295,7 +295,7 @@ def test_offload_that_meets_conditions_5_and_7_costs_no_time(p: int) -> None:
     made = offload_states(db.schedules["chronos"](devices=p, micro_batches=16, costs=costs), chunks=[1])
     run = db.simulate(made, costs)
     assert run.makespan == 6 * (16 + p - 1)
-    assert hidden_share(run, chunk=1) == 1
+    assert hidden_share(run) == 1
 
 
 def test_offload_that_does_not_fit_costs_what_is_left_over() -> None:
@@ -304,7 +304,7 @@ def test_offload_that_does_not_fit_costs_what_is_left_over() -> None:
     run = db.simulate(made, costs)
     last = run.by_name["4B15"].end
     assert run.makespan == last + 30
-    assert hidden_share(run, chunk=1) == pytest.approx(4 / 30)
+    assert hidden_share(run) == pytest.approx(4 / 30)
 
 
 def test_parameters_come_up_before_their_first_forward() -> None:

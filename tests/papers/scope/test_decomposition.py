@@ -10,7 +10,7 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import Kind, Schedule
 from debubble.papers.scope.decomposition import decompose
-from debubble.papers.scope.instance import DeviceInstance, Instance, LayerRun, alive, instance, layer_runs
+from debubble.papers.scope.instance import DeviceInstance, Instance, alive, instance, layer_runs
 from debubble.papers.scope.relaxation import relaxed
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
@@ -185,13 +185,9 @@ def halves() -> tuple[Unit, Unit]:
     return attention, mlp
 
 
-def one_run(strategies: Sequence[str] | None) -> LayerRun:
-    (run,) = layer_runs(Units(units=halves() * 3), strategies)
-    return run
-
-
 def test_a_layer_has_every_efficient_combination_of_strategies() -> None:
-    found = {option.strategies: (option.time, option.activation) for option in one_run(None).options}
+    (run,) = layer_runs(Units(units=halves() * 3))
+    found = {option.strategies: (option.time, option.activation) for option in run.options}
     assert found == {
         ("none", "none"): (18.0, 20.0),
         ("none", "act"): (18.25, 13.0),
@@ -199,7 +195,3 @@ def test_a_layer_has_every_efficient_combination_of_strategies() -> None:
         ("full", "act"): (20.25, 7.0),
         ("full", "full"): (24.0, 2.0),
     }
-
-
-def test_dual_recomputes_whole_layers_or_nothing() -> None:
-    assert [option.strategies for option in one_run(("full",)).options] == [("none", "none"), ("full", "full")]

@@ -6,7 +6,7 @@ import pytest
 import debubble as db
 from debubble.ir import CandidateSummary, RunOptions
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.planners.analysis.explanation import plan_remarks, timeline_remarks
+from debubble.planners.analysis.remarks import plan_remarks, timeline_remarks
 from debubble.plans import Plan
 from debubble.views import Scene, views
 from debubble.views.summary import as_dict

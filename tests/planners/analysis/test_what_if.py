@@ -6,7 +6,7 @@ import pytest
 import debubble as db
 from debubble.ir import WhatIf
 from debubble.planners.analysis.what_if import gains, quick_what_ifs, what_if_lines, what_ifs
-from debubble.planners.bounds import proven_step_bound
+from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.progress import Progress

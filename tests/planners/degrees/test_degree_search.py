@@ -8,11 +8,11 @@ import debubble as db
 from debubble.ir import DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners import planners
-from debubble.planners.degrees import Job, configurations, search_degrees
+from debubble.planners.degrees.answer import BEST
 from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import too_large
-from debubble.planners.degrees.search import BEST, quickest
-from debubble.planners.degrees.space import ordinary_choices
+from debubble.planners.degrees.search import quickest, search_degrees
+from debubble.planners.degrees.space import Job, configurations, ordinary_choices
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.progress import Progress
 from debubble.planners.registry import verify

@@ -6,7 +6,8 @@ import pytest
 import debubble as db
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
-from debubble.planners.degrees import Footprint, Job, footprints
+from debubble.planners.degrees.memory import Footprint, footprints
+from debubble.planners.degrees.space import Job
 from debubble.planners.fixed_plan import fixed_plan
 
 LLAMA = db.models["llama3-8b"]

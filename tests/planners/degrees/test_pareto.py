@@ -3,8 +3,9 @@ from itertools import pairwise
 import debubble as db
 from debubble.ir import RunOptions
 from debubble.ir.degrees import ConfigurationSummary
-from debubble.planners.degrees import Job, pareto_front
+from debubble.planners.degrees.pareto import pareto_front
 from debubble.planners.degrees.search import quickest
+from debubble.planners.degrees.space import Job
 
 
 def job(**fixed: int) -> Job:

@@ -7,12 +7,11 @@ import debubble as db
 from debubble.errors import HostMemoryError
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
-from debubble.planners.degrees import Job
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.remedies import MOST, Misfit, Remedy, misfit, remedies
 from debubble.planners.degrees.shortlist import least_states, shortlist
-from debubble.planners.degrees.space import smallest_batches
+from debubble.planners.degrees.space import Job, smallest_batches
 from debubble.planners.problem import Problem
 
 LLAMA = db.models["llama3-8b"]

@@ -6,9 +6,10 @@ import pytest
 import debubble as db
 from debubble.ir import Kind, Op, RunOptions
 from debubble.ir.degrees import Degrees
-from debubble.planners.degrees import Job, configurations, search_degrees
 from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.search import search_degrees
 from debubble.planners.degrees.simplest import PlannedChoice, simplest
+from debubble.planners.degrees.space import Job, configurations
 from debubble.planners.degrees.usual import usual_choices
 from debubble.targets.orders import accumulated
 

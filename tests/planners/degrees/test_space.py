@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
-from debubble.planners.degrees import Job, configurations
-from debubble.planners.degrees.space import ZERO_LEVELS, ordinary_choices
+from debubble.planners.degrees.space import ZERO_LEVELS, Job, configurations, ordinary_choices
 
 LLAMA, MIXTRAL = db.models["llama3-8b"], db.models["mixtral-8x7b"]
 

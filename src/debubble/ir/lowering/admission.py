@@ -36,7 +36,7 @@ def check_memory(schedule: Schedule, costs: StageCosts, device: int, tables: Tab
 
 @dataclass
 class Admission:
-    """Walks one device's list and finds which operations each one must wait for, so that memory suffices.
+    """Goes through one device's list and finds which operations each one must wait for, so that memory suffices.
 
     `used` bytes are there before the first operation, of the `limit` that the device may use.
     """

@@ -17,7 +17,7 @@ from debubble.papers.chronospipe.offload import offload_activations, offload_sta
 from debubble.papers.chronospipe.schedule import periodic, reduce_gradients
 from debubble.planners.bounds.quick_plans import IN_TRANSIT, PipelineBounds
 from debubble.planners.partitioning.balance import even_and_balanced
-from debubble.planners.partitioning.recomputation import in_flight, ladder
+from debubble.planners.partitioning.recomputation import in_flight
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 
 PARTS = 4
@@ -109,9 +109,9 @@ class CombinationBuilder(ABC):
         increments = []
         for chunk in range(combination.chunks):
             resident = min(alive[chunk], IN_TRANSIT) if chunk < combination.offloaded else alive[chunk]
-            for kind, name, time, saved in self._ladders(chunk):
+            for kind, name, time, saved in self._savings(chunk):
                 increments += [ChunkIncrement(chunk, kind, name, float(time / saved) / resident)] * PARTS
-        # A kind's later steps are dearer than its earlier ones, so a stable sort keeps each ladder's order.
+        # A kind's later steps are dearer than its earlier ones, so a stable sort keeps their order.
         return sorted(increments, key=lambda increment: increment.price)
 
     def build(self, combination: Combination, increments: Sequence[ChunkIncrement], *, micro_batches: int) -> Solution:
@@ -158,7 +158,7 @@ class CombinationBuilder(ABC):
         """The units per stage that are tried with so many chunks."""
 
     @abstractmethod
-    def _ladders(self, chunk: int) -> Iterator[tuple[tuple[str, Number], str, Number, Number]]:
+    def _savings(self, chunk: int) -> Iterator[tuple[tuple[str, Number], str, Number, Number]]:
         """(kind, strategy, extra time, extra bytes saved) of each step from keeping everything on."""
 
     @abstractmethod
@@ -189,7 +189,7 @@ class _StagesBuilder(CombinationBuilder):
     def _splits(self, chunks: int) -> list[tuple[int, ...]]:
         return [()]
 
-    def _ladders(self, chunk: int) -> Iterator[tuple[tuple[str, Number], str, Number, Number]]:
+    def _savings(self, chunk: int) -> Iterator[tuple[tuple[str, Number], str, Number, Number]]:
         costs, p = self._stage_costs, self.problem.devices
         stages = range(chunk * p, (chunk + 1) * p)
         saved = sum(costs.dropped_bytes(s) for s in stages)
@@ -236,11 +236,11 @@ class _UnitsBuilder(CombinationBuilder):
     def _splits(self, chunks: int) -> list[tuple[int, ...]]:
         return even_and_balanced(self._units, self.problem.devices * chunks)
 
-    def _ladders(self, chunk: int) -> Iterator[tuple[tuple[str, Number], str, Number, Number]]:
+    def _savings(self, chunk: int) -> Iterator[tuple[tuple[str, Number], str, Number, Number]]:
         kinds = {_kind(unit): index for index, unit in reversed(list(enumerate(self._units.units)))}
         for kind, index in kinds.items():
-            for name, time, saved in ladder(self._units, index):
-                yield kind, name, time, saved
+            for saving in self._units.units[index].savings():
+                yield kind, *saving
 
     def _stages(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> tuple[StageCosts, Partition]:
         """A further quarter of each stage's units of a kind recomputes, per increment."""

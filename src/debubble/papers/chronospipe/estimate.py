@@ -10,7 +10,7 @@ from debubble.papers.chronospipe.planner import ChronosSearch
 from debubble.planners.degrees.host_estimates import HostEstimate, host_estimates
 from debubble.planners.problem import Problem
 
-TRIED = 12
+MAX_TRIALS = 12
 """Number of combinations that a quick plan tries; it is the first of them that fits."""
 
 
@@ -25,7 +25,7 @@ def quick_step(problem: Problem, spend: Callable[[float], None]) -> float:
 
     `spend` is told the seconds of the reference machine that it takes.  Raises InfeasibleError if none fits.
     """
-    promising = CombinationBuilder.of(problem).combinations()[:TRIED]
+    promising = CombinationBuilder.of(problem).combinations()[:MAX_TRIALS]
     search = ChronosSearch(replace(problem, effort=0.0), promising)
     try:
         return search.expected()

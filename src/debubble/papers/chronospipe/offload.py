@@ -28,7 +28,7 @@ def offload_states(made: Schedule, *, chunks: Collection[int]) -> Schedule:
     """
     if not set(chunks) <= set(range(made.placement.chunks)):
         raise InputError(f"Chunks {sorted(chunks)} cannot be offloaded: there are {made.placement.chunks}, from 0 on.")
-    return made.with_host_steps({held[chunk] for held in made.placement.stages_of for chunk in chunks})
+    return made.with_host_steps({stages[chunk] for stages in made.placement.stages_of for chunk in chunks})
 
 
 def offload_activations(made: Schedule, *, chunks: Collection[int], costs: StageCosts) -> Schedule:
@@ -77,11 +77,11 @@ def step_window(timeline: Timeline, *, device: int, chunk: int) -> Number:
     return max((o.end for o in later), default=ended) - ended - sum(o.duration for o in later)
 
 
-def upload_window(timeline: Timeline, *, device: int, chunk: int) -> Number:
-    """Idle compute time of a device in the warm-up, before its first forward of `chunk`: what P fits into."""
-    stage = timeline.program.schedule.placement.stages_of[device][chunk]
-    begun = min(o.start for o in timeline.compute[device] if o.op.stage == stage and o.op.kind is Kind.F)
-    earlier = [o for o in timeline.compute[device] if o.end <= begun]
+def upload_window(timeline: Timeline) -> Number:
+    """Idle compute time of device 0 in the warm-up, before its first forward of chunk 1: what P fits into."""
+    stage = timeline.program.schedule.placement.stages_of[0][1]
+    begun = min(o.start for o in timeline.compute[0] if o.op.stage == stage and o.op.kind is Kind.F)
+    earlier = [o for o in timeline.compute[0] if o.end <= begun]
     return begun - min((o.start for o in earlier), default=begun) - sum(o.duration for o in earlier)
 
 
@@ -95,8 +95,8 @@ def available_upload(devices: int) -> int:
     return devices - max(0, -(-(devices - 3) // 6)) - 1
 
 
-def hidden_share(timeline: Timeline, *, chunk: int) -> float:
-    """The share of D and S of `chunk` that fits into the cool-down's idle time, on the device where it is least.
+def hidden_share(timeline: Timeline) -> float:
+    """The share of D and S of chunk 1 that fits into the cool-down's idle time, on the device where it is least.
 
     Conditions (5) and (7) hold if this is 1 and P fits into `upload_window`.
     """
@@ -105,8 +105,8 @@ def hidden_share(timeline: Timeline, *, chunk: int) -> float:
         needed = sum(
             o.duration
             for o in timeline.operations
-            if o.op.stage == device_stages[chunk] and o.lane in (Lane.D2H, Lane.HOST) and o.op.kind in (Kind.D, Kind.S)
+            if o.op.stage == device_stages[1] and o.lane in (Lane.D2H, Lane.HOST) and o.op.kind in (Kind.D, Kind.S)
         )
-        window = step_window(timeline, device=device, chunk=chunk)
+        window = step_window(timeline, device=device, chunk=1)
         shares.append(min(1.0, float(window / needed)) if needed else 1.0)
     return min(shares)

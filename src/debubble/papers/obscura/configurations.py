@@ -139,8 +139,8 @@ def fits(stages: Stages, configuration: Configuration) -> Iterator[FittedConfigu
     if None in own or None in others:
         return
     needed = max((c.recompute for c in own if c is not None), default=0.0)
-    alike = tuple(_cheapest(stages, configuration, s, alive[s], at_least=needed) for s in range(adjusted))
-    for chosen in (own, alike) if alike != own else (own,):
+    equal_choice = tuple(_cheapest(stages, configuration, s, alive[s], at_least=needed) for s in range(adjusted))
+    for chosen in (own, equal_choice) if equal_choice != own else (own,):
         if None not in chosen:
             choices = [choice for choice in (*chosen, *others) if choice is not None]
             if not stages.problem.peers or _peers_have_capacity(stages, configuration, choices):
@@ -152,8 +152,8 @@ def _peers_have_capacity(stages: Stages, configuration: Configuration, choices: 
     p, m = stages.problem.devices, stages.problem.micro_batches
     alive, away = configuration.alive(p, m), configuration.away(p, m)
     for s in range(configuration.adjusted):
-        host, guests = choices[p - 1 - s], float(configuration.fraction) * away[s] * choices[s].kept
-        if alive[p - 1 - s] * host.kept + host.workspace + guests > stages.budget(p - 1 - s):
+        host, received_bytes = choices[p - 1 - s], float(configuration.fraction) * away[s] * choices[s].kept
+        if alive[p - 1 - s] * host.kept + host.workspace + received_bytes > stages.budget(p - 1 - s):
             return False
     return True
 

@@ -28,7 +28,7 @@ from debubble.planners.registry import planner
 from debubble.search.effort import ROW, START, Effort
 from debubble.search.problem import Incumbent, OrderProblem
 
-FAR = 0.05
+MAX_START_GAP = 0.05
 """Share of time that the fastest start on some stages may take more than that on others: where nothing is moved no
 search makes up for more, and its effort is better spent on the others."""
 
@@ -89,7 +89,7 @@ class _Beginning:
         from debubble.search.optimize import fastest_start
 
         orders = stages.order_problem(problem.micro_batches)
-        cached = cache.nearest_of_any_length(orders, cache.folder(), effort=effort) if problem.cache else None
+        cached = cache.nearest(orders, cache.folder()) if problem.cache else None
         published = initial(orders, effort)
         starts = published if cached is None else fastest_first(orders, [*published, cached])
         effort.spend(START * orders.stages * orders.micro_batches * len(starts))
@@ -98,7 +98,7 @@ class _Beginning:
 
     def may_be_best(self, fastest: Number) -> bool:
         """Tell whether a search may end before one that begins at `fastest`."""
-        return self.orders.offload or self.start.value <= (1 + FAR) * fastest
+        return self.orders.offload or self.start.value <= (1 + MAX_START_GAP) * fastest
 
     def search(self, problem: Problem, effort: Effort) -> Incumbent:
         """Search the best order on these stages."""

@@ -10,15 +10,15 @@ the limit, so that no answer breaks it.  Both units are powers of two, so that s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from debubble.costs.partition import Partition
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
-from debubble.ir import Kind, Schedule
-from debubble.planners.partitioning.pareto import efficient, menu_of, recomputation
+from debubble.ir import Schedule
+from debubble.planners.partitioning.pareto import menu_of
 
 RESOLUTION = 2**20
 """Units of time in the slowest layer, and of memory in the limit."""
@@ -65,13 +65,13 @@ class LayerRun:
     options: tuple[Option, ...]
 
 
-def layer_runs(units: Units, strategies: Sequence[str] | None = None) -> list[LayerRun]:
-    """Cut the model into runs of equal layers; each keeps the Pareto-optimal ones of `strategies` (None: all)."""
+def layer_runs(units: Units) -> list[LayerRun]:
+    """Cut the model into runs of equal layers; each keeps its Pareto-optimal combinations of strategies."""
     runs: list[LayerRun] = []
     first = 0
     while first < len(units.units):
         size, count = _longest_repetition(units.units, first)
-        runs.append(_run(units, first, size, count, strategies))
+        runs.append(_run(units, first, size, count))
         first += size * count
     return runs
 
@@ -94,27 +94,17 @@ def _signature(unit: Unit) -> tuple[object, ...]:
     return (unit.type, *times, unit.static, unit.workspace, tuple(sorted(unit.strategies.items(), key=str)))
 
 
-def _run(units: Units, first: int, size: int, count: int, strategies: Sequence[str] | None) -> LayerRun:
+def _run(units: Units, first: int, size: int, count: int) -> LayerRun:
     layer = units.units[first : first + size]
+    work = float(sum(unit.work for unit in layer))
     return LayerRun(
         first=first,
         size=size,
         count=count,
         static=float(sum(u.static + u.gathered for u in layer)),
         workspace=float(max(u.workspace for u in layer)),
-        options=tuple(_options(layer, strategies)),
+        options=tuple(Option(way.strategies, work + way.recompute, way.kept, way.workspace) for way in menu_of(layer)),
     )
-
-
-def _options(layer: Sequence[Unit], strategies: Sequence[str] | None) -> list[Option]:
-    """The layer's Pareto front of time and bytes: over its units' own strategies, or over the given ones for all."""
-    if strategies is None:
-        ways = [*menu_of(layer)]
-    else:
-        uniform = {tuple(name if name in u.strategies else "none" for u in layer) for name in ("none", *strategies)}
-        ways = efficient(recomputation(layer, each) for each in uniform)
-    work = float(sum(unit.work for unit in layer))
-    return [Option(way.strategies, work + way.recompute, way.kept, way.workspace) for way in ways]
 
 
 def partition_of_layers(runs: Sequence[LayerRun], layers: Sequence[Sequence[Sequence[int]]]) -> Partition:
@@ -252,22 +242,7 @@ def alive(schedule: Schedule) -> list[list[tuple[int, ...]]]:
 
     What is alive is linear in the combination, so those that a mixture of two others covers need no row.
     """
-    return [_extreme(sorted(set(_reached(schedule, device)))) for device in range(schedule.devices)]
-
-
-def _reached(schedule: Schedule, device: int) -> Iterator[tuple[int, ...]]:
-    """The micro-batches alive per chunk wherever a backward follows a forward: there is more nowhere else."""
-    chunk = {stage: k for k, stage in enumerate(schedule.placement.stages_of[device])}
-    alive = [0] * len(chunk)
-    before = None
-    for op in schedule.orders[device]:
-        if op.kind is Kind.F:
-            alive[chunk[op.stage]] += 1
-        elif op.kind in (Kind.B, Kind.W):
-            if before is Kind.F:
-                yield tuple(alive)
-            alive[chunk[op.stage]] -= 1
-        before = op.kind
+    return [_extreme(sorted(set(schedule.in_flight(device)))) for device in range(schedule.devices)]
 
 
 def _extreme(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -13,23 +13,20 @@ from debubble.costs.model_units import dispatch_seconds
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.formatting import size_words, time_words
-from debubble.ir import InputError, Kind, Number, RunOptions
+from debubble.ir import InputError, Kind, Number
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
-from debubble.models.runtime_limits import beyond_runtime
-from debubble.models.vision import as_trained
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.degrees.simplest import levers_of
 from debubble.planners.model_problem import framework_of_plan, tail_seconds
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
-from debubble.simulator import Cause, Timeline, bubbles, by_cause, plan_addresses
-from debubble.targets import targets
+from debubble.simulator import Cause, Timeline, bubbles, plan_addresses
 
 SECONDS_PER_DAY = 86400
-MUCH = 0.02
+REMARK_SHARE = 0.02
 """Share of a step from which a cause is worth naming as what binds."""
-FULL = 0.95
+FULL_MEMORY_SHARE = 0.95
 """Share of the memory limit from which memory counts as full."""
 
 FILLING = "filling and draining the pipeline"
@@ -246,7 +243,9 @@ class Explanation:
     @property
     def advice(self) -> str | None:
         """The remedy of the cause that takes most next to computing; None where all take hardly any time."""
-        return None if self._most.seconds < MUCH * self.step_time else self._remedy(self._most.cause).removesuffix(",")
+        if self._most.seconds < REMARK_SHARE * self.step_time:
+            return None
+        return self._remedy(self._most.cause).removesuffix(",")
 
     def _remedy(self, cause: str) -> str:
         """The remedy of a cause that the plan does not have already, such as degrees of 1 or ZeRO."""
@@ -266,14 +265,14 @@ class Explanation:
     @property
     def _is_full(self) -> bool:
         """True if the fullest device has hardly any memory left."""
-        return float(self.timeline.peak_memory[self.fullest]) > FULL * self._limits[self.fullest]
+        return float(self.timeline.peak_memory[self.fullest]) > FULL_MEMORY_SHARE * self._limits[self.fullest]
 
     @property
     def at_stake(self) -> tuple[str, ...]:
         """Sentences that say how much of the step the advice is about, and what else takes a noticeable share."""
         if self.advice is None:
             return ("All else takes too little of the step for another plan to help.",)
-        first, *others = (each for each in self._improvable if each.seconds >= MUCH * self.step_time)
+        first, *others = (each for each in self._improvable if each.seconds >= REMARK_SHARE * self.step_time)
         said = [f"{self._remedy(c.cause).removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
         then = (f"Then {'; '.join(said)}.",) if said else ()
         return (f"At stake is what {first.cause} takes: about {self._percent(first.seconds)} of the step.", *then)
@@ -282,7 +281,9 @@ class Explanation:
     def losses(self) -> tuple[str, ...]:
         """The causes with a noticeable share of the step that no lower bound counts, largest first."""
         noticeable = (
-            each for each in self._improvable if each.seconds >= MUCH * self.step_time and each.cause not in BOUNDED
+            each
+            for each in self._improvable
+            if each.seconds >= REMARK_SHARE * self.step_time and each.cause not in BOUNDED
         )
         return tuple(f"{each.cause} ({self._percent(each.seconds)} of the step)" for each in noticeable)
 
@@ -380,77 +381,3 @@ def explain(plan: Plan) -> Explanation | None:
     """
     timeline = plan.simulate()
     return explanation(plan, timeline, seconds_per_step(plan, timeline))
-
-
-MUCH_BUBBLE = 0.5
-"""Share of the devices' time above which a bubble is remarked on."""
-
-PROPORTIONAL = (
-    "Micro-batches differ in length; attention within a window, and what a profile measured, is priced in proportion to"
-    " their tokens, and of several replicas the one with the longest is counted."
-)
-
-
-def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
-    """The remarks on a plan, whose predicted timeline this is."""
-    failed = tuple(
-        f"The planner '{each.planner}' failed, which is an error in its program: {each.rejected}"
-        for each in plan.candidates
-        if each.status == "failed" or (each.step_time is not None and each.rejected is not None)
-    )
-    described = plan.model_on_cluster
-    if described is None:
-        return (*failed, *timeline_remarks(timeline))
-    model, cluster = described
-    said = model_remarks(
-        timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None, target=plan.target
-    )
-    if plan.target is not None:
-        said += targets[plan.target].untested_parts(plan.options, model, pipeline=plan.devices)
-    return (*failed, PROPORTIONAL, *said) if plan.has_lengths else (*failed, *said)
-
-
-def model_remarks(
-    timeline: Timeline,
-    options: RunOptions,
-    *,
-    model: Model,
-    cluster: Cluster,
-    profiled: bool = False,
-    target: str | None = None,
-) -> tuple[str, ...]:
-    """The remarks on a model's step on a cluster.
-
-    Args:
-        timeline: The step.
-        options: How it is run.
-        model: The model.
-        cluster: The devices.
-        profiled: True if its units were measured, not computed.
-        target: The framework that it was planned for.
-    """
-    remarks = [
-        None if profiled else as_trained(model, options).remark,
-        *cluster.remarks,
-        beyond_runtime(options, model) if target in (None, "debubble") else None,
-    ]
-    return (*(remark for remark in remarks if remark is not None), *timeline_remarks(timeline))
-
-
-def timeline_remarks(timeline: Timeline) -> tuple[str, ...]:
-    """A remark if devices are idle for most of the step, with what would help."""
-    share = timeline.bubble_fraction
-    if share <= MUCH_BUBBLE:
-        return ()
-    idle = by_cause([bubble for device in bubbles(timeline) for bubble in device])
-    filling = idle[Cause.WARM_UP] + idle[Cause.COOL_DOWN]
-    schedule = timeline.program.schedule
-    said = f"The devices are idle for {100 * share:.1f}% of the pipeline's time"
-    if 2 * filling >= sum(idle.values()):
-        return (
-            f"{said}, mostly while it fills and drains: {schedule.micro_batches} micro-batches are few for"
-            f" {schedule.devices} pipeline devices; use more micro-batches, or fewer pipeline devices with data"
-            " parallelism.",
-        )
-    cause = max(idle, key=idle.__getitem__)
-    return (f"{said}, most of it by {cause.value}: see the shares of each device.",)

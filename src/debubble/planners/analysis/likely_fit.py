@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from debubble.costs.accuracy import Accuracy, accuracy_of
 from debubble.costs.calibration import Figure
+from debubble.costs.known_hardware import GIB
 from debubble.ir import Number
 from debubble.plans import Plan
-
-GIB = 2**30
 
 
 def plan_accuracy(what: Figure, plan: Plan) -> Accuracy | None:

@@ -14,18 +14,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from debubble.costs import Cluster
 from debubble.costs.frameworks import framework_name, framework_of_options
 from debubble.costs.partition import partition_named
+from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InputError, WhatIf
 from debubble.models import Model
-from debubble.planners.analysis.explanation import MUCH
+from debubble.planners.analysis.explanation import REMARK_SHARE
 from debubble.planners.analysis.likely_fit import safe_limit
-from debubble.planners.bounds import proven_step_bound
-from debubble.planners.degrees.choice_plans import ALSO_LARGE, LARGE, thorough
+from debubble.planners.bounds.proven import proven_step_bound
+from debubble.planners.degrees.choice_plans import LARGE_JOB_PAIRS, PLANNERS_OF_LARGE_JOBS, thorough
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.space import slice_choices
 from debubble.planners.model_problem import problem_of
@@ -36,9 +37,9 @@ from debubble.planners.progress import Progress
 from debubble.planners.registry import planners, verify
 from debubble.plans import Plan
 
-AGAIN = "the same job again"
+UNCHANGED = "the same job again"
 """The plan's own problem, planned again as the changes are."""
-REPRESENTATIVE = 1.2
+MAX_ESTIMATE_RATIO = 1.2
 """Times the plan's step up to which the quick plan of its own problem stands for it."""
 EFFORT_SHARE = 1 / 3
 """The part of the plan's effort with which every change is planned."""
@@ -64,7 +65,8 @@ def what_ifs(
     described = plan.model_on_cluster
     if described is None or plan.profile is not None:
         raise InputError("What would help is planned for a MODEL on a --cluster, without a profile.")
-    found = _changes(plan, *described, effort=EFFORT_SHARE * effort, deadline=deadline)
+    model, cluster = described
+    found = _Changes(plan=plan, model=model, cluster=cluster, effort=EFFORT_SHARE * effort, deadline=deadline)
     changes = {change.words: change for change in found}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
     planned = {}
@@ -106,13 +108,14 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits or
     comes near the plan.
     """
-    large = plan.devices * plan.micro_batches >= LARGE
+    large = plan.devices * plan.micro_batches >= LARGE_JOB_PAIRS
     described = plan.model_on_cluster
     if described is None or plan.profile is not None or large:
         return ()
     found: list[WhatIf] = []
     planned = seconds_per_step(plan) / plan.degrees.global_batch
-    for change in _changes(plan, *described, effort=0.0, deadline=None):
+    model, cluster = described
+    for change in _Changes(plan=plan, model=model, cluster=cluster):
         if not change.lever and not (change.of_memory and _uses_hosts(plan)):
             try:
                 seconds = quick_step(change.problem)[0]
@@ -124,7 +127,7 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
                 seconds = max(seconds, (found[0].seconds_per_sequence or 0.0) * bound / planned * change.batch)
             found.append(replace(change.with_step(seconds), quick=True))
             # Quick plans that are far from the plan itself say nothing about its changes, unless they are faster.
-            if (found[0].seconds_per_sequence or float("inf")) > REPRESENTATIVE * planned:
+            if (found[0].seconds_per_sequence or float("inf")) > MAX_ESTIMATE_RATIO * planned:
                 return _quick_options(plan)
     return tuple(found)
 
@@ -132,8 +135,9 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
 def _quick_options(plan: Plan) -> tuple[WhatIf, ...]:
     """The other options of the same run of which a quick plan is faster than the plan itself."""
     assert plan.model_on_cluster is not None
+    model, cluster = plan.model_on_cluster
     found = []
-    for change in _changes(plan, *plan.model_on_cluster, effort=0.0, deadline=None):
+    for change in _Changes(plan=plan, model=model, cluster=cluster):
         if change.option:
             with suppress(DebubbleError):
                 seconds = quick_step(change.problem)[0]
@@ -162,10 +166,10 @@ class Gain:
     @property
     def helps(self) -> bool:
         """True if a sequence takes much less time."""
-        return self.share is not None and self.share < -MUCH
+        return self.share is not None and self.share < -REMARK_SHARE
 
 
-NOTICED = 0.0005
+MIN_SHOWN_GAIN = 0.0005
 """Share of a sequence's time below which a change is none."""
 
 
@@ -175,7 +179,7 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
     They are compared with the unchanged problem, planned again in the same way, so that a better planner is not taken
     for a better setting.
     """
-    again = (c.seconds_per_sequence for c in changes if c.change == AGAIN)
+    again = (c.seconds_per_sequence for c in changes if c.change == UNCHANGED)
     planned = step_time / plan.degrees.global_batch
     now = next(again, None) or planned
 
@@ -183,12 +187,12 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
         if change.step_time is None or change.seconds_per_sequence is None:
             return Gain(what_if=change, share=None, effect="no quick plan fits" if change.quick else "nothing fits")
         # A faster plan of the unchanged problem says that another planner helps.
-        share = change.seconds_per_sequence / (planned if change.change == AGAIN and not change.quick else now) - 1
+        share = change.seconds_per_sequence / (planned if change.change == UNCHANGED and not change.quick else now) - 1
         direction = "slower" if share > 0 else "faster"
         much = f"{100 * abs(share):.1f}% {direction} per sequence"
         if change.more_devices:
             much = _pace(share)
-        how = much if abs(share) >= NOTICED else "nothing faster was found"
+        how = much if abs(share) >= MIN_SHOWN_GAIN else "nothing faster was found"
         step = "" if change.quick else f"{change.step_time:.4g} s, "
         return Gain(what_if=change, share=share, effect=f"{step}{how}")
 
@@ -198,20 +202,20 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
 def what_if_lines(plan: Plan, step_time: float) -> list[str]:
     """Say in lines for people what each lever brings, and what would help; nothing where no change was planned."""
     titles = {True: "Without a lever", False: "What would help"}
-    told = gains(plan, step_time, plan.what_ifs)
-    if told and told[0].what_if.quick:
-        return [quick_words(told)]
-    groups = ((title, [gain.words for gain in told if gain.what_if.lever is lever]) for lever, title in titles.items())
+    found = gains(plan, step_time, plan.what_ifs)
+    if found and found[0].what_if.quick:
+        return [quick_words(found)]
+    groups = ((title, [gain.words for gain in found if gain.what_if.lever is lever]) for lever, title in titles.items())
     return [f"{title} (planned): {'; '.join(words)}." for title, words in groups if words]
 
 
-MOST = 3
+MAX_SHOWN = 3
 """Changes that quick plans tell."""
 
 
-def helpful(told: Sequence[Gain]) -> list[Gain]:
+def helpful(found: Sequence[Gain]) -> list[Gain]:
     """The changes that help, the best first, and more devices last; those that take a lever away are none."""
-    helpful = (gain for gain in told if gain.helps and not gain.what_if.lever)
+    helpful = (gain for gain in found if gain.helps and not gain.what_if.lever)
     return sorted(helpful, key=lambda gain: (gain.what_if.more_devices, gain.share or 0.0))
 
 
@@ -220,7 +224,7 @@ def _pace(share: float) -> str:
     return f"{1 / (1 + share):.2f} times the tokens/s"
 
 
-def quick_words(told: Sequence[Gain]) -> str:
+def quick_words(found: Sequence[Gain]) -> str:
     """Say in a sentence which of the changes help most by quick plans."""
 
     def words(gain: Gain) -> str:
@@ -228,7 +232,7 @@ def quick_words(told: Sequence[Gain]) -> str:
         much = _pace(share) if gain.what_if.more_devices else f"{-100 * share:.1f}% faster"
         return f"{gain.what_if.change}: {much}"
 
-    best = "; ".join(map(words, helpful(told)[:MOST]))
+    best = "; ".join(map(words, helpful(found)[:MAX_SHOWN]))
     return f"What would help, per sequence, by quick plans: {best or 'nothing that was tried'}."
 
 
@@ -260,88 +264,120 @@ class _Change:
         )
 
 
-def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadline: float | None) -> Iterator[_Change]:
-    def problem(cluster: Cluster, micro_batches: int, **options: Any) -> Problem:
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """The changes of a plan's job, each with the problem that it makes."""
+
+    plan: Plan
+    model: Model
+    cluster: Cluster
+    effort: float = 0.0
+    deadline: float | None = None
+
+    def __iter__(self) -> Iterator[_Change]:
+        yield self._change(UNCHANGED, self._same, repeats=1)
+        yield from self._without_levers()
+        yield from self._memory_and_links()
+        yield from self._options()
+        yield from self._more_devices()
+        yield from self._batches()
+
+    def _problem(self, cluster: Cluster | None = None, micro_batches: int | None = None, **options: Any) -> Problem:
         return problem_of(
-            model, cluster, replace(plan.options, **options), micro_batches=micro_batches,
-            pipeline=plan.devices, effort=effort, deadline=deadline, target=plan.target,
+            self.model, self.cluster if cluster is None else cluster, replace(self.plan.options, **options),
+            micro_batches=micro_batches or self.plan.micro_batches, pipeline=self.plan.devices, effort=self.effort,
+            deadline=self.deadline, target=self.plan.target,
         )  # fmt: skip
 
-    batch, m = plan.degrees.global_batch, plan.micro_batches
-    same, find = problem(cluster, m), partial(thorough, names=_planners(plan))
-    yield _Change(words=AGAIN, problem=same, find=find, batch=batch, repeats=1)
-    units = same.units
-    if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
-        kept = units.map_units(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
-        whole = replace(same, workload=ModelUnits(kept))
-        yield _Change(words="no recomputation", problem=whole, find=find, batch=batch, lever=True)
-    if _uses_hosts(plan):
-        bare = replace(same, workload=ModelUnits(replace(units, offload_bandwidth=None, module_bandwidth=None)))
-        yield _Change(words="no offload", problem=bare, find=find, batch=batch, lever=True)
-    if plan.schedule.name != "1f1b" and plan.schedule.slices == 1:
-        plain = partial(thorough, names=("adapipe",))
-        yield _Change(words="plain 1F1B", problem=replace(same, chunks=1), find=plain, batch=batch, lever=True)
-    if units.memory_limit is not None:
-        limits = tuple(float(limit) * MORE_MEMORY for limit in units.memory_limit)
-        roomy = replace(same, workload=ModelUnits(replace(units, memory_limit=limits)))
-        yield _Change(
-            words="10% more memory", problem=roomy, find=find, batch=batch, repeats=1, of_memory=True
-        )  # fmt: skip
-    if (limit := safe_limit(plan, plan.simulate().peak_memory)) is not None:
-        safe = problem(cluster.with_limit(limit), m)
-        yield _Change(words=f"--memory-limit {limit}", problem=safe, find=find, batch=batch, of_memory=True)
-    if plan.degrees.devices > 1:
-        names = ("link_bandwidth", "network_bandwidth")
-        links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
-        faster = problem(Cluster.from_dict({**cluster.to_dict(), **links}), plan.micro_batches)
-        yield _Change(words="links twice as fast", problem=faster, find=find, batch=batch, repeats=1)
-    if plan.devices > 1 and (other_way := cluster.in_reverse()) is not None:
-        turned = problem(other_way, m)
-        words = f"devices the other way round ({other_way.file['devices']})"
-        yield _Change(words=words, problem=turned, find=find, batch=batch, option=True)
-    choices = slice_choices(plan.degrees, length=plan.options.sequence_length, target=plan.target)
-    if plan.options.slices == 1 and len(choices) > 1:
-        with suppress(InputError):  # not every model's sequences can be cut
-            cut = problem(cluster, m, slices=choices[-1])
-            yield _Change(words=f"--slices {cut.slices}", problem=cut, find=find, batch=batch, option=True)
-    if plan.options.data * plan.options.context > 1:
-        for zero in (level for level in DIVIDING if level > plan.options.zero):
-            with suppress(InputError):  # not every framework has it
-                divided = problem(cluster, m, zero=zero)
-                yield _Change(words=f"--zero {zero}", problem=divided, find=find, batch=batch, option=True)
-    o = plan.options
-    if (o.dtype, o.master_dtype, o.lora) == ("bf16", "fp32", 0):
-        with suppress(InputError):  # not every framework steps them
-            small = problem(cluster, m, master_dtype="bf16")
-            yield _Change(words="--master-dtype bf16", problem=small, find=find, batch=batch, option=True)
-            if o.micro_batch_size > 1 and _uses_hosts(plan):
-                # Large micro-batches hide what hosts take; without hosts their activations may not fit.
-                words, count = "--master-dtype bf16 --micro-batch-size 1", m * o.micro_batch_size
-                small = problem(cluster, count, master_dtype="bf16", micro_batch_size=1)
-                yield _Change(words=words, problem=small, find=find, batch=batch, option=True)
-    overlapping = _overlapping(plan)
-    if overlapping is not None:
-        faster = problem(cluster, m, framework=overlapping)
-        yield _Change(words=f"--framework {overlapping}", problem=faster, find=find, batch=batch, option=True)
-    node = cluster.slowest.devices_per_node
-    for count in dict.fromkeys((cluster.count + min(node, cluster.count), 2 * cluster.count)):
-        larger = cluster.with_count(count)
-        if larger is None or count % (plan.degrees.devices // plan.options.data):
-            continue
-        data = plan.options.data * count // cluster.count
-        try:
-            more, grown = problem(larger, m, data=data), batch * data // plan.options.data
-        except InputError:  # as many replicas are not divided by the ranks of experts
-            continue
-        added = "one more node" if cluster.count >= node and count == cluster.count + node else "twice the devices"
-        words = f"{added} ({count} devices, a batch of {grown})"
-        yield _Change(words=words, problem=more, find=find, batch=grown, more_devices=True)
-        break
-    words = f"twice the micro-batches (a batch of {2 * batch})"
-    yield _Change(words=words, problem=problem(cluster, 2 * m), find=find, batch=2 * batch, repeats=2)
-    if m % 2 == 0:
-        words = f"half the micro-batches (a batch of {batch // 2})"
-        yield _Change(words=words, problem=problem(cluster, m // 2), find=find, batch=batch // 2)
+    def _change(self, words: str, problem: Problem, **entries: Any) -> _Change:
+        find, batch = partial(thorough, names=_planners(self.plan)), self.plan.degrees.global_batch
+        return _Change(**{"words": words, "problem": problem, "find": find, "batch": batch, **entries})
+
+    @cached_property
+    def _same(self) -> Problem:
+        """The plan's own problem."""
+        return self._problem()
+
+    def _with_units(self, units: Units) -> Problem:
+        return replace(self._same, workload=ModelUnits(units))
+
+    def _without_levers(self) -> Iterator[_Change]:
+        plan, units = self.plan, self._same.units
+        if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
+            kept = units.map_units(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
+            yield self._change("no recomputation", self._with_units(kept), lever=True)
+        if _uses_hosts(plan):
+            bare = replace(units, offload_bandwidth=None, module_bandwidth=None)
+            yield self._change("no offload", self._with_units(bare), lever=True)
+        if plan.schedule.name != "1f1b" and plan.schedule.slices == 1:
+            plain = partial(thorough, names=("adapipe",))
+            yield self._change("plain 1F1B", replace(self._same, chunks=1), find=plain, lever=True)
+
+    def _memory_and_links(self) -> Iterator[_Change]:
+        plan, cluster, units = self.plan, self.cluster, self._same.units
+        if units.memory_limit is not None:
+            limits = tuple(float(limit) * MORE_MEMORY for limit in units.memory_limit)
+            roomy = self._with_units(replace(units, memory_limit=limits))
+            yield self._change("10% more memory", roomy, repeats=1, of_memory=True)
+        if (limit := safe_limit(plan, plan.simulate().peak_memory)) is not None:
+            yield self._change(f"--memory-limit {limit}", self._problem(cluster.with_limit(limit)), of_memory=True)
+        if plan.degrees.devices > 1:
+            names = ("link_bandwidth", "network_bandwidth")
+            links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
+            faster = self._problem(Cluster.from_dict({**cluster.to_dict(), **links}))
+            yield self._change("links twice as fast", faster, repeats=1)
+
+    def _options(self) -> Iterator[_Change]:
+        """Options of the same run on the same devices; not every model or framework has all of them."""
+        plan, o = self.plan, self.plan.options
+        if plan.devices > 1 and (other_way := self.cluster.in_reverse()) is not None:
+            words = f"devices the other way round ({other_way.file['devices']})"
+            yield self._change(words, self._problem(other_way), option=True)
+        choices = slice_choices(plan.degrees, length=o.sequence_length, target=plan.target)
+        if o.slices == 1 and len(choices) > 1:
+            with suppress(InputError):
+                cut = self._problem(slices=choices[-1])
+                yield self._change(f"--slices {cut.slices}", cut, option=True)
+        if o.data * o.context > 1:
+            for zero in (level for level in DIVIDING if level > o.zero):
+                with suppress(InputError):
+                    yield self._change(f"--zero {zero}", self._problem(zero=zero), option=True)
+        if (o.dtype, o.master_dtype, o.lora) == ("bf16", "fp32", 0):
+            with suppress(InputError):
+                yield self._change("--master-dtype bf16", self._problem(master_dtype="bf16"), option=True)
+                if o.micro_batch_size > 1 and _uses_hosts(plan):
+                    # Large micro-batches hide what hosts take; without hosts their activations may not fit.
+                    count = plan.micro_batches * o.micro_batch_size
+                    small = self._problem(micro_batches=count, master_dtype="bf16", micro_batch_size=1)
+                    yield self._change("--master-dtype bf16 --micro-batch-size 1", small, option=True)
+        overlapping = _overlapping(plan)
+        if overlapping is not None:
+            yield self._change(f"--framework {overlapping}", self._problem(framework=overlapping), option=True)
+
+    def _more_devices(self) -> Iterator[_Change]:
+        cluster, data, batch = self.cluster, self.plan.options.data, self.plan.degrees.global_batch
+        node = cluster.slowest.devices_per_node
+        for count in dict.fromkeys((cluster.count + min(node, cluster.count), 2 * cluster.count)):
+            larger = cluster.with_count(count)
+            if larger is None or count % (self.plan.degrees.devices // data):
+                continue
+            replicas = data * count // cluster.count
+            try:
+                more, grown = self._problem(larger, data=replicas), batch * replicas // data
+            except InputError:  # as many replicas are not divided by the ranks of experts
+                continue
+            added = "one more node" if cluster.count >= node and count == cluster.count + node else "twice the devices"
+            words = f"{added} ({count} devices, a batch of {grown})"
+            yield self._change(words, more, batch=grown, more_devices=True)
+            return
+
+    def _batches(self) -> Iterator[_Change]:
+        m, batch = self.plan.micro_batches, self.plan.degrees.global_batch
+        words = f"twice the micro-batches (a batch of {2 * batch})"
+        yield self._change(words, self._problem(micro_batches=2 * m), batch=2 * batch, repeats=2)
+        if m % 2 == 0:
+            words = f"half the micro-batches (a batch of {batch // 2})"
+            yield self._change(words, self._problem(micro_batches=m // 2), batch=batch // 2)
 
 
 def _overlapping(plan: Plan) -> str | None:
@@ -371,6 +407,6 @@ def _planners(plan: Plan) -> tuple[str, ...]:
     timed = [c for c in plan.candidates if c.step_time is not None]
     maker = min(timed, key=lambda c: c.step_time or 0.0).planner if timed else plan.planner
     quick = ("adapipe", "portfolio")
-    small = plan.devices * plan.micro_batches < LARGE
+    small = plan.devices * plan.micro_batches < LARGE_JOB_PAIRS
     known = maker in planners and maker not in (*quick, "auto")
-    return (*quick, maker) if known and (small or maker in ALSO_LARGE) else quick
+    return (*quick, maker) if known and (small or maker in PLANNERS_OF_LARGE_JOBS) else quick

@@ -4,33 +4,3 @@
 and links let start before the first backward and end after the last forward.  `host_steps.py` says how long CPU
 optimizer steps take at least after it.  `quick_plans.py` bounds the plans by which degrees are ranked.
 """
-
-from debubble.planners.bounds.proven import (
-    CONTIGUOUS,
-    GRANULAR,
-    OF_ORDERS,
-    RAMPS,
-    WORK,
-    Bound,
-    assigns_freely,
-    bound_of_equal_counts,
-    check_states,
-    lower_bound,
-    proven_bound,
-    proven_step_bound,
-)
-
-__all__ = [
-    "CONTIGUOUS",
-    "GRANULAR",
-    "OF_ORDERS",
-    "RAMPS",
-    "WORK",
-    "Bound",
-    "bound_of_equal_counts",
-    "check_states",
-    "assigns_freely",
-    "lower_bound",
-    "proven_bound",
-    "proven_step_bound",
-]

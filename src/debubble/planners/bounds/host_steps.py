@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.planners.bounds.ramps import ROUNDING, FinishedUnits, Piece, Pieces
 
 SETS = 300
@@ -111,7 +111,7 @@ class _UnitSets:
 
     common: _StateKind
     others: tuple[_StateKind, ...]
-    counts: NDArray[np.int64]
+    counts: Ints
     """Per row, the number of each other kind."""
 
     @staticmethod
@@ -131,7 +131,7 @@ class _UnitSets:
         """Numbers of each other kind, none included."""
         return tuple(kind.count + 1 for kind in self.others)
 
-    def host_steps(self, capacity: float, *, at_most: tuple[_StateKind, int] | None = None) -> NDArray[np.float64]:
+    def host_steps(self, capacity: float, *, at_most: tuple[_StateKind, int] | None = None) -> Floats:
         """The least time of CPU steps of a device with so many bytes, by row and column; infinite: too few bytes.
 
         It offloads at most so many pieces of one kind.
@@ -155,7 +155,7 @@ class _UnitSets:
             )
         return least
 
-    def _transient(self) -> NDArray[np.float64]:
+    def _transient(self) -> Floats:
         """Bytes next to states: the largest workspace, and the largest activation that a backward reads."""
         present = np.concatenate([self.counts > 0, np.zeros((len(self.counts), 1), dtype=np.bool_)], axis=1)
         total = np.zeros((len(self.counts), self.common.count + 1))
@@ -166,15 +166,15 @@ class _UnitSets:
             total[:, 1:] += np.maximum(getattr(self.common, name) - largest, 0.0)[:, None]
         return total
 
-    def most_within(self, steps: NDArray[np.float64], longest: float) -> NDArray[np.int64]:
+    def most_within(self, steps: Floats, longest: float) -> Ints:
         """The most of the most frequent kind, by row, with which CPU steps take no longer; -1: not even none.
 
         Fewer pieces never need longer.
         """
-        most: NDArray[np.int64] = (steps <= longest * (1 + ROUNDING)).sum(axis=1) - 1
+        most: Ints = (steps <= longest * (1 + ROUNDING)).sum(axis=1) - 1
         return most
 
-    def covered(self, devices: Sequence[tuple[NDArray[np.int64], int]]) -> bool:
+    def covered(self, devices: Sequence[tuple[Ints, int]]) -> bool:
         """Tell whether devices take all pieces: entries per row of a device, and the number of devices like it."""
         assigned = np.full(len(self.counts), -1, dtype=np.int64)
         assigned[0] = 0
@@ -188,7 +188,7 @@ class _UnitSets:
                     power = self._together(power, power)
         return bool(assigned[-1] >= self.common.count)
 
-    def _together(self, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _together(self, one: Ints, other: Ints) -> Ints:
         """The most of the most frequent kind that two devices, or groups of them, take together, by row."""
         one, result = one.reshape(self.shape), np.full(self.shape, -1, dtype=np.int64)
         for index in np.flatnonzero(other >= 0):

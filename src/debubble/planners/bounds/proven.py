@@ -14,7 +14,7 @@ from debubble.planners.bounds.ramps import Pieces, earliest_host_step, pieces_of
 from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
 
-WORK = "work and the path of one micro-batch"
+WORK_AND_PATH = "work and the path of one micro-batch"
 GRANULAR = "the work of every device, once forwards reach it, where units are assigned whole and states fit"
 CONTIGUOUS = (
     "the work of every device, once forwards reach it, where units are assigned whole in runs and states fit, with as"
@@ -81,7 +81,7 @@ def _has_ramps(problem: Problem) -> bool:
 
 
 def _best_bound(problem: Problem, pieces: Pieces, host_steps: float) -> Bound:
-    best = Bound(lower_bound(problem), WORK)
+    best = Bound(lower_bound(problem), WORK_AND_PATH)
     ramps = _has_ramps(problem)
     arrivals = ramps and len(set(pieces.rooms)) == 1
     if isinstance(problem.workload, ModelUnits):
@@ -100,16 +100,16 @@ def _ramps(pieces: Pieces, host_steps: float, *, least: float = 0.0, after: floa
     if not host_steps or math.isinf(time):
         return time
     # A plan takes longer than this, or its CPU steps are short enough for every device to have some of the largest.
-    within = SLOWER * time
+    within = MAX_PLAN_RATIO * time
     longest = within - earliest_host_step(pieces)
-    for finished in finished_units(pieces, longest=longest, least=host_steps / SMALL):
+    for finished in finished_units(pieces, longest=longest, least=host_steps / MAX_HOST_STEPS):
         time = max(time, min(within, ramps_bound(pieces, least=least, after=after, finished=finished)))
     return time
 
 
-SLOWER = 1.3
+MAX_PLAN_RATIO = 1.3
 """Times of a bound that a plan is assumed to take at most, to raise the bound."""
-SMALL = 6
+MAX_HOST_STEPS = 6
 """CPU steps of a device that are too many to be told apart: whole units say little then."""
 
 

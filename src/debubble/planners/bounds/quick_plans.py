@@ -21,16 +21,13 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import add
 
-from debubble.costs.unit import Strategy, Unit
+from debubble.costs.unit import Strategy
 from debubble.errors import readable
-from debubble.ir import InfeasibleError, Placement
+from debubble.ir import InfeasibleError, Number, Placement
+from debubble.planners.bounds.ramps import ROUNDING
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.problem import Problem
 from debubble.schedules.interleaved import group_sizes, turns
-
-ROUNDING = 1e-9
-"""Share that bounds are lowered by, so that rounding never lifts one above the time that it bounds."""
-
 
 IN_TRANSIT = 2
 """Micro-batches of a chunk on the device while its activations are offloaded."""
@@ -59,7 +56,10 @@ class PipelineBounds:
         self._down = _sums([float(host.gradients) / link if host else 0.0 for host in hosts])
         self._host_step = _sums([float(host.step) if host else 0.0 for host in hosts])
         # Layers of one kind have one table of strategies.
-        self._savings = {id(unit.strategies): _savings(unit) for unit in {id(u.strategies): u for u in units}.values()}
+        self._savings = {
+            id(unit.strategies): unit.savings(kept_by=_least_kept)
+            for unit in {id(u.strategies): u for u in units}.values()
+        }
 
     def of(self, chunks: int, *, hosted: int = 0, offloaded: int = 0) -> float:
         """Seconds that the pipeline takes at least with so many stages per device; with hosts an estimate.
@@ -91,8 +91,8 @@ class PipelineBounds:
             on_device = [min(n, IN_TRANSIT) if chunk < offloaded else n for chunk, n in enumerate(alive[d])]
             buffers = float(self._units.buffers(indices, p * chunks))
             capacity = limit + sum(self._on_host[b] - self._on_host[a] for a, b in own_stages[chunks - hosted :])
-            again = self._least_recomputation(own_stages, on_device, capacity, device=d, buffers=buffers)
-            own = problem.micro_batches * (sum(forward[s] + backward[s] for s in indices) + again)
+            recompute_time = self._least_recomputation(own_stages, on_device, capacity, device=d, buffers=buffers)
+            own = problem.micro_batches * (sum(forward[s] + backward[s] for s in indices) + recompute_time)
             filled = sum(count * forward[s] for count, s in zip(alive[d], indices, strict=True))
             arrival = through[-1] - through[d] + hops[indices[-1]] + back[-1] - back[indices[-1] + 1]
             inside = max(own, arrival + own - filled)
@@ -101,7 +101,7 @@ class PipelineBounds:
             if hosted:
                 waves = min(p, problem.micro_batches)
                 left = list(accumulate((waves * backward[s] for s in indices), initial=0.0))[chunks - hosted : chunks]
-                most = max(most, through[d] + inside + self._behind(own_stages[chunks - hosted :], left))
+                most = max(most, through[d] + inside + self._host_delay(own_stages[chunks - hosted :], left))
         return most * (1 - ROUNDING)
 
     def uneven(self) -> float:
@@ -112,11 +112,11 @@ class PipelineBounds:
         problem, p = self._problem, self._problem.devices
         stages = list(pairwise(accumulate(balanced_counts(self._units, p), initial=0)))
         alive = [min(p - d, problem.micro_batches) for d in range(p)]
-        again = self._least_recomputation(stages, alive, sum(problem.limits), device=0)
+        recompute_time = self._least_recomputation(stages, alive, sum(problem.limits), device=0)
         work = min(forward[-1] + backward[-1] for forward, backward in zip(self._forward, self._backward, strict=True))
-        return (problem.micro_batches + p - 1) * (work + again) / p
+        return (problem.micro_batches + p - 1) * (work + recompute_time) / p
 
-    def _behind(self, stages: Sequence[tuple[int, int]], left: Sequence[float]) -> float:
+    def _host_delay(self, stages: Sequence[tuple[int, int]], left: Sequence[float]) -> float:
         """Seconds from a device's last backward to the end of the steps of these stages on its host.
 
         `left` is the time of the backwards that the device still has after the last one of each: those of shallower
@@ -158,10 +158,10 @@ class PipelineBounds:
         numbers[last, count] -= 1
         numbers[last, count - 1] += 1
         savings = [
-            (seconds / (saved * count), number * seconds, number * count * saved)
+            (max(0.0, seconds) / (saved * count), number * max(0.0, seconds), number * count * saved)
             for (kind, count), number in numbers.items()
             if count and number
-            for seconds, saved in self._savings[kind]
+            for _, seconds, saved in self._savings[kind]
         ]
         spent = 0.0
         for price, seconds, saved in sorted(savings):
@@ -192,22 +192,9 @@ def first_forwards(devices: int, micro_batches: int, chunks: int, *, slices: int
     return tuple(counts)
 
 
-def _savings(unit: Unit) -> list[tuple[float, float]]:
-    """Seconds and bytes of each step along the convex hull of a unit's strategies: no mix of them saves more."""
-    ways = [(_least(strategy), float(strategy.recompute)) for strategy in unit.strategies.values()]
-    kept, spent = float(unit.activation), 0.0
-    steps: list[tuple[float, float]] = []
-    while smaller := [way for way in ways if way[0] < kept]:
-        less, seconds = min(smaller, key=lambda way: ((way[1] - spent) / (kept - way[0]), way[0]))
-        steps.append((max(0.0, seconds - spent), kept - less))
-        kept, spent = less, seconds
-    return steps
-
-
-def _least(strategy: Strategy) -> float:
+def _least_kept(strategy: Strategy) -> Number:
     """Bytes that a unit keeps, at best where the half before it recomputes with it."""
-    shared = strategy.activation if strategy.after_full is None else min(strategy.activation, strategy.after_full)
-    return float(shared)
+    return strategy.activation if strategy.after_full is None else min(strategy.activation, strategy.after_full)
 
 
 def _sums(values: Sequence[float]) -> list[float]:

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.costs import Units
 from debubble.costs.unit import Unit
 from debubble.ir import Number, StageCosts
+from debubble.ir.arrays import Floats
 
 ROUNDING = 1e-9
-"""Share by which a linear program's optimum is taken down, so that its rounding raises no bound."""
+"""Share by which a bound is lowered, so that rounding never lifts it above the time that it bounds."""
 
 
 @dataclass(frozen=True)
@@ -196,14 +196,14 @@ def _links(devices: int, groups: Sequence[Sequence[int]]) -> int:
     return devices - sum(map(len, groups)) + len(groups)
 
 
-def first_arrivals(a: Pieces) -> NDArray[np.float64]:
+def first_arrivals(a: Pieces) -> Floats:
     """Earliest times of the devices' first forwards, in order: one micro-batch comes to them one after the other.
 
     Device k in this order holds none of the first k pieces alone, and k messages were sent before.
     """
     number = np.arange(len(a.rooms))
     before = np.cumsum([0.0, *(piece.forward for piece in a.pieces)])
-    arrivals: NDArray[np.float64] = before[number] + a.communication * number
+    arrivals: Floats = before[number] + a.communication * number
     return arrivals
 
 

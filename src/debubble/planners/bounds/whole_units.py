@@ -23,17 +23,17 @@ from itertools import accumulate, combinations, product
 from operator import mul, or_
 
 import numpy as np
-from numpy.typing import NDArray
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.planners.bounds.ramps import ROUNDING, Pieces, first_arrivals
 
-STATES = 200_000
+MAX_WAYS = 200_000
 """Ways to assign units of each kind up to which the bounds are computed."""
 MAX_ROWS = 600
 """Numbers of units of all kinds but the most frequent, up to which kinds of nearly the same work stay apart."""
-STRETCH = 1.1
+HORIZON_FACTOR = 1.1
 """Times of the known bound within which a better one is sought at a time."""
-SUMS = 2_000_000
+MAX_SUMS = 2_000_000
 """Sums of runs up to which all that a device can hold is listed."""
 
 
@@ -47,7 +47,7 @@ def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
     taken to have the same room.
     """
     kinds = _merged(_kinds(a))
-    if _ways(kinds) > STATES or kinds[0].work <= 0:
+    if _ways(kinds) > MAX_WAYS or kinds[0].work <= 0:
         return 0.0
     assignment, waits = _Assignment.of(kinds), _waits(a, arrivals=arrivals)
     works = np.unique(
@@ -83,11 +83,11 @@ def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals
         The time; `least`, or what was excluded beyond it, if there are too many ways.
     """
     kinds = _kinds(a)
-    if _ways(kinds) > STATES or math.isinf(least):
+    if _ways(kinds) > MAX_WAYS or math.isinf(least):
         return least
     waits, total = _waits(a, arrivals=arrivals), sum(piece.work for piece in a.pieces)
     while True:
-        within = STRETCH * least / a.micro_batches
+        within = HORIZON_FACTOR * least / a.micro_batches
         choices = _sums_of_runs(a, kinds, chunks, within)
         if choices is None:
             return least
@@ -113,7 +113,7 @@ def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals
 
 @dataclass(frozen=True)
 class _Kind:
-    """Pieces of equal work and states, which are alike to those who assignment them."""
+    """Pieces of equal work and states; an assignment need not tell them apart."""
 
     work: float
     states: float
@@ -143,14 +143,12 @@ def _ways(kinds: Sequence[_Kind]) -> int:
     return math.prod(kind.count + 1 for kind in kinds)
 
 
-def _waits(a: Pieces, *, arrivals: bool) -> NDArray[np.float64]:
+def _waits(a: Pieces, *, arrivals: bool) -> Floats:
     """The time until the first forward of each device, per micro-batch."""
     return first_arrivals(a) / a.micro_batches if arrivals else np.zeros(len(a.rooms))
 
 
-def _candidates(
-    works: NDArray[np.float64], waits: NDArray[np.float64], *, least: float, most: float = math.inf
-) -> NDArray[np.float64]:
+def _candidates(works: Floats, waits: Floats, *, least: float, most: float = math.inf) -> Floats:
     """The times within which devices can be done, from the least on, where these are the works that they can have."""
     sums = works[:, None] + np.unique(waits)[None, :]
     return np.unique(np.append(sums[(sums > least) & (sums < most)], least))
@@ -162,9 +160,9 @@ class _Assignment:
 
     common: _Kind
     shape: tuple[int, ...]
-    counts: NDArray[np.int64]
-    work: NDArray[np.float64]
-    states: NDArray[np.float64]
+    counts: Ints
+    work: Floats
+    states: Floats
 
     @staticmethod
     def of(kinds: Sequence[_Kind]) -> _Assignment:
@@ -175,7 +173,7 @@ class _Assignment:
         columns = np.array([(kind.work, kind.states) for kind in others], dtype=np.float64).reshape(len(shape), 2)
         return _Assignment(common, shape, counts, counts @ columns[:, 0], counts @ columns[:, 1])
 
-    def most_within(self, limit: float, capacity: float) -> NDArray[np.float64]:
+    def most_within(self, limit: float, capacity: float) -> Floats:
         """The most pieces of the commonest kind that fit on a device, by number of the others; -1: not even these."""
         most = np.minimum((limit - self.work) / self.common.work, self.common.count)
         if self.common.states > 0:
@@ -183,7 +181,7 @@ class _Assignment:
         possible = (self.work <= limit) & (self.states <= capacity)
         return np.where(possible, np.floor(most + ROUNDING), -1)
 
-    def covered(self, most: Sequence[NDArray[np.float64]]) -> bool:
+    def covered(self, most: Sequence[Floats]) -> bool:
         """Tell whether devices that can take so many of the commonest, next to each number of the others, take all."""
         assigned = np.full(self.shape, -1, dtype=np.int64)
         assigned[(0,) * len(self.shape)] = 0
@@ -203,11 +201,11 @@ class _Assignment:
 class _Choices:
     """The sets of units that fit on a device: rows of numbers of each kind, with their work and state bytes."""
 
-    counts: NDArray[np.int64]
-    work: NDArray[np.float64]
-    states: NDArray[np.float64]
+    counts: Ints
+    work: Floats
+    states: Floats
 
-    def within(self, limit: float, capacity: float, *, idle: float) -> NDArray[np.int64]:
+    def within(self, limit: float, capacity: float, *, idle: float) -> Ints:
         """The rows that a device has the time and the room for, and with which it idles no longer than that."""
         fits = (self.work <= limit) & (self.work >= limit - idle) & (self.states <= capacity * (1 + ROUNDING))
         return self.counts[fits]
@@ -229,7 +227,7 @@ def _sums_of_runs(a: Pieces, kinds: Sequence[_Kind], chunks: Sequence[int], with
     runs = np.array(sorted(found), dtype=np.int64).reshape(-1, len(kinds))
     sums, choices = np.zeros((1, len(kinds)), dtype=np.int64), []
     for number in range(1, max(chunks) + 1):
-        if len(sums) * len(runs) * max(chunks) > SUMS:
+        if len(sums) * len(runs) * max(chunks) > MAX_SUMS:
             return None
         sums = (sums[:, None] + runs[None, :]).reshape(-1, len(kinds))
         sums = np.unique(sums[(sums @ works <= within * (1 + ROUNDING)) & (sums <= counts).all(axis=1)], axis=0)
@@ -238,7 +236,7 @@ def _sums_of_runs(a: Pieces, kinds: Sequence[_Kind], chunks: Sequence[int], with
     return choices
 
 
-def _exactly(kinds: Sequence[_Kind], choices: Sequence[NDArray[np.int64]]) -> bool:
+def _exactly(kinds: Sequence[_Kind], choices: Sequence[Ints]) -> bool:
     """Tell whether devices, each with one of its rows of numbers, hold all pieces.
 
     Bit n of a number stands for what has been assigned, in digits of n per kind, which are large enough for the sum of

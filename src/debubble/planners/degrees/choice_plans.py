@@ -19,11 +19,11 @@ from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.registry import Result, planners, verify
 from debubble.search.effort import Deadline
 
-LARGE = 400
+LARGE_JOB_PAIRS = 400
 """Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
-ALSO_LARGE = ("adapipe", "portfolio")
+PLANNERS_OF_LARGE_JOBS = ("adapipe", "portfolio")
 """Planners that are asked all the same."""
-SOON = 1e-3
+MIN_SECONDS_LEFT = 1e-3
 """Seconds that a planner is given after the deadline where nothing fits yet."""
 
 
@@ -41,8 +41,8 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
             if name == QUICK_PLAN:
                 answers.append(verify(name, problem, quick_step(problem)[1], 0.0))
             else:
-                limited = problem if problem.deadline is None else replace(problem, deadline=max(clock.left, SOON))
-                answers.append(planners[name](limited))
+                left = None if problem.deadline is None else max(clock.left, MIN_SECONDS_LEFT)
+                answers.append(planners[name](replace(problem, deadline=left)))
         except DebubbleError as reason:
             reasons.append(reason)
     if not answers:

@@ -12,7 +12,7 @@ from typing import Any
 
 from debubble.costs.host_memory import check_host_states
 from debubble.ir import DebubbleError, InfeasibleError
-from debubble.planners.bounds import lower_bound
+from debubble.planners.bounds.proven import lower_bound
 from debubble.planners.bounds.quick_plans import PipelineBounds
 from debubble.planners.degrees.host_estimates import host_estimates
 from debubble.planners.partitioning.balance import balanced_counts
@@ -61,7 +61,7 @@ def quick_host_step(problem: Problem, *, spend: Callable[[float], None] = lambda
 
 
 def quick_bound(problem: Problem) -> float:
-    """Seconds that the step of every quick plan takes at least, by its order and its memory (see `quick_bound`).
+    """Seconds that the step of every quick plan takes at least, by its order and its memory (see `PipelineBounds`).
 
     Raises InfeasibleError if it shows that no quick plan fits.
     """

@@ -21,7 +21,7 @@ from debubble.costs.units import Units
 from debubble.formatting import size_words
 from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
-from debubble.planners.bounds import check_states
+from debubble.planners.bounds.proven import check_states
 from debubble.planners.bounds.quick_plans import first_forwards
 from debubble.planners.degrees.space import Job, divisors, in_order, smallest_batches
 from debubble.planners.partitioning.balance import even_counts

@@ -23,7 +23,7 @@ from debubble.planners.registry import planners
 from debubble.search.effort import Effort
 from debubble.targets.target import targets
 
-TRIED = 1.0
+TRIAL_EFFORT = 1.0
 """Seconds of the reference machine for the quick plans of one change, once one of them fits."""
 MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """Factors by which more devices are tried."""
@@ -256,7 +256,7 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     for degrees in dict.fromkeys([*hopeful, leanest]):
         for name in WITH_HOST:
             try:
-                answer = planners[name](replace(problems[degrees], effort=TRIED))
+                answer = planners[name](replace(problems[degrees], effort=TRIAL_EFFORT))
             except DebubbleError:
                 continue
             on_host = "optimizers" if answer.solution.schedule.host_steps else "activations"
@@ -300,7 +300,7 @@ def _best(job: Job) -> _QuickPlan | None:
         listed = shortlist(job)
     except DebubbleError:
         return None
-    effort = Effort(TRIED)
+    effort = Effort(TRIAL_EFFORT)
     found = _fastest(job, listed.choices, effort)
     if found is None:
         return None

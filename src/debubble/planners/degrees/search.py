@@ -16,22 +16,19 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import (
     QUICK_PLAN,
     RECOMPUTATION,
-    ConfigurationSummary,
     Degrees,
-    DegreeSearch,
-    FasterPlan,
-    UsualChoice,
 )
 from debubble.planners.auto import fastest_of, planners_for, without_levers
-from debubble.planners.degrees.choice_plans import ALSO_LARGE, LARGE, SOON, summary_of, thorough
+from debubble.planners.degrees.answer import BEST, Best, FoundPlans
+from debubble.planners.degrees.choice_plans import LARGE_JOB_PAIRS, MIN_SECONDS_LEFT, PLANNERS_OF_LARGE_JOBS, thorough
 from debubble.planners.degrees.estimate import (
     promise,
     quick_bound,
@@ -42,37 +39,34 @@ from debubble.planners.degrees.estimate import (
 )
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking, rank
-from debubble.planners.degrees.simplest import PlannedChoice, simplest
+from debubble.planners.degrees.simplest import PlannedChoice
 from debubble.planners.degrees.space import (
     ZERO_LEVELS,
     Job,
-    configurations,
     in_most_slices,
     of_one_size,
     ordinary_choices,
     smallest_batches,
 )
-from debubble.planners.degrees.usual import usual_choices, usual_elsewhere
+from debubble.planners.degrees.usual import usual_choices
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, by_completion, side_by_side
 from debubble.planners.progress import Progress
 from debubble.planners.registry import Result, planners, tell_improvement, verify
-from debubble.search.effort import Deadline, Effort
+from debubble.search.effort import Effort
 
-BEST = 5
-"""Choices of degrees that are planned thoroughly and shown."""
 RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
 """Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
-NEAR = 1.1
+RANKING_TOLERANCE = 1.1
 """Factor of the best step up to which the usual choices are planned thoroughly, too, and, where memory is short, those
 with hosts."""
-CLOSE = 1.05
+FINAL_TOLERANCE = 1.05
 """Factor of the fastest step up to which the fastest usual choice is given to `auto`, too."""
 WITH_HOSTS = 4
 """Choices that are planned with hosts."""
-UNEVEN = 2
+UNEVEN_CHOICES = 2
 """Choices that are planned for stages of any lengths, where no quick plan fits."""
-FASTER = 1.02
+MIN_SPEEDUP = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
 DRAFTED, DRAFTED_GAP = 4, 0.1
@@ -81,18 +75,8 @@ its plans tell better than quick ones which degrees are fastest."""
 
 UNDIVIDED_LEVELS = (1, 2)
 """ZeRO levels that leave weights whole."""
-ORDINARY, LOOKED_AT = 3, 40
+ORDINARY, MAX_LISTED = 3, 40
 """Ordinary choices that have a quick plan before all choices are listed, of how many that are looked at."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The fastest plan of a search of degrees."""
-
-    degrees: Degrees
-    problem: Problem
-    result: Result
-    search: DegreeSearch
 
 
 def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progress], None] = lambda _: None) -> Best:
@@ -115,7 +99,7 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
         with suppress(InfeasibleError):
             return search_degrees(replace(job, zero_levels=UNDIVIDED_LEVELS), planner=planner, progress=progress)
         if job.deadline is not None:
-            job = replace(job, deadline=max(SOON, job.deadline - (time.perf_counter() - begun)))
+            job = replace(job, deadline=max(MIN_SECONDS_LEFT, job.deadline - (time.perf_counter() - begun)))
     search = _DegreesSearch(job, planner, progress)
     try:
         search.run()
@@ -134,40 +118,15 @@ def quickest(job: Job) -> Best:
     return search.best()
 
 
-class _DegreesSearch:
-    """One search: what has been looked at so far."""
+class _DegreesSearch(FoundPlans):
+    """One search: what it does, step by step."""
 
     def __init__(self, job: Job, planner: str, progress: Callable[[Progress], None]) -> None:
-        self.job, self.planner, self.progress = job, planner, progress
+        super().__init__(job, planner)
+        self.progress = progress
         planners[planner]
-        self.problems: dict[Degrees, Problem] = {}
-        self.too_large: dict[Degrees, str] = {}
-        self.ranking: Ranking[Degrees] = Ranking()
-        self.quick: dict[Degrees, Solution] = {}
-        self.simpler: dict[Degrees, Result] = {}
-        """Answers of `auto` that are slower than what is known, and may be simpler."""
-        self.results: dict[Degrees, Result] = {}
         self.asked: set[Degrees] = set()
         """Choices that `auto` has planned."""
-        self.usual: dict[str, Degrees | str] = {}
-        """Name of a usual choice -> its fastest, or why none fits."""
-        self.interrupted = False
-        self.clock = Deadline(math.inf if job.deadline is None else job.deadline)
-
-    @property
-    def late(self) -> bool:
-        """True if the job's deadline has passed, and something fits."""
-        return self.clock.passed and bool(self.ranking.steps or self.results)
-
-    @property
-    def deadline(self) -> float | None:
-        """The seconds that are left of the job's deadline; None: it has none."""
-        return None if self.job.deadline is None else max(self.clock.left, SOON)
-
-    @cached_property
-    def legal(self) -> list[Degrees]:
-        """All legal choices."""
-        return configurations(self.job)
 
     def run(self) -> None:
         """All three steps; what they find stays when they are interrupted."""
@@ -175,7 +134,7 @@ class _DegreesSearch:
         self.rank()
         self._plan_usual()
         if self.planner == "auto":
-            near = NEAR * min(self.ranking.steps.values(), default=0.0)
+            near = RANKING_TOLERANCE * min(self.ranking.steps.values(), default=0.0)
             usual = [d for d in self.usual.values() if isinstance(d, Degrees) and self.ranking.steps[d] <= near]
             best, others = self.ranking.best(1), dict.fromkeys((*self.ranking.best(BEST), *usual))
             self._plan_side_by_side(best, thorough, share=THOROUGH)
@@ -191,7 +150,7 @@ class _DegreesSearch:
 
     def plan_ordinary(self) -> None:
         """Make quick plans of a few ordinary choices, so that there is a plan before all choices are listed."""
-        for degrees in islice(ordinary_choices(self.job), LOOKED_AT):
+        for degrees in islice(ordinary_choices(self.job), MAX_LISTED):
             if len(self.quick) == ORDINARY or self.late:
                 return
             problem = self.job.problem(degrees)
@@ -259,7 +218,7 @@ class _DegreesSearch:
 
     def _offload_usual(self) -> None:
         """Plan usual choices whose quick plans recompute, where offload in its place may make them the fastest."""
-        known = self._steps()
+        known = self.steps()
         best = min(known.values(), default=math.inf)
 
         def is_hopeful(degrees: Degrees) -> bool:
@@ -277,7 +236,7 @@ class _DegreesSearch:
             for stages in schedule.placement.stages_of
         ]
         spared = float(schedule.micro_batches * max(recomputing))
-        return self.ranking.steps[degrees] - spared <= CLOSE * min(self._steps().values())
+        return self.ranking.steps[degrees] - spared <= FINAL_TOLERANCE * min(self.steps().values())
 
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
@@ -312,12 +271,12 @@ class _DegreesSearch:
         if self.late:
             return
         with_hosts = self._ranked_with_hosts()
-        best = min([*self._steps().values(), *with_hosts.steps.values()], default=math.inf)
+        best = min([*self.steps().values(), *with_hosts.steps.values()], default=math.inf)
         refused = [d for d in smallest_batches(self.job) if d in self.ranking.refused and d not in with_hosts.steps]
         uneven = {degrees: uneven_promise(self.problems[degrees]) for degrees in refused}
         hopeful = [
             *with_hosts.best(WITH_HOSTS),
-            *sorted((d for d in refused if uneven[d] * FASTER < best), key=lambda d: uneven[d])[:UNEVEN],
+            *sorted((d for d in refused if uneven[d] * MIN_SPEEDUP < best), key=lambda d: uneven[d])[:UNEVEN_CHOICES],
         ]
         if best == math.inf:
             hopeful += sorted(with_hosts.refused, key=lambda degrees: promise(self.problems[degrees]))[:WITH_HOSTS]
@@ -330,7 +289,7 @@ class _DegreesSearch:
             return
         self._plan_side_by_side(hopeful, partial(thorough, names=("adapipe", "chronos")), share=THOROUGH)
         for degrees in hopeful:
-            if self._steps():
+            if self.steps():
                 break
             self._ask(degrees)
 
@@ -340,9 +299,10 @@ class _DegreesSearch:
         Larger micro-batches are tried for the best choices of those with the smallest.
         """
         ranking: Ranking[Degrees] = Ranking()
-        known = self._steps()
+        known = self.steps()
         # Where memory is short, what the search makes of hosts is up to a fifth faster than these plans promise.
-        within = min(known.values(), default=math.inf) * (NEAR if self._lacks_memory(known) else 1 / FASTER)
+        factor = RANKING_TOLERANCE if self._lacks_memory(known) else 1 / MIN_SPEEDUP
+        within = factor * min(known.values(), default=math.inf)
 
         def add(choices: Iterable[Degrees], stage: str) -> None:
             effort = Effort.starting(RANKING * self.job.effort, self.deadline)
@@ -388,8 +348,8 @@ class _DegreesSearch:
             degrees
             for degrees in sorted(bounds, key=lambda each: bounds[each])
             if self.results[degrees].gap > DRAFTED_GAP
-            and bounds[degrees] * FASTER < best
-            and self._pairs(degrees) < LARGE
+            and bounds[degrees] * MIN_SPEEDUP < best
+            and self._pairs(degrees) < LARGE_JOB_PAIRS
             and "joint" in planners_for(self.problems[degrees])
         ]
         self._plan_side_by_side(hopeful[:DRAFTED], "joint", share=THOROUGH)
@@ -407,7 +367,7 @@ class _DegreesSearch:
             return
         best = min(self.results, key=lambda degrees: self.results[degrees].time)
         usual = [each for each in self.usual.values() if isinstance(each, Degrees) and each in self.results]
-        close = [each for each in usual if self.results[each].time <= CLOSE * self.results[best].time]
+        close = [each for each in usual if self.results[each].time <= FINAL_TOLERANCE * self.results[best].time]
         simple = min(close, key=lambda degrees: self.results[degrees].time, default=best)
         for degrees in dict.fromkeys((best, simple)):
             if degrees not in self.asked and self.results[degrees].gap > self.job.tolerance and not self.late:
@@ -425,9 +385,9 @@ class _DegreesSearch:
         known = self.results.get(degrees)
         keeps_all = simpler and known is not None and known.plain
         problem = replace(self.problems[degrees], effort=effort, deadline=self.deadline, plain=simpler)
-        large = self._pairs(degrees) >= LARGE
+        large = self._pairs(degrees) >= LARGE_JOB_PAIRS
         whole = problem.slices == 1
-        names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
+        names = [name for name in planners_for(problem) if not large or not whole or name in PLANNERS_OF_LARGE_JOBS]
         try:
             if known is not None and keeps_all and problem.devices == 1:
                 *_, solution = known.solution, *without_levers(problem, known.solution)
@@ -451,117 +411,9 @@ class _DegreesSearch:
     def _report(self, stage: str = "Planning the best") -> None:
         ranked = self.ranking.steps.keys() | self.ranking.refused.keys()  # a planner may refuse what a quick plan fits
         done = len(self.too_large) + len(ranked) + self.ranking.slower
-        self._tell(stage, done, len(self.legal), self._steps())
+        self._tell(stage, done, len(self.legal), self.steps())
 
     def _tell(self, stage: str, done: int, total: int, steps: Mapping[Degrees, float]) -> None:
         best = min(steps, key=lambda degrees: steps[degrees], default=None)
         step = None if best is None else steps[best]
         self.progress(Progress(stage=stage, done=done, total=total, best=best, step_time=step))
-
-    def _steps(self) -> dict[Degrees, float]:
-        """The best step known of every choice that fits."""
-        return {**self.ranking.steps, **{degrees: float(result.time) for degrees, result in self.results.items()}}
-
-    def best(self) -> Best:
-        """The fastest plan; raises InfeasibleError if there is none, or none by the planner that was asked for."""
-        steps = self._steps()
-        if not steps or (self.planner != "auto" and not self.results and not self.interrupted):
-            raise self._nothing_fits()
-        if self.planner == "auto" or not self.results:
-            # Also where the planners had no answer, or no time for one.
-            for degrees in self.ranking.best(1 if self.late else BEST):
-                self._verified(degrees)
-        shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST]
-        fastest = self._summary(shown[0])
-        plan, levers = self._simplest()
-        best = plan.degrees
-        usual = tuple(
-            self._usual_row(name, choice)
-            for name, choice in self.usual.items()
-            if not self.late or choice in self.results or isinstance(choice, str)
-        )
-        shown = [best, *(degrees for degrees in shown if degrees != best)][:BEST]
-        slower = plan.step > fastest.step_time * (1 + NEGLIGIBLE)
-        found = DegreeSearch(
-            fastest=FasterPlan(configuration=fastest, levers=levers) if slower else None,
-            usual=usual,
-            tolerance=self.job.tolerance,
-            configurations=tuple(self._summary(degrees) for degrees in shown),
-            # After a Ctrl-C they may not have been listed.
-            legal=len({*self.legal, *self.problems} if "legal" in vars(self) else self.problems),
-            too_large=len(self.too_large) + len(self.ranking.refused.keys() - steps.keys()),
-            slower=self.ranking.slower,
-            planned=len(self.ranking.steps),
-            unplanned=self.ranking.left,
-            interrupted=self.interrupted,
-        )
-        return Best(degrees=best, problem=self.problems[best], result=self.results[best], search=found)
-
-    def _verified(self, degrees: Degrees) -> Result:
-        """The best plan of a choice, its quick plan if no planner has answered."""
-        if degrees not in self.results:
-            self.results[degrees] = self._verified_quick(degrees, self.quick[degrees])
-        return self.results[degrees]
-
-    def _verified_quick(self, degrees: Degrees, solution: Solution) -> Result:
-        """A quick plan, which accumulates gradients on one device if that is about as fast."""
-        problem = self.problems[degrees]
-        result = verify(QUICK_PLAN, problem, solution, 0.0)
-        if problem.devices == 1 and problem.levers is None:
-            for plainer in without_levers(problem, result.solution):
-                with suppress(DebubbleError):
-                    plain = verify(QUICK_PLAN, problem, plainer, 0.0)
-                    if plain.time <= result.time * (1 + self.job.tolerance):
-                        return plain
-        return result
-
-    def _simplest(self) -> tuple[PlannedChoice, tuple[str, ...]]:
-        """The plan to recommend, which becomes its choice's result, and the levers of the fastest plan."""
-        plans = [
-            PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
-            for degrees, result in self.results.items()
-        ]
-        fastest = min(plans, key=lambda plan: plan.step)
-        if self.planner == "auto":
-            near = fastest.step * (1 + self.job.tolerance)
-            plans += [
-                PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
-                for degrees, result in self.simpler.items()
-            ]
-            plans += [
-                PlannedChoice(degrees=degrees, solution=solution, step=self.ranking.steps[degrees])
-                for degrees, solution in self.quick.items()
-                if self.job.tolerance and degrees in self.ranking.steps and self.ranking.steps[degrees] <= near
-            ]
-        known = [*self.results.values(), *self.simpler.values()]
-        while True:
-            plan = simplest(plans, tolerance=self.job.tolerance) if self.job.tolerance else fastest
-            result = next((result for result in known if result.solution is plan.solution), None)
-            if result is not None:
-                self.results[plan.degrees] = result
-                return plan, fastest.levers
-            # A quick plan's target may offload, which is a lever more.
-            result = self._verified_quick(plan.degrees, plan.solution)
-            known.append(result)
-            plans.remove(plan)
-            plans.append(replace(plan, solution=result.solution, step=float(result.time)))
-
-    def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
-        if isinstance(choice, str):
-            elsewhere = None if self.late else usual_elsewhere(self.job, name, usual_choices(self.legal)[name])
-            return elsewhere or UsualChoice(name=name, reason=choice)
-        if self.planner == "auto" or choice in self.results:
-            self._verified(choice)
-            return UsualChoice(name=name, configuration=self._summary(choice))
-        return UsualChoice(name=name, reason=f"The planner '{self.planner}' did not plan it.")
-
-    def _nothing_fits(self) -> DebubbleError:
-        tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
-        if self.ranking.steps:
-            tried = f"The planner '{self.planner}' has no plan for the choices of degrees that fit; it says:"
-        refused = list(self.ranking.refused.values())
-        reason = str(closest(refused)) if refused else next(iter(self.too_large.values()))
-        return InfeasibleError(f"{tried} {reason}")
-
-    def _summary(self, degrees: Degrees) -> ConfigurationSummary:
-        return summary_of(self.job, degrees, self.problems[degrees], self.results[degrees])

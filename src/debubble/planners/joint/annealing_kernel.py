@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.ir.lowering.op_costs import recompute_lead, streaming_lead
 from debubble.kernels import inlined, jit
 from debubble.planners.joint.list_scheduling.scheduler import place
@@ -36,8 +37,6 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     TRANSFER,
     WEIGHT,
     WORKSPACE,
-    Floats,
-    Ints,
 )
 from debubble.search.annealing.moves import draw
 

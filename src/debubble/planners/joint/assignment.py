@@ -28,6 +28,7 @@ import numpy as np
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Placement, Schedule
+from debubble.ir.arrays import Floats, Ints
 from debubble.planners.joint.list_scheduling.scheduler import place, schedule
 from debubble.planners.joint.list_scheduling.stage_table import (
     AFTER,
@@ -40,12 +41,10 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     WAIT_LIMIT,
     WEIGHT,
     F,
-    Floats,
-    Ints,
     StageTable,
 )
 from debubble.planners.problem import Problem, Solution
-from debubble.search.effort import Effort
+from debubble.search.effort import CORES, Effort
 
 POLICY = np.array([1e9, 0.0, 1.0, 1.0, 0.0, 0.0])
 """Policy of the list scheduler: weight gradients wait as long as anything else can run, deep stages go first."""
@@ -56,28 +55,26 @@ MOST_STAGES = 6
 """Stages per device, on average, that a first assignment has at most."""
 ROUNDS = 8
 """Times that a first assignment is made, with the waits that the one before it showed."""
-SMALL = 0.25
+MIN_UNIT_WORK = 0.25
 """A unit with less work, in means, fills no turn of a device: an embedding costs next to nothing."""
-CORES = 2
-"""Chains in parallel: the reference machine has so many cores."""
 CHAINS, PARTS = 4, 2
 """Chains from the best first assignment, and parts of the effort: in the second all continue from the best of them."""
 TEMPERATURE = 0.1
 """At which they begin, in logarithms of the unevenness; they cool to none."""
-SHARP = 1000.0
+NORM_EXPONENT = 1000.0
 """How much more a device counts that is done later, per part of the step by which it is."""
 LAST, NEXT = 0.4, 6.0
 """How often the device that is done last gives a unit away, and the mean rank of the device that does else."""
 ROTATIONS, ANYWHERE, NEAR, NEIGHBOUR = 0.3, 0.4, 8.0, 2.0
 """How often three units change places and not two; how often the second one is anywhere, else its mean distance in
 units; and the mean distance between the second and the third."""
-SHORTENED = 0.5
+KEPT_WAIT_SHARE = 0.5
 """The part of its wait that a device keeps at least, whatever units it gets."""
-PROMISING = 1e-4
+PROMISING_GAP = 1e-4
 """The part of the step that the first ramp has to promise before the whole step is ordered."""
-WHOLE = 10.0
+WHOLE_STEP_PRICE = 10.0
 """What that takes, in times of the first ramp."""
-DRAWN, TRIED = 4e-5, (3e-4, 3e-8)
+DRAW_PRICE, TRIAL_PRICE = 4e-5, (3e-4, 3e-8)
 """Seconds of the reference machine to draw a change; to score it, and more per pair of a stage and a micro-batch."""
 
 
@@ -89,7 +86,7 @@ def assign(problem: Problem, units: Units) -> Solution:
     assignments, effort = _Assignments(problem, units), problem.begun()
     first = min(assignments.first(), key=_time, default=None)
     if first is None or math.isinf(first.time):
-        raise InfeasibleError("No way to assignment units to devices that was tried fits without recomputation.")
+        raise InfeasibleError("No assignment of units to devices that was tried fits without recomputation.")
     best = assignments.whole(first)
     for part in range(PARTS):
         efforts = [Effort(CORES * problem.effort / (PARTS * CHAINS), deadline=effort.deadline) for _ in range(CHAINS)]
@@ -120,7 +117,7 @@ class _State:
 
     def unevenness(self, time: float) -> float:
         """The less, the fewer devices are done as late as a time or later; at most 0 if none is."""
-        return math.log(float(np.exp(SHARP * (self.ends / time - 1)).sum()))
+        return math.log(float(np.exp(NORM_EXPONENT * (self.ends / time - 1)).sum()))
 
 
 def _time(found: _State | _WholeStep) -> float:
@@ -184,7 +181,7 @@ class _Assignments:
     @cached_property
     def _fills_turn(self) -> list[bool]:
         """For each unit, whether it counts where devices take turns."""
-        return [bool(work >= SMALL * self.work[0].mean()) for work in self.work[0]]
+        return [bool(work >= MIN_UNIT_WORK * self.work[0].mean()) for work in self.work[0]]
 
     @cached_property
     def _messages(self) -> Floats:
@@ -343,25 +340,25 @@ class _Assignments:
         """
         state = best.state
         dice, time, promised = random.Random(seed), state.time, state.time
-        price = TRIED[0] + TRIED[1] * len(_begins(state.device_of)) * self.problem.micro_batches
+        price = TRIAL_PRICE[0] + TRIAL_PRICE[1] * len(_begins(state.device_of)) * self.problem.micro_batches
         while not effort.over:
-            effort.spend(DRAWN)
+            effort.spend(DRAW_PRICE)
             units = self._change(state, dice)
             if units is None:
                 continue
             temperature = TEMPERATURE * effort.left / effort.seconds
             allowed = state.unevenness(time) - temperature * math.log(1 - dice.random())
-            limit = time * (1 + allowed / SHARP)
+            limit = time * (1 + allowed / NORM_EXPONENT)
             loads, assigned = self.loads(state.device_of), _rotated(state.device_of, units)
-            ends = self.loads(assigned) + SHORTENED * (state.ends - loads)
+            ends = self.loads(assigned) + KEPT_WAIT_SHARE * (state.ends - loads)
             if ends[state.device_of[[*units]]].max() >= limit:
                 continue
             effort.spend(price)
             found = self.state(assigned, limit)
             if found.time < math.inf and found.unevenness(time) <= allowed:
                 state = found
-                if state.time < promised * (1 - PROMISING):
-                    effort.spend(WHOLE * price)
+                if state.time < promised * (1 - PROMISING_GAP):
+                    effort.spend(WHOLE_STEP_PRICE * price)
                     checked = self.whole(state, best.time)
                     if checked.time < best.time:
                         best, promised = checked, state.time

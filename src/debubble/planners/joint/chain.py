@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import COMPILING, is_compiled
 from debubble.planners.joint.annealing_kernel import ADDRESS, CHOICES, REJECTED, anneal, sample
 from debubble.planners.joint.levers import Levers, Point
-from debubble.planners.joint.list_scheduling.stage_table import Floats, Ints
+from debubble.search.annealing.moves import PRIME
 from debubble.search.effort import Deadline, Effort
 
 EVALUATION, PER_PAIR = 2e-5, 2.4e-7
 """Seconds of the reference machine to score a point, and in addition for every pair of a stage and a micro-batch."""
 BURST = 500
 """Points between two looks at the clock."""
-PRIME = 2147483647
 
 
 @dataclass

@@ -18,11 +18,11 @@ from itertools import combinations, pairwise, product
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import DebubbleError, Number, Placement, Schedule
-from debubble.planners.bounds import assigns_freely
+from debubble.planners.bounds.proven import assigns_freely
 from debubble.planners.problem import Problem, Solution
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import one_at_a_time
-from debubble.search.effort import MODEL, Effort, solver_of, status_of
+from debubble.search.effort import CORES, MODEL, Effort, solver_of, status_of
 from debubble.search.exact.cp_model import build, schedule_of
 from debubble.search.problem import OrderProblem
 
@@ -38,8 +38,6 @@ BOUNDED = 1e-3
 """Seconds of the reference machine to bound a way."""
 STEPS = 2**10
 """Steps of the longest time where times are no fractions: finer ones take CP-SAT ten times as long."""
-CORES = 2
-"""Models that are solved in parallel: the reference machine has so many cores."""
 
 
 def exact_plans(

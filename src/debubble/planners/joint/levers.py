@@ -20,6 +20,7 @@ from debubble.costs.partition import Partition
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
 from debubble.ir import Number, Placement, Schedule
+from debubble.ir.arrays import Floats, Ints
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.kernels import jit
 from debubble.planners.joint.annealing_kernel import ADDRESS, ENTRIES, QUARTERS, Space, fill
@@ -30,8 +31,6 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     BY_STAGE,
     COLUMNS,
     HOSTS_FIRST,
-    Floats,
-    Ints,
     StageTable,
 )
 from debubble.planners.problem import Problem, Solution
@@ -71,9 +70,9 @@ class Point:
         )
 
 
-LONGEST = 2.5
+MAX_STAGE_RATIO = 2.5
 """Units of the longest stage that the search tries, in times of the mean."""
-FEW = 64
+MAX_LISTED_WAYS = 64
 """Ways in which a whole model can recompute, up to which each is tried."""
 BOUNDLESS = 1e30
 """Bytes of a device or host without a limit."""
@@ -93,18 +92,18 @@ def policy_choices(stages: int, *, first: Sequence[float] = ()) -> tuple[Sequenc
     return BACKLOGS, PATIENCES, horizons, PREFETCHES, AGES, AHEADS, *([first] if first else [])
 
 
-LESS = 0.85
+DEEPER_SHARE = 0.85
 """The part of what a stage keeps, below which a level is a deeper one for some of its micro-batches."""
 LEAST_CAPACITY = 1.0
 """Bytes of a device on which nothing fits: measures of what it lacks divide by its capacity."""
-SPARE = 0.95
+STATES_SHARE = 0.95
 """The part of devices' room that states may take: in the partitions that a search begins with, and where all stay."""
 
 
 def exceeds_devices(problem: Problem, units: Units) -> bool:
     """True if devices have no room for all states, so that hosts have to step."""
     rooms = sum(problem.limits) - len(problem.limits) * float(units.static)
-    return units.hostable and sum(float(unit.static) for unit in units.units) > SPARE * rooms
+    return units.hostable and sum(float(unit.static) for unit in units.units) > STATES_SHARE * rooms
 
 
 class Levers:
@@ -181,7 +180,7 @@ class Levers:
         mean = float(units / stages * (1 / self.paces).max() / (1 / self.paces).mean())
         # Next to one unit that is larger than all others, a balanced stage has many of these.
         balanced = int(np.diff(self._balanced_stages).max())
-        return min(units - stages + 1, max(round(LONGEST * mean), balanced) + 2)
+        return min(units - stages + 1, max(round(MAX_STAGE_RATIO * mean), balanced) + 2)
 
     def fill(self, type_: int, level: int, begin: int, count: int) -> None:
         """Fill a row of the table: a stage of so many units, from one on, at a level, on a type of device."""
@@ -190,11 +189,11 @@ class Levers:
         recomputes = any(name != "none" for _, name in stage)
         dropped = sums.activation - sums.activation_recomputed if recomputes else 0
         kept = sums.activation - dropped
-        again = min(sums.recompute_workspace_input, dropped) if recomputes else 0
+        recompute_bytes = min(sums.recompute_workspace_input, dropped) if recomputes else 0
         row = self.space.rows[type_, level, begin, count]
         row[1:] = (
             sums.backward_input, sums.backward_weight,
-            kept, again, sums.activation_after_input, sums.static + sums.gathered,
+            kept, recompute_bytes, sums.activation_after_input, sums.static + sums.gathered,
             sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
             sums.recompute if recomputes else 0, dropped,
             sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0), sums.activation,
@@ -210,10 +209,10 @@ class Levers:
         if not self.units.hostable:
             return 0, 0, 0
         assert self.units.offload_bandwidth is not None
-        held = [unit.on_host for unit in self.units.units[begin:end] if unit.on_host is not None]
-        loads, drains = sum(h.parameters for h in held), sum(h.gradients for h in held)
+        hosted_units = [unit.on_host for unit in self.units.units[begin:end] if unit.on_host is not None]
+        loads, drains = sum(h.parameters for h in hosted_units), sum(h.gradients for h in hosted_units)
         bandwidth = self.units.offload_bandwidth
-        return loads / bandwidth, drains / bandwidth, sum(h.step for h in held)
+        return loads / bandwidth, drains / bandwidth, sum(h.step for h in hosted_units)
 
     @cached_property
     def levels(self) -> int:
@@ -223,10 +222,10 @@ class Levers:
     @cached_property
     def _strategies(self) -> list[list[str]]:
         """The strategy of each unit by level; of a model with few ways to recompute, each of them is a level."""
-        if math.prod(len(unit.strategies) for unit in self.units.units) <= FEW:
+        if math.prod(len(unit.strategies) for unit in self.units.units) <= MAX_LISTED_WAYS:
             ways = [[*names] for names in product(*(unit.strategies for unit in self.units.units))]
             return sorted(ways, key=self._kept, reverse=True)
-        prices = sorted({price for unit in self.units.units for price in _prices(unit)})
+        prices = sorted({step.price for unit in self.units.units for step in unit.savings()})
         # Between two neighbouring prices all choices are the same.
         between = [0.0, *((a * b) ** 0.5 for a, b in pairwise(prices)), *(2 * price for price in prices[-1:])]
         chosen = [[_strategy(unit, price) for unit in self.units.units] for price in between]
@@ -278,7 +277,7 @@ class Levers:
         return Partition(self._deeper(stage, d) for stage, d in zip(partition, self.placement.device_of, strict=True))
 
     def _deeper(self, stage: tuple[tuple[int, str], ...], device: int) -> tuple[tuple[int, str], ...]:
-        most = LESS * self.units.stage_sums(stage, device).activation_recomputed
+        most = DEEPER_SHARE * self.units.stage_sums(stage, device).activation_recomputed
         for level in range(self.levels):
             deeper = self._stage(stage[0][0], stage[-1][0] + 1, level)
             if self.units.stage_sums(deeper, device).activation_recomputed < most:
@@ -351,9 +350,9 @@ def even_out(
             for end in range(begin, len(cuts) - 1):
                 for step in (-1, 1):
                     cuts[begin : end + 1] += step
-                    before, behind = cuts[begin] - cuts[begin - 1], cuts[end + 1] - cuts[end]
+                    before, after = cuts[begin] - cuts[begin - 1], cuts[end + 1] - cuts[end]
                     # The lengths of the stages between these two do not change.
-                    if min(before, behind) >= 1 and max(before, behind) <= most:
+                    if min(before, after) >= 1 and max(before, after) <= most:
                         value = _unevenness(cuts, sums, states, device_of, paces, pace_of, capacity)
                         if value < best * (1 - 1e-12):
                             best, improved = value, True
@@ -376,26 +375,9 @@ def _unevenness(
     for d in range(len(capacity)):
         # Divided by the pace, the squares are least where the times are equal.
         devices += loads[d] ** 2 / pace_of[d]
-        lacking += max(static[d] - SPARE * capacity[d], 0.0)
+        lacking += max(static[d] - STATES_SHARE * capacity[d], 0.0)
     unevenness: float = devices + 1e-3 * stages + 1e3 * lacking / capacity.min() * sums[-1] ** 2
     return unevenness
-
-
-def _prices(unit: Unit) -> list[float]:
-    """The prices of a byte at which the unit's best strategy changes: the slopes of its lower convex hull."""
-    points = sorted({(float(s.activation), float(s.recompute)) for s in unit.strategies.values()}, reverse=True)
-    hull: list[tuple[float, float]] = []
-    for point in points:
-        while hull and point[1] <= hull[-1][1]:
-            hull.pop()
-        while len(hull) > 1 and _slope(hull[-1], point) <= _slope(hull[-2], hull[-1]):
-            hull.pop()
-        hull.append(point)
-    return [_slope(a, b) for a, b in pairwise(hull)]
-
-
-def _slope(more: tuple[float, float], less: tuple[float, float]) -> float:
-    return (less[1] - more[1]) / max(more[0] - less[0], 1e-30)
 
 
 def _strategy(unit: Unit, price: float) -> str:

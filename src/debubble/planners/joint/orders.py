@@ -23,7 +23,7 @@ from debubble.ir import (
 from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
-from debubble.planners.bounds import proven_step_bound
+from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.joint.levers import Levers
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.annealing.arrays import arrays_of, encode
@@ -32,7 +32,7 @@ from debubble.search.annealing.layout import FROM_A_PLAN
 from debubble.search.annealing.search import COOLINGS, MILD_TEMPERATURES, compile_kernel, improve
 from debubble.search.annealing.search import may_compile as may_compile_orders
 from debubble.search.bounds import lower_bound
-from debubble.search.effort import SIMULATION, Effort, price_of_move
+from debubble.search.effort import CORES, SIMULATION, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
 WIDE_GAP, WIDE_PAIRS = 0.18, 100
@@ -66,8 +66,6 @@ LAST_SLOW_SHARE, LAST_MILD_SHARE = 1.5, 1.05
 for the slowest of these coolings, whose length counts, and where there are fewer."""
 MIN_SIMULATIONS = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
-CORES = 2
-"""Chains in parallel: the reference machine has so many cores."""
 VARIANT_TOLERANCE = 1.02
 """How much slower an order may be to begin with that leaves its search more to change."""
 STEP = 0.002

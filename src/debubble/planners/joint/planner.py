@@ -23,11 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal
+from functools import partial
 
 from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Number
-from debubble.planners.bounds import assigns_freely, bound_of_equal_counts, proven_bound
+from debubble.planners.bounds.proven import assigns_freely, bound_of_equal_counts, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 
@@ -44,15 +44,15 @@ ASSIGNMENT_SHARE = 0.25
 @planner("joint", paper="debubble's own", searches=True)
 def joint(problem: Problem) -> Iterator[Solution]:
     """Search partition, chunks, recomputation, offload and order together."""
-    yield from _solutions(problem, "search")
+    yield from _solutions(problem, draft=False)
 
 
 def joint_draft(problem: Problem) -> Iterator[Solution]:
     """The answers of `joint` before its long search of one order, for callers that compare others with them first."""
-    yield from _solutions(problem, "draft")
+    yield from _solutions(problem, draft=True)
 
 
-def _solutions(problem: Problem, how: Literal["search", "draft"]) -> Iterator[Solution]:
+def _solutions(problem: Problem, *, draft: bool) -> Iterator[Solution]:
     if not isinstance(problem.workload, ModelUnits):
         raise InfeasibleError("Stages that are given leave the order to choose alone, which `optpipe` searches.")
     units = problem.workload.units
@@ -61,9 +61,9 @@ def _solutions(problem: Problem, how: Literal["search", "draft"]) -> Iterator[So
         yield _of_large_job(problem, units)
         return
     # It loads the compiler, which nobody needs who only lists planners.
-    from debubble.planners.joint.search import draft, search
+    from debubble.planners.joint.search import search
 
-    find = {"search": search, "draft": draft}[how]
+    find = partial(search, draft=draft)
     if not _may_assign(problem, units) or not _is_uneven(problem):
         yield from find(problem, units)
         return

@@ -24,7 +24,6 @@ from debubble.planners.joint.exact import exact_plans
 from debubble.planners.joint.levers import Levers, exceeds_devices
 from debubble.planners.joint.orders import (
     BRIEF,
-    CORES,
     affordable,
     evaluated,
     has_wide_gap,
@@ -36,7 +35,7 @@ from debubble.planners.joint.orders import (
 )
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.search.effort import Effort
+from debubble.search.effort import CORES, Effort
 
 NOT_COMPILED = (
     "Its kernels are not compiled yet, which takes a minute once on a machine: plan without --deadline, or with a"
@@ -92,12 +91,13 @@ REFINEMENT_SHARE = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""
 
 
-def search(problem: Problem, units: Units) -> Iterator[Solution]:
+def search(problem: Problem, units: Units, *, draft: bool) -> Iterator[Solution]:
     """Draw, anneal and order.
 
     Args:
         problem: What is asked.
         units: The model's units.
+        draft: Whether the last order search is left to the caller, who does it with effort of its own.
 
     Returns:
         Plans that were simulated under the limit, each faster than those before it.
@@ -106,20 +106,12 @@ def search(problem: Problem, units: Units) -> Iterator[Solution]:
         InfeasibleError: If no plan of those that were tried fits.
     """
     effort = problem.begun()
-    for best in _draft(problem, units, effort, (ROUNDS, ROUNDS)):
+    for best in _draft(problem, units, effort, (ROUNDS, ROUNDS_OF_WIDE_GAPS if draft else ROUNDS)):
         yield best
-    for better in improved_order(problem, best, effort):
-        best = better
-        yield best
-    if effort.cut_off:
-        yield replace(best, cut_off=True)
-
-
-def draft(problem: Problem, units: Units) -> Iterator[Solution]:
-    """Plans as those of `search` before its last order search, which the caller does with effort of its own."""
-    effort = problem.begun()
-    for best in _draft(problem, units, effort, (ROUNDS, ROUNDS_OF_WIDE_GAPS)):
-        yield best
+    if not draft:
+        for better in improved_order(problem, best, effort):
+            best = better
+            yield best
     if effort.cut_off:
         yield replace(best, cut_off=True)
 

@@ -5,17 +5,17 @@ Every point takes the least recomputation that fits; a move shifts one or two un
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, permutations
 from typing import NamedTuple
 
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
-from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
+from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies, cheapest_uniform
-from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
 from debubble.targets.levers import AllLayers, TargetLevers
@@ -62,17 +62,58 @@ def priced_stages(problem: Problem, repricer: Repricer, costs: StageCosts) -> Pr
     return PricedSchedule(time, replace(repricer.schedule, fused_recompute=fused), costs, None)
 
 
-def improve(
-    problem: Problem, start: PricedSchedule, *, effort: Effort, strategies: Sequence[str] | None = None
+def with_least_recomputation(
+    problem: Problem, schedule: Schedule, splits: Iterable[Sequence[int]], effort: Effort
 ) -> PricedSchedule:
+    """A schedule on the best of these splits, in units per stage, or on fixed stages, with the least recomputation.
+
+    Raises DebubbleError if it does not fit.
+    """
+    repricer = Repricer(schedule)
+    points: list[PricedSchedule] = []
+    reasons: list[DebubbleError] = []
+    try:
+        match problem.workload:
+            case FixedStages(costs):
+                return priced_stages(problem, repricer, costs)
+            case ModelUnits(units):
+                search = PartitionSearch(problem, units, repricer)
+        for lengths in splits:
+            try:
+                points.append(search.fitted(lengths))
+            except DebubbleError as error:
+                reasons.append(error)
+    finally:
+        effort.spend(RESIMULATED * schedule.stages * schedule.micro_batches * repricer.simulations)
+    if not points:
+        raise closest(reasons)
+    return min(points, key=lambda point: point.time)
+
+
+def with_fewest_host_steps(
+    problem: Problem, placement: Placement, fit: Callable[[frozenset[int]], PricedSchedule]
+) -> PricedSchedule:
+    """The first that fits of what `fit` makes where hosts step the optimizers of no stage, and of ever more stages.
+
+    Raises InfeasibleError, with the reason where they step none, if nothing fits.
+    """
+    try:
+        return fit(frozenset())
+    except InfeasibleError:
+        for hosted in problem.host_step_choices(placement):
+            with suppress(InfeasibleError):
+                return fit(hosted)
+        raise
+
+
+def improve(problem: Problem, start: PricedSchedule, *, effort: Effort) -> PricedSchedule:
     """Move units between stages, then change their strategies, while that makes the step faster and the effort lasts.
 
-    The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.  `strategies` are
-    the names that units may use next to `none`, all by default.
+    The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.
     """
     if start.partition is None or start.schedule.offloaded or not isinstance(problem.workload, ModelUnits):
         return start
-    return PartitionSearch(problem, problem.workload.units, Repricer(start.schedule), strategies).improve(start, effort)
+    return PartitionSearch(problem, problem.workload.units, Repricer(start.schedule)).improve(start, effort)
 
 
 @dataclass(frozen=True)
@@ -198,7 +239,7 @@ class PartitionSearch:
                 for stage in stages
                 for at, (index, strategy) in self._representatives(partition[stage])
                 for name in self.units.units[index].strategies
-                if name != strategy and (self.strategies is None or name in ("none", *self.strategies))
+                if name != strategy
             ]
             for chosen in chain(((change,) for change in changes), combinations(changes, 2)):
                 changed = [list(stage) for stage in partition]

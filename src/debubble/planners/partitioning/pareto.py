@@ -18,12 +18,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
-
-Floats = NDArray[np.float64]
+from debubble.ir.arrays import Floats, Ints
 
 RESOLUTION = 4096
 """Points of a front; beyond it, the fastest of each of so many equal steps of memory are kept."""
@@ -67,14 +65,12 @@ class Front:
     kept: Floats
     recompute: Floats
     workspace: Floats
-    counts: NDArray[np.int64]
+    counts: Ints
     columns: tuple[tuple[Menu, StageRecomputation], ...]
     _looked_up: dict[int, StageRecomputation] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        menus: tuple[Menu, ...], points: NDArray[np.int64], columns: Sequence[tuple[Menu, StageRecomputation]]
-    ) -> Front:
+    def of(menus: tuple[Menu, ...], points: Ints, columns: Sequence[tuple[Menu, StageRecomputation]]) -> Front:
         """The front of these points, as numbers of blocks per choice of each menu."""
         return Front(menus, *_totals(points, columns), points, tuple(columns))
 
@@ -191,7 +187,7 @@ def efficient(ways: Iterable[StageRecomputation]) -> list[StageRecomputation]:
 class _Points(NamedTuple):
     """Numbers of blocks per choice, [points, columns], with the bytes kept and the recompute time of each point."""
 
-    counts: NDArray[np.int64]
+    counts: Ints
     kept: Floats
     recompute: Floats
 
@@ -209,7 +205,7 @@ def _copies(menu: Menu, count: int) -> _Points:
     return _Points(counts, counts @ kept, counts @ recompute)
 
 
-def _efficient_pairs(left: _Points, right: _Points) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _efficient_pairs(left: _Points, right: _Points) -> tuple[Ints, Ints]:
     """The pairs of a point of one and a point of the other that no pair beats, in order of recompute time."""
     kept = (left.kept[:, None] + right.kept).reshape(-1)
     recompute = (left.recompute[:, None] + right.recompute).reshape(-1)
@@ -219,13 +215,11 @@ def _efficient_pairs(left: _Points, right: _Points) -> tuple[NDArray[np.int64], 
     if len(order) > RESOLUTION:
         steps = np.floor((kept[order] - kept[order[-1]]) / (kept[order[0]] - kept[order[-1]]) * RESOLUTION)
         order = order[np.unique(steps, return_index=True)[1][::-1]]
-    pairs: tuple[NDArray[np.int64], NDArray[np.int64]] = np.divmod(order, len(right.kept))
+    pairs: tuple[Ints, Ints] = np.divmod(order, len(right.kept))
     return pairs
 
 
-def _totals(
-    points: NDArray[np.int64], columns: Sequence[tuple[Menu, StageRecomputation]]
-) -> tuple[Floats, Floats, Floats]:
+def _totals(points: Ints, columns: Sequence[tuple[Menu, StageRecomputation]]) -> tuple[Floats, Floats, Floats]:
     """(bytes kept, recompute time, workspace) of each point."""
     kept, recompute, workspace = (
         np.array([getattr(choice, name) for _, choice in columns]) for name in ("kept", "recompute", "workspace")

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.errors import InfeasibleError, readable
-from debubble.ir import Kind, Placement, Schedule, StageCosts
+from debubble.ir import Placement, Schedule, StageCosts
 from debubble.simulator import Repricer
 from debubble.targets.levers import TargetLevers
 
@@ -47,39 +47,10 @@ class Increment:
 def in_flight(schedule: Schedule) -> list[int]:
     """The most micro-batches of each stage between their F and their backward, by the order alone."""
     most = [0] * schedule.stages
-    alive = [0] * schedule.stages
-    for order in schedule.orders:
-        for op in order:
-            if op.kind is Kind.F:
-                alive[op.stage] += 1
-                most[op.stage] = max(most[op.stage], alive[op.stage])
-            elif op.kind in (Kind.B, Kind.W):
-                alive[op.stage] -= 1
+    for device, stages in enumerate(schedule.placement.stages_of):
+        for stage, counts in zip(stages, zip(*schedule.in_flight(device), strict=True), strict=False):
+            most[stage] = max(counts)
     return most
-
-
-def ladder(units: Units, unit: int, allowed: Sequence[str] | None = None) -> list[tuple[str, float, float]]:
-    """A unit's efficient strategies from `none` on: (name, extra time, extra bytes saved) of each step.
-
-    `allowed`: the only names to choose from next to `none` (None: all).
-    """
-    strategies = {
-        name: s for name, s in units.units[unit].strategies.items() if allowed is None or name in ("none", *allowed)
-    }
-    kept, spent = float(strategies["none"].activation), 0.0
-    steps: list[tuple[str, float, float]] = []
-    while True:
-        better = [
-            ((float(s.recompute) - spent) / (kept - float(s.activation)), -float(s.activation), name)
-            for name, s in strategies.items()
-            if s.activation < kept
-        ]
-        if not better:
-            return steps
-        _, _, name = min(better)
-        chosen = strategies[name]
-        steps.append((name, float(chosen.recompute) - spent, kept - float(chosen.activation)))
-        kept, spent = float(chosen.activation), float(chosen.recompute)
 
 
 def cheapest_strategies(
@@ -93,16 +64,16 @@ def cheapest_strategies(
     placement = repricer.schedule.placement
     bounds = list(accumulate(lengths, initial=0))
     alive = in_flight(repricer.schedule)
-    ladders = {_key(units, i): ladder(units, i, allowed) for i in range(len(units.units))}
+    savings = {_key(units, i): unit.savings(allowed) for i, unit in enumerate(units.units)}
     increments: list[list[Increment]] = []
     for stages in placement.stages_of:
         mine = [
             Increment(s, i, name, time, saved * alive[s])
             for s in stages
             for i in range(bounds[s], bounds[s + 1])
-            for name, time, saved in ladders[_key(units, i)]
+            for name, time, saved in savings[_key(units, i)]
         ]
-        # A unit's later steps are dearer than its earlier ones, so a stable sort keeps each ladder's order.
+        # A unit's later steps are dearer than its earlier ones, so a stable sort keeps their order.
         increments.append(sorted(mine, key=lambda step: step.price))
 
     def build(taken: Sequence[Sequence[Increment]]) -> Partition:
@@ -252,7 +223,7 @@ def _fewest(
 
 
 def _key(units: Units, unit: int) -> tuple[str, float]:
-    """Units of the same type and size have the same ladder."""
+    """Units of the same type and size have the same savings."""
     return units.units[unit].type, float(units.units[unit].activation)
 
 

@@ -18,12 +18,10 @@ effort, which takes up to a second or two.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from debubble.costs.partition import Partition
-from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
+from debubble.ir import CutOffError, DebubbleError, Placement, StageCosts
 from debubble.planners.partitioning.local_search import (
     PartitionSearch,
     PricedSchedule,
@@ -31,6 +29,8 @@ from debubble.planners.partitioning.local_search import (
     loads,
     priced_stages,
     step_time,
+    with_fewest_host_steps,
+    with_least_recomputation,
 )
 from debubble.planners.portfolio.published import as_published
 from debubble.planners.portfolio.trials import (
@@ -47,7 +47,7 @@ from debubble.planners.registry import planner
 from debubble.planners.restriction import as_run
 from debubble.registry import is_own
 from debubble.schedules import schedules
-from debubble.search.effort import RESIMULATED, Effort
+from debubble.search.effort import Effort
 from debubble.simulator import Repricer
 
 FINALISTS = 3
@@ -57,9 +57,9 @@ RANKING = 0.5
 """Share of the effort after which no further order is tried, once one fits; until then, all of it."""
 LONG, SHORT = 4, 3
 """Micro-batches per device above which a step is ranked by a short one, and those that this has."""
-SMALL = 32
+SMALL_STEP_PAIRS = 32
 """Pairs of a device and a micro-batch up to which a step is small."""
-LOOKED_AT = 0.01
+TRIAL_SECONDS = 0.01
 """Seconds of the reference machine to build an order of a scaled-down problem and to fit it."""
 
 
@@ -101,7 +101,7 @@ class _Portfolio:
         self._of_plugins = {name: "not tried" for name, entry in schedules.items() if not is_own(entry.build)}
         """What came of the schedules of other packages, in words."""
         p, m = problem.devices, problem.micro_batches
-        self.small = p * m <= SMALL
+        self.small = p * m <= SMALL_STEP_PAIRS
         # What divides m by p divides the short step too: some schedules group micro-batches by p.
         self.short = (
             replace(problem, micro_batches=SHORT * p + m % p)
@@ -183,7 +183,7 @@ class _Portfolio:
         if alike is None:
             return 1.0
         small, costs = alike
-        self.effort.spend(LOOKED_AT)
+        self.effort.spend(TRIAL_SECONDS)
         try:
             schedule = order.like(small.devices).build(small, costs, tries=TRIES)
             time = priced_stages(small, Repricer(schedule), costs).time
@@ -213,38 +213,19 @@ class _Portfolio:
 
         Raises DebubbleError if it does not fit.
         """
-        lengths, costs = self._cut(trial)
-        try:
-            return self._with_least_recomputation(trial.order.build(self.short, costs), lengths, costs)
-        except InfeasibleError:
-            if not hosts:
-                raise
-            for hosted in self.problem.host_step_choices(trial.order.placement):
-                with suppress(InfeasibleError):
-                    self.effort.spend(trial.price(self.short.micro_batches))
-                    return self._on_hosts(trial.order, lengths, hosted)
-            raise
+        lengths, on_devices = self._cut(trial)
+        placement = trial.order.placement
 
-    def _with_least_recomputation(
-        self, schedule: Schedule, lengths: Sequence[int], costs: StageCosts
-    ) -> PricedSchedule:
-        """A schedule of the short step with the least recomputation that fits."""
-        repricer = Repricer(schedule)
-        try:
-            match self.short.workload:
-                case FixedStages():
-                    return priced_stages(self.short, repricer, costs)
-                case ModelUnits(units):
-                    return PartitionSearch(self.short, units, repricer).fitted(lengths)
-        finally:
-            pairs = repricer.schedule.stages * self.short.micro_batches
-            self.effort.spend(RESIMULATED * pairs * repricer.simulations)
+        def fit(hosted: frozenset[int]) -> PricedSchedule:
+            costs = on_devices
+            if hosted:
+                self.effort.spend(trial.price(self.short.micro_batches))
+                units = self.problem.units
+                costs = units.stage_costs(Partition.cut(units, lengths), placement, on_host=hosted)
+            schedule = trial.order.build(self.short, costs).with_host_steps(hosted)
+            return with_least_recomputation(self.short, schedule, [lengths], self.effort)
 
-    def _on_hosts(self, order: Order, lengths: Sequence[int], hosted: frozenset[int]) -> PricedSchedule:
-        """The order whose hosts step these stages; raises DebubbleError if it does not fit."""
-        units = self.problem.units
-        costs = units.stage_costs(Partition.cut(units, lengths), order.placement, on_host=hosted)
-        return self._with_least_recomputation(order.build(self.short, costs).with_host_steps(hosted), lengths, costs)
+        return with_fewest_host_steps(self.problem, placement, fit) if hosts else fit(frozenset())
 
     def candidate(self, order: Order, found: PricedSchedule) -> Candidate:
         """Price a schedule of the short step for the whole one."""

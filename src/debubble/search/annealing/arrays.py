@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from debubble.ir import InputError, Kind, Number, Op, Schedule, StageCosts
+from debubble.ir.arrays import Floats, Ints
 from debubble.ir.ops import CODE
 from debubble.kernels import as_block
 from debubble.search.annealing.layout import (
@@ -31,9 +32,7 @@ from debubble.search.annealing.layout import (
     SENT,
     B,
     F,
-    Floats,
     I,
-    Ints,
     KernelLayout,
     L,
     O,

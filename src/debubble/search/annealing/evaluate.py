@@ -1,24 +1,21 @@
 """The compiled evaluator: what `lower` and `simulate` say of lists of operations, without building a Program.
 
-It walks the lists as the lanes would, with the same static admission (ir/lowering/admission.py) and the same
+It follows the lists as the lanes would, with the same static admission (ir/lowering/admission.py) and the same
 arithmetic, and stops as soon as the result cannot be better than a threshold.  Where devices share links to the host
 transfers wait for their turns (shared_links.py).
 
-Everywhere `a` is the KernelLayout, `x` the block of floats and `n` that of whole numbers.  A device's walk keeps what
+Everywhere `a` is the KernelLayout, `x` the block of floats and `n` that of whole numbers.  A device's turn keeps what
 it changes at every operation in local variables, and writes it to the blocks at the end of its turn.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.incremental import copy_numbers, delay, go_to_end, mark, met
-from debubble.search.annealing.layout import COUNT, NEEDED, RELOADED, ROW, SENT, Floats, Ints, KernelLayout, L, O, R
-from debubble.search.annealing.rules import admit_compute, admit_reload, longest, sent
+from debubble.search.annealing.layout import COUNT, NEEDED, RELOADED, ROW, SENT, KernelLayout, L, O, R
+from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, longest, sent
 from debubble.search.annealing.shared_links import begin_by_arrival
-
-INFINITY = np.inf
 
 
 @inlined
@@ -106,7 +103,7 @@ def advance_transfer(
 
 @borrowing
 def advance_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
-    """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
+    """Advance a device as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
     size = a.stages * a.micro_batches
     limit, work = x[a.limit + d], x[a.work + d]
     begun: int = n[a.cursor + d]
@@ -194,10 +191,10 @@ def advance(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, th
             return INFINITY
         for step in range(a.devices):
             d = a.devices - 1 - step if n[a.downward] else step
-            walked = advance_list(a, x, n, orders, lengths[d], d, threshold)
-            if walked < 0:
+            advanced = advance_list(a, x, n, orders, lengths[d], d, threshold)
+            if advanced < 0:
                 return INFINITY
-            remaining -= walked
+            remaining -= advanced
         if remaining == before:
             return INFINITY
         n[a.downward] = 1 - n[a.downward]

@@ -1,6 +1,6 @@
 """Incremental evaluation: only what a move has changed is evaluated again.
 
-While it walks the lists an evaluation leaves marks: the state of all devices at some moments.  Lists that begin alike
+While it follows the lists an evaluation leaves marks: the state of all devices at some moments.  Lists that begin alike
 have the same times up to the last mark before their first difference, so that the next evaluation begins there.  Where
 the lists are alike again and the devices are in the state that they were in at a mark, all that follows is known too.
 The evaluation that was last accepted is kept; what another one overwrites is put back if it is not accepted.
@@ -8,8 +8,9 @@ The evaluation that was last accepted is kept; what another one overwrites is pu
 
 from __future__ import annotations
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined
-from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, KernelLayout, L, O
+from debubble.search.annealing.layout import MARKS, SENT, B, I, KernelLayout, L, O
 
 SAME = -2
 """Nothing differs."""
@@ -27,7 +28,7 @@ def copy_numbers(block: Floats | Ints, source: int, to: int, count: int) -> None
 
 @borrowing
 def mark(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
-    """Note the state of the devices, and say so, at the beginning and if enough was walked since the last mark."""
+    """Note the state of the devices, and say so, at the beginning and some way after the last mark."""
     count = n[a.marked + 1]
     total = 5 * a.stages * a.micro_batches
     if count == MARKS or (count > 0 and (total - remaining) * (MARKS - 1) < count * total):

@@ -18,9 +18,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from debubble.ir import Kind
 
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.R, Kind.O, Kind.L)
@@ -42,9 +39,6 @@ neighbouring stages; else two operations change places.  Where a move is not all
 FROM_SCRATCH: Shares = (22, 28, 38, 60, 80, 100)
 FROM_A_PLAN: Shares = (8, 10, 35, 60, 85, 100)
 """Where a start's offloads are chosen well: on a plan of `joint` all other moves gained ten times as much."""
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class KernelLayout(NamedTuple):
@@ -154,7 +148,7 @@ class KernelLayout(NamedTuple):
     facts: int
     """[op, NEEDED to ROW]"""
     cursor: int
-    """[d]: operations walked."""
+    """[d]: operations passed."""
     compute: int
     """[d]: last compute operation, -1 before the first."""
     transfer: int
@@ -204,7 +198,7 @@ class KernelLayout(NamedTuple):
     """[d]: likewise."""
     stepped_why: int
     """[stage]: likewise."""
-    # What walks by arrival need next to (shared_links.py); without link groups all but `stale` are empty.
+    # For evaluation by arrival (shared_links.py); without link groups all but `stale` are empty.
     stale: int
     """[d]: 1 if the tables below are those of another list than the accepted one."""
     noted_from: int

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined, jit
-from debubble.search.annealing.evaluate import INFINITY, advance, choose_rows, count_work, evaluate
+from debubble.search.annealing.evaluate import advance, choose_rows, count_work, evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
-from debubble.search.annealing.layout import COUNT, DEEPER, B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
-from debubble.search.annealing.rules import last_of, step_on_hosts
+from debubble.search.annealing.layout import COUNT, DEEPER, B, F, I, KernelLayout, L, O, R, Shares
+from debubble.search.annealing.rules import INFINITY, last_of, step_on_hosts
 from debubble.search.annealing.shared_links import follow_back, go_on_by_arrival
+
+PRIME = 2147483647
+"""Modulus of the random numbers."""
 
 
 @borrowing
 def draw(state: Ints, below: int) -> int:
     """A pseudo-random number in [0, below): Park and Miller's generator, the same compiled or not."""
-    state[0] = state[0] * 48271 % 2147483647
-    drawn: int = state[0] * below // 2147483647
+    state[0] = state[0] * 48271 % PRIME
+    drawn: int = state[0] * below // PRIME
     return drawn
 
 
@@ -322,7 +326,7 @@ def anneal(
     best_value: float, steps: int, temperature: float, weight: float, target: float, offload: bool, recompute: bool,
     shares: Shares, random: Ints,
 ) -> tuple[float, int]:  # fmt: skip
-    """Walk `steps` moves from (orders, lengths) at a temperature; keep the best in `best_*`.
+    """Make `steps` moves from (orders, lengths) at a temperature; keep the best in `best_*`.
 
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """

@@ -1,4 +1,4 @@
-"""One walk of the local search: the compiled kernel with its own arrays, lists and random numbers."""
+"""One chain of the local search: the compiled kernel with its own arrays, lists and random numbers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import numpy as np
 from debubble.ir import Schedule
 from debubble.search.annealing.arrays import arrays_of, decode, encode
 from debubble.search.annealing.layout import COUNT, DEEPER, FROM_SCRATCH, Shares
-from debubble.search.annealing.moves import anneal
+from debubble.search.annealing.moves import PRIME, anneal
 from debubble.search.problem import Incumbent, OrderProblem
 
 SLOPE = 0.4
 """Weight of the mean end of the backwards for inputs, next to the objective."""
-PRIME = 2147483647
 
 
 class OrderChain:
     """Lists of a problem that change, and the best that they have been.
 
-    Walkers of several threads share nothing.  `orders` and `lengths` are the lists as `encode` writes them,
+    Chains of several threads share nothing.  `orders` and `lengths` are the lists as `encode` writes them,
     `best_orders` and `best_lengths` the best so far.
 
     Args:
         problem: The operations to order.
-        start: Where the walk starts.
+        start: Where the chain starts.
         seed: Seed of its random numbers.
         shares: How often which move is made.
 

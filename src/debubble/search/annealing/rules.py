@@ -1,4 +1,4 @@
-"""The rules of the kernel's devices: memory, messages, and the objective, however their lists are walked.
+"""The rules of the kernel's devices: memory, messages, and the objective, however their lists are followed.
 
 Admission is static: the rules are those of ir/lowering/admission.py, and know no times.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined
-from debubble.search.annealing.layout import ROW, B, Floats, Ints, KernelLayout, W
+from debubble.search.annealing.layout import ROW, B, KernelLayout, W
 
 INFINITY = np.inf
 

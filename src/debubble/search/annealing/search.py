@@ -28,9 +28,9 @@ COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
 """Shares of the search at which coolings begin: short ones for easy problems, then a slow one."""
 COOLING_STEPS = 16
 """Temperatures of a cooling, at least."""
-SELDOM = 10
-"""Where simulation agrees with the walk it is asked for improvements once in the work of so many simulations, and where
-the search ends; of chains in parallel also where a cooling ends."""
+CHECK_RATIO = 10
+"""Where simulation agrees with the chain, its improvements are simulated once in the work of so many simulations, and
+where the search ends; of chains in parallel also where a cooling ends."""
 RESTART_RATIO = 1.005
 """A chain restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
 get stuck."""
@@ -42,18 +42,14 @@ def search(
     starts: Iterable[Schedule] = (),
     steps: int = 50 * BURST,
     seed: int = 0,
-    bound: Number = 0,
-    workers: int = 1,
 ) -> Iterator[Incumbent]:
     """Better and better schedules of a problem, each with its exact objective and a lower bound.
 
     Args:
         problem: The operations to order.
         starts: Schedules to improve, tried next to the constructed ones.
-        steps: Number of moves of each chain.
-        seed: The result depends on it, on the steps and on the number of chains alone.
-        bound: One that is already known.
-        workers: Walkers in parallel.
+        steps: Number of moves.
+        seed: The result depends on it and on the steps alone.
 
     Returns:
         The stream; it ends when the bound is met or the steps are done.
@@ -61,10 +57,10 @@ def search(
     Raises:
         InfeasibleError: No start fits the memory limit.
     """
-    for best in best_starts(problem, starts=starts, bound=bound, effort=Effort(math.inf)):
+    for best in best_starts(problem, starts=starts, effort=Effort(math.inf)):
         yield best
     if steps and not best.optimal:
-        yield from improve(problem, best, steps=steps, seed=seed, workers=workers)
+        yield from improve(problem, best, steps=steps, seed=seed)
 
 
 def best_starts(
@@ -140,7 +136,7 @@ def improve(
         steps: Moves of each chain; by default as many as the effort pays for.
         effort: Counter of the moves; endless by default.
         seed: The result depends on it, on the steps and on the number of chains alone.
-        workers: Walkers in parallel, which exchange their best after every burst.
+        workers: Chains in parallel, which exchange their best after every burst.
         hot: Temperatures at which a cooling begins, in mean operation times, of the first chain, the second and so on
             in turn.
         coolings: Shares of the search at which a cooling begins; the last entry is where the last one ends.
@@ -156,7 +152,7 @@ def improve(
         of_chunks=problem.placement.chunks > 1 and not problem.frees_memory,
     )
     steps = effort.moves(price) if steps is None else steps
-    between = SELDOM * SIMULATION * pairs / price
+    between = CHECK_RATIO * SIMULATION * pairs / price
     chains = [OrderChain(problem, best, seed=seed * 7919 + worker, shares=shares) for worker in range(workers)]
     done, simulated, before, agrees = 0, 0, best.seconds, False
     with ThreadPoolExecutor(workers) as pool:
@@ -179,7 +175,7 @@ def improve(
                 moves = [search.result() for search in searches]
                 done += max(moves)
                 effort.spend(max(moves) * price)
-                # Walkers in parallel exchange their best where a cooling ends.
+                # Chains in parallel exchange their best where a cooling ends.
                 until = end if workers > 1 else 1
                 goes_on = done / steps < until and min(moves) == count and not effort.deadline.passed
                 if goes_on and agrees and done - simulated < between:

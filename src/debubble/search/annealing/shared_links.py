@@ -1,15 +1,14 @@
 """Evaluation with shared links to the host: transfers take their turns in the order in which they become ready.
 
-What an operation waits for on its own device follows from its list alone: `follow_list` notes it.  Compute lanes are
-walked ahead until they need a transfer or another device's result.  Devices of a link group take their link by arrival
+What an operation waits for on its own device follows from its list alone: `follow_list` notes it.  Compute lanes run
+ahead until they need a transfer or another device's result.  Devices of a link group take their link by arrival
 (ir/lowering/contention.py): a transfer has its turn once no other of the group can be ready before it, as those that
 wait for compute operations to come are not ready before what their device has computed so far.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.incremental import START, copy_numbers, delay, mark
 from debubble.search.annealing.layout import (
@@ -18,15 +17,12 @@ from debubble.search.annealing.layout import (
     RELOADED,
     ROW,
     SENT,
-    Floats,
-    Ints,
     KernelLayout,
     L,
     O,
 )
-from debubble.search.annealing.rules import admit_compute, admit_reload, longest, sent
+from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, longest, sent
 
-INFINITY = np.inf
 COMPUTE, DOWN, UP = range(3)
 """The lanes of a device."""
 TO_COME = -2.0
@@ -287,7 +283,7 @@ def serve_first(a: KernelLayout, x: Floats, n: Ints) -> int:
 
 @inlined
 def compute(a: KernelLayout, x: Floats, n: Ints, d: int, threshold: float) -> tuple[int, bool]:
-    """Walk a device's compute operations as far as what they wait for has an end.
+    """Advance a device's compute operations as far as what they wait for has an end.
 
     Returns how many these were, -1 if the whole comes out above the threshold, and whether the next one waits for a
     transfer.
@@ -335,7 +331,7 @@ def compute(a: KernelLayout, x: Floats, n: Ints, d: int, threshold: float) -> tu
 def begin_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float
 ) -> float:
-    """The objective of lists that are walked from their beginning; infinite as in `evaluate`."""
+    """The objective of lists from their beginning; infinite as in `evaluate`."""
     x[a.turn : a.turn + 2 * a.devices] = -1.0
     n[a.previous : a.previous + 3 * a.devices] = -1
     n[a.stale : a.stale + a.devices] = 1
@@ -404,7 +400,7 @@ def go_to_mark(
 def advance_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, remaining: int, whole: int, threshold: float, latest: float
 ) -> float:
-    """The rest of an evaluation, abandoned where it is late as in `evaluate.walk`.
+    """The rest of an evaluation, abandoned where it is late as in `evaluate.advance`.
 
     TOO_LATE if a transfer should have taken its turn before the mark that it continues from.
     """
@@ -418,10 +414,10 @@ def advance_by_arrival(
             d = a.devices - 1 - step if n[a.downward] else step
             waits = True
             while waits:
-                walked, waits = compute(a, x, n, d, threshold)
-                if walked < 0:
+                advanced, waits = compute(a, x, n, d, threshold)
+                if advanced < 0:
                     return INFINITY
-                remaining -= walked
+                remaining -= advanced
                 if waits:
                     waits = False
                     for lane in range(DOWN, UP + 1 - a.half_duplex):

@@ -97,7 +97,7 @@ def _first_excess(problem: OrderProblem, schedule: Schedule, capacity: Number, c
 
 
 class _BeladyScan:
-    """Walks one device's compute operations and puts transfers between them."""
+    """Goes through one device's compute operations and puts transfers between them."""
 
     def __init__(self, problem: OrderProblem, base: Schedule, device: int, eager: Container[Pair]) -> None:
         self.problem, self.base, self.eager = problem, base, eager

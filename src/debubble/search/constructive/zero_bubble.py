@@ -35,7 +35,7 @@ from debubble.search.problem import Objective
 
 Value = tuple[Number, Number]
 
-WORK = 45_000
+TRIAL_OPERATIONS = 45_000
 """Operations that may be dispatched while trying candidates, unless a number of `tries` is asked for."""
 
 RULES = tuple(
@@ -69,15 +69,15 @@ def best_order(
 ) -> Schedule | None:
     """Search the shortest order of F, I and W with `capacity` bytes for activations per device; None if no order fits.
 
-    As many candidates are tried as WORK allows, unless `tries` says how many.
+    As many candidates are tried as TRIAL_OPERATIONS allows, unless `tries` says how many.
     """
     sample = min(micro_batches, 2 * placement.devices)
     operations = 3 * placement.stages * micro_batches
     if tries is None:
-        tries = min(max(10, WORK * micro_batches // (operations * sample)), 200)
+        tries = min(max(10, TRIAL_OPERATIONS * micro_batches // (operations * sample)), 200)
     shaper = _CandidateTrials(placement, costs, capacity, objective)
     fitting = filter(None, (shaper.outcome(c, micro_batches) for c in shaper.ranked(sample, tries)))
-    outcomes = list(islice(fitting, max(2, WORK // (4 * operations))))
+    outcomes = list(islice(fitting, max(2, TRIAL_OPERATIONS // (4 * operations))))
     if not outcomes:
         # Blocks may get stuck.
         outcomes = greedy_schedules(placement, micro_batches, costs, capacity, RULES[:2])

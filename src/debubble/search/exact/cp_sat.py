@@ -19,7 +19,7 @@ from debubble.simulator import simulate
 
 HALVES = {Kind.F: ("F",), Kind.I: ("I",), Kind.W: ("W",), Kind.B: ("I", "W")}
 """Orders of micro-batches that a compute operation is part of."""
-ROOMY = 4
+HORIZON_FACTOR = 4
 """Horizon, in the value to beat: where any order fits below it, a first solution and good bounds come at once; with a
 horizon as short as the value the solver stays in a hard search for feasibility."""
 
@@ -46,7 +46,7 @@ def solve(
     everything = problem.halves_cover_wholes and not problem.recomputes_in_two_ways and not (whole and problem.split)
     model = build(
         problem,
-        horizon=ROOMY * best.value,
+        horizon=HORIZON_FACTOR * best.value,
         whole=whole,
         ordered=everything or keeps_order(best.schedule),
     )

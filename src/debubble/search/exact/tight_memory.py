@@ -19,20 +19,20 @@ from debubble.search.annealing.search import improve, verify
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort, solver_of
 from debubble.search.exact.cp_model import ScheduleModel, build, grid, schedule_of
-from debubble.search.exact.cp_sat import ROOMY, prove, solve, tolerate_wrong_models
+from debubble.search.exact.cp_sat import HORIZON_FACTOR, prove, solve, tolerate_wrong_models
 from debubble.search.problem import Incumbent, OrderProblem
 
-LARGEST = 1024
+MAX_PAIRS = 1024
 """Stages x micro-batches up to which the whole problem is given to CP-SAT."""
-SMALL = 64
+MAX_CLOSED_PAIRS = 64
 """Stages x micro-batches up to which CP-SAT closes it whatever the times are."""
-WHOLE = 2.1
+WHOLE_EFFORT = 2.1
 """Effort for the whole problem; coarse times need a third of it at p = 8, m = 32."""
-SKELETON = 3.0
+SKELETON_EFFORT = 3.0
 """Effort for the skeleton."""
 STEPS = 2**10
 """Steps of the longest time that the skeleton sees where times are no fractions: finer ones take it minutes."""
-COARSE = 2
+MAX_GRID_STEPS = 2
 """Steps of the times' grid in the mean time of F, I and W up to which the problem is said to be coarse."""
 
 Completion = Callable[[Schedule], Schedule | None]
@@ -46,7 +46,7 @@ def improve_tight(
     `complete` places the W of a schedule anew between its F and I, which keep their order; without it the skeleton is
     not tried.  Yields better schedules and bounds.
     """
-    if problem.stages * problem.micro_batches <= LARGEST:
+    if problem.stages * problem.micro_batches <= MAX_PAIRS:
         with tolerate_wrong_models():
             for better in _exact(problem, best, complete):
                 best = better
@@ -57,8 +57,8 @@ def improve_tight(
 
 def _exact(problem: OrderProblem, best: Incumbent, complete: Completion | None) -> Iterator[Incumbent]:
     """CP-SAT on the problem as it is where that may close it, elsewhere on its skeleton and for rounded times."""
-    if problem.stages * problem.micro_batches <= SMALL or has_coarse_times(problem):
-        for better in solve(problem, best, effort=Effort(WHOLE)):
+    if problem.stages * problem.micro_batches <= MAX_CLOSED_PAIRS or has_coarse_times(problem):
+        for better in solve(problem, best, effort=Effort(WHOLE_EFFORT)):
             best = better
             yield best
     if not best.optimal and complete is not None:
@@ -68,7 +68,7 @@ def _exact(problem: OrderProblem, best: Incumbent, complete: Completion | None) 
         return
     coarse = with_rounded_times(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
-    for rounded_best in solve(coarse, start, effort=Effort(WHOLE)):
+    for rounded_best in solve(coarse, start, effort=Effort(WHOLE_EFFORT)):
         improved = verify(problem, rounded_best.schedule, best, below=best.value)
         if improved is not None:
             best = replace(improved, source="cp-sat")
@@ -77,7 +77,7 @@ def _exact(problem: OrderProblem, best: Incumbent, complete: Completion | None) 
 
 def _from_skeleton(problem: OrderProblem, best: Incumbent, complete: Completion) -> Incumbent:
     """Take the order of the skeleton where that is better, and its bound if the skeleton is of this very problem."""
-    simple, horizon, effort = with_late_release(problem), ROOMY * best.value, Effort(SKELETON)
+    simple, horizon, effort = with_late_release(problem), HORIZON_FACTOR * best.value, Effort(SKELETON_EFFORT)
     model, solver = _skeleton(simple, horizon, lower_bound(simple), effort)
     bound = prove(solver, model, horizon, effort)
     if simple == problem:
@@ -105,7 +105,7 @@ def with_late_release(problem: OrderProblem) -> OrderProblem:
 def has_coarse_times(problem: OrderProblem) -> bool:
     """Tell whether all times are multiples of a large part of their mean."""
     times = _times(problem)
-    return sum(times) <= COARSE * len(times) * grid([*times, *problem.costs.communication])
+    return sum(times) <= MAX_GRID_STEPS * len(times) * grid([*times, *problem.costs.communication])
 
 
 def _times(problem: OrderProblem) -> tuple[Number, ...]:
@@ -120,16 +120,6 @@ def with_rounded_times(problem: OrderProblem) -> OrderProblem:
     least = {"forward": 1, "backward_input": 1, "backward_weight": 1, "communication": 0}
     rounded = {name: [max(low, round(time / unit)) for time in getattr(costs, name)] for name, low in least.items()}
     return replace(problem, costs=costs.replace(**rounded))
-
-
-def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bound: Number = 0) -> Number:
-    """Bound a problem without offload and recomputation by its skeleton.
-
-    `horizon` is a time that some schedule takes, `bound` one that is already known.
-    """
-    known = max(bound, lower_bound(problem))
-    model, solver = _skeleton(problem, horizon, known, effort)
-    return max(known, prove(solver, model, horizon, effort))
 
 
 def _skeleton(problem: OrderProblem, horizon: Number, known: Number, effort: Effort) -> tuple[ScheduleModel, Any]:

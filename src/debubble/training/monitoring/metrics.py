@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from debubble.ir import Lane, Op
 from debubble.ir.trace import TraceEvent
-from debubble.simulator.timeline import WORK
+from debubble.simulator.timeline import BUSY_KINDS
 
 
 class DeviceWork(NamedTuple):
@@ -23,7 +23,7 @@ class DeviceWork(NamedTuple):
     @staticmethod
     def of(events: Sequence[TraceEvent]) -> DeviceWork:
         """The work in a device's own events."""
-        computing = [e for e in events if e.lane is Lane.COMPUTE and Op.parse(e.name).kind in WORK]
+        computing = [e for e in events if e.lane is Lane.COMPUTE and Op.parse(e.name).kind in BUSY_KINDS]
         busy = sum(e.end - e.start for e in computing)
         return DeviceWork(busy, min(e.start for e in events), max(e.end for e in events))
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from debubble.formatting import size_words, time_words
 from debubble.ir import InputError, Origin
-from debubble.planners.degrees import Footprint, Job, Misfit, footprints
+from debubble.planners.degrees.memory import Footprint, footprints
+from debubble.planners.degrees.remedies import Misfit
+from debubble.planners.degrees.space import Job
 from debubble.views.html.strips import bars
 from debubble.views.html.templates import render
 from debubble.views.memory_table import PARTS

@@ -8,7 +8,7 @@ from typing import Any
 from debubble.errors import readable_bytes
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind
-from debubble.planners.analysis.explanation import ADVICE, ALL_TO_ALL, FILLING, MUCH, Explanation
+from debubble.planners.analysis.explanation import ADVICE, ALL_TO_ALL, FILLING, REMARK_SHARE, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, memory_excess
 from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
@@ -118,7 +118,7 @@ def _help_by_idle_time(scene: Scene) -> dict[str, Any]:
     idle[FILLING] = idle.pop(Cause.WARM_UP.value) + idle.pop(Cause.COOL_DOWN.value)
     most = max(idle.keys() & ADVICE.keys(), key=lambda cause: (idle[cause], cause))
     share = idle[most] / (float(scene.timeline.makespan) * scene.devices)
-    if share < MUCH:
+    if share < REMARK_SHARE:
         return {"answer": "Less work: the devices are hardly ever idle.", "more": []}
     stake = f"At stake is what {most} takes: {100 * share:.1f}% of the devices' time."
     return {"answer": _sentence(ADVICE[most].removesuffix(",")), "more": [stake]}

@@ -24,6 +24,7 @@ from debubble.papers.chronospipe.figures.memory_model import (
     PLAIN,
     QWEN2_32B,
     RECOMP,
+    TENSOR,
     Method,
     Shape,
     percent,
@@ -118,8 +119,8 @@ def _total(method: Method, layers: int) -> float:
 
 def total_of(shape: Shape, method: Method) -> float:
     """GB on a device at PP8 TP8, micro-batch 2, 4K tokens; layers only."""
-    activations = shape.layers * shape.layer_activation(tokens=2 * 4096, tensor=8)
-    states = shape.layers * shape.layer_states(tensor=8) / 8
+    activations = shape.layers * shape.layer_activation(2 * 4096)
+    states = shape.layers * (STATE_BYTES * shape.layer_parameters / TENSOR / GB) / 8
     return activations * method.activations(8) + states * method.states
 
 

@@ -21,6 +21,8 @@ from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
 
 GB = 1e9
+TENSOR = 8
+"""Tensor-parallel ranks."""
 LIMIT = 32
 """GB of device memory."""
 MESSAGE = Fraction(104, 1000)
@@ -47,14 +49,10 @@ class Shape:
         """Parameters of one layer."""
         return self.hidden * (2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.ffn)
 
-    def layer_activation(self, *, tokens: int, tensor: int) -> float:
+    def layer_activation(self, tokens: int) -> float:
         """GB on one device."""
         divided = 6 * self.queries + 4 * self.keys + (4 if self.gated else 2) * self.ffn
-        return tokens * (4 * self.hidden + divided / tensor) / GB
-
-    def layer_states(self, *, tensor: int) -> float:
-        """GB on one device, of a layer in its stage."""
-        return STATE_BYTES * self.layer_parameters / tensor / GB
+        return tokens * (4 * self.hidden + divided / TENSOR) / GB
 
 
 LLAMA2_70B = Shape(name="LLaMA2-70B", layers=80, hidden=8192, queries=8192, keys=1024, ffn=28672, gated=True)
@@ -63,7 +61,7 @@ PALM_62B = Shape(name="PaLM-62B", layers=64, hidden=8192, queries=8192, keys=256
 OPT_66B = Shape(name="OPT-66B", layers=64, hidden=9216, queries=9216, keys=9216, ffn=36864, gated=False)
 
 
-LAYER = LLAMA2_70B.layer_activation(tokens=2 * 4096, tensor=8)
+LAYER = LLAMA2_70B.layer_activation(2 * 4096)
 """GB of one layer's activations."""
 
 HOST_STEP = Fraction(4 * 10_000, 4545)

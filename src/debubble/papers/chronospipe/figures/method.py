@@ -49,7 +49,7 @@ def figure_1() -> Iterator[Exhibit]:
     for scale, length, activation, states in PAPER.printed["figure-1"]:
         layers = scale * LLAMA2_70B.layers
         # As the paper, whose layers hold 0.44 GB: rounded before they are counted.
-        layer = round(LLAMA2_70B.layer_activation(tokens=2 * 1024 * length, tensor=8), 2)
+        layer = round(LLAMA2_70B.layer_activation(2 * 1024 * length), 2)
         ours = layers * layer * PLAIN.activations(8)
         state = 18 * 70e9 * scale / 64 / GB
         rows.append(
@@ -80,24 +80,15 @@ def figure_2() -> Iterator[Exhibit]:
     peaks = [INTERLEAVED.activations(p) for p in (4, 8, 16)]
     yield PAPER.claim("figure-2.peak-interleaved", peaks)
     runs = {p: INTERLEAVED.run(p, 4 * p) for p in (4, 8)}
-    yield PAPER.claim("figure-2.blocks", [count for run in runs.values() for count in _at_the_peak(run)])
+    yield PAPER.claim(
+        "figure-2.blocks", [count for run in runs.values() for count in max(run.program.schedule.in_flight(0), key=sum)]
+    )
     yield PAPER.claim("figure-2.bubble", [_bubble(run) / _bubble(PLAIN.run(p, 4 * p)) for p, run in runs.items()])
     yield PAPER.claim("figure-2.traffic", [_reduced_and_gathered()])
     yield _drawn(
         ("Interleaved 1F1B, v = 2 (Figure 2a)", "interleaved", CHUNKS),
         ("Breadth-first, v = 2 (Figure 2b)", "breadth-first", CHUNKS),
     )
-
-
-def _at_the_peak(run: Timeline) -> list[int]:
-    """The activations of each of device 0's stages when it holds most."""
-    schedule = run.program.schedule
-    stages = schedule.placement.stages_of[0]
-    alive, held = dict.fromkeys(stages, 0), []
-    for op in schedule.orders[0]:
-        alive[op.stage] += {Kind.F: 1, Kind.B: -1}[op.kind]
-        held.append(list(alive.values()))
-    return max(held, key=sum)
 
 
 def _bubble(run: Timeline) -> float:
@@ -201,7 +192,7 @@ LARGE = 1000
 def _windows(p: int) -> tuple[int, ...]:
     """Idle backwards of device 0 in the cool-down and idle forwards in the warm-up, each by the paper and simulated."""
     run = CHRONOS.run(p, 2 * p + 2)
-    idle = int(step_window(run, device=0, chunk=1) / 2), int(upload_window(run, device=0, chunk=1))
+    idle = int(step_window(run, device=0, chunk=1) / 2), int(upload_window(run))
     return available_offload(p), idle[0], available_upload(p), idle[1]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 
-from debubble.ir import Kind, Op, StageCosts
+from debubble.ir import StageCosts
 from debubble.papers.chronospipe.figures import own_plans
 from debubble.papers.chronospipe.figures.memory_model import (
     CHRONOS,
@@ -74,7 +74,7 @@ def figure_14() -> Iterator[Exhibit]:
         made = schedules["chronos"](devices=p, micro_batches=32, chunks=2, costs=costs)
         run = simulate(offload_states(made, chunks=[1]), costs)
         longer = float(run.makespan) / (6 * (32 + p - 1)) - 1
-        rows.append((name, published, percent(hidden_share(run, chunk=1)), percent(longer)))
+        rows.append((name, published, percent(hidden_share(run)), percent(longer)))
     ours = [number(hidden) for _, _, hidden, _ in rows]
     yield PAPER.claim("figure-14.hidden", ours[:3], by=longer_by)
     table = PAPER.table("figure-14", rows, by=longer_by)
@@ -94,7 +94,7 @@ def figure_15() -> Iterator[Exhibit]:
     for v in (2, 3, 4):
         for n in range(v + 1):
             made = periodic("", devices=4, micro_batches=24, chunks=v, recompute=dict.fromkeys(range(n), 1))
-            stored = Fraction(_stored_blocks(made.orders[0], 4 * n), 4 * v)
+            stored = Fraction(max(sum(counts[n:]) for counts in made.in_flight(0)), 4 * v)
             rows.append((v, percent(n / v), percent(float(stored)), percent(1 - n / v)))
     kept = {(v, number(share)): number(chronos) for v, share, chronos, _ in rows}
     shares = sorted({share for _, share in kept})
@@ -113,16 +113,6 @@ def figure_15() -> Iterator[Exhibit]:
         },
         unit="percent of m_a",
     )
-
-
-def _stored_blocks(order: Sequence[Op], first: int) -> int:
-    """Peak of a device in blocks of the stages from `first` on."""
-    alive = most = 0
-    for op in order:
-        if op.stage >= first:
-            alive += {Kind.F: 1, Kind.B: -1}.get(op.kind, 0)
-            most = max(most, alive)
-    return most
 
 
 HOST_TIMES = (8, 16, 24, 32, 48)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.ir import InfeasibleError, Kind, Number, Schedule
+from debubble.ir import InfeasibleError, Number, Schedule
 from debubble.papers.obscura.configurations import Configuration, FittedConfiguration, candidate, configurations
 from debubble.papers.obscura.planner import Counts, SimulatedSolution, adjustments, fastest
 from debubble.papers.obscura.schedule import dependency_relaxed, most_migrated, strawman
@@ -14,6 +13,7 @@ from debubble.papers.obscura.step_model import identify
 from debubble.planners import planners
 from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
 from debubble.planners.partitioning.pareto import StageRecomputation
+from debubble.planners.partitioning.recomputation import in_flight
 from debubble.planners.problem import Problem, Solution
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
@@ -48,14 +48,9 @@ def relaxed_full(problem: Problem) -> Solution:
         devices=problem.devices, micro_batches=problem.micro_batches, adjusted_stages=roles.adjusted
     )
     choices = roles.choices(stages, "full")
-    fewest = [_fewest_layers(stages, s, _most_alive(schedule, s)) for s in range(roles.adjusted)]
+    alive = in_flight(schedule)
+    fewest = [_fewest_layers(stages, s, alive[s]) for s in range(roles.adjusted)]
     return stages.solution(schedule, [*fewest, *choices[roles.adjusted :]])
-
-
-def _most_alive(schedule: Schedule, stage: int) -> int:
-    """The micro-batches that a stage holds at most."""
-    in_flight = itertools.accumulate({Kind.F: 1, Kind.B: -1}.get(op.kind, 0) for op in schedule.orders[stage])
-    return max(in_flight)
 
 
 def _fewest_layers(stages: UnitStages, stage: int, alive: int) -> StageRecomputation:

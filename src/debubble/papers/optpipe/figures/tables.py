@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import cache
 from multiprocessing import get_context
 
+from debubble.costs.known_hardware import GIB
 from debubble.ir import Kind, Schedule, StageCosts
 from debubble.papers.optpipe.figures.runs import (
     AS_PRINTED,
@@ -43,7 +44,6 @@ V_SHAPE = "V-shape limited"
 LIMITED_AND_OPTPIPE = (*AS_PRINTED, *LIMITED, "OptPipe")
 OURS = (*METHODS, *(method for method in LIMITED if method not in METHODS), *AS_PRINTED)
 """All that is simulated: the paper's methods, what else takes the limit into its order, and two rules as printed."""
-GIB = 2**30
 PRINTED: Mapping[Setting, Mapping[str, float | None]] = {
     Setting(g, model, m, b): {name: None if t == "OOM" else t for name, t in zip(METHODS, times, strict=True)}
     for g, model, m, b, times in PAPER.printed["table-1"]

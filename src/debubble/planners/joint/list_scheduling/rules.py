@@ -71,7 +71,7 @@ def _ready_backward(a: Step, x: State, d: int, now: float) -> tuple[int, float]:
     """The stage of the oldest backward that can start now, -1 for none, and when the next of the others can."""
     best, best_key, soon = -1, NEVER, NEVER
     capacity = _capacity_now(a, x, d)
-    for n in range(a.held[d]):
+    for n in range(a.stage_counts[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_i[s])
         if j >= x.next_f[s] or x.gradient[s, j] == NEVER or backward_capacity(a, x, s, j) > capacity:
@@ -94,7 +94,7 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
     best, best_key = -1, NEVER
     capacity, capacity_soon = _capacity_now(a, x, d), _capacity_soon(a, x, d)
     spare = a.reserve[d] if x.in_flight[d] > 0 else 0.0
-    for n in range(a.held[d]):
+    for n in range(a.stage_counts[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_f[s])
         if j >= len(a.scales) or x.data[s, j] == NEVER or j - x.next_i[s] >= a.most[s]:
@@ -120,7 +120,7 @@ def _next_recomputation(a: Step, x: State, d: int, now: float, soon: float) -> t
     """
     best, best_key = -1, NEVER
     capacity, capacity_soon = _capacity_now(a, x, d), _capacity_soon(a, x, d)
-    for n in range(a.held[d]):
+    for n in range(a.stage_counts[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_r[s])
         if j >= x.next_f[s] or a.stages[s, AGAIN] <= 0:
@@ -142,7 +142,7 @@ def _next_recomputation(a: Step, x: State, d: int, now: float, soon: float) -> t
 def _oldest_weight(a: Step, x: State, d: int) -> int:
     """The stage of the oldest weight gradient that waits."""
     best, best_key = -1, NEVER
-    for n in range(a.held[d]):
+    for n in range(a.stage_counts[d]):
         s = place_of(a.stages_of[d, n])
         if x.next_w[s] < x.next_i[s] and x.next_w[s] * a.period + a.from_last[s] < best_key:
             best, best_key = s, x.next_w[s] * a.period + a.from_last[s]
@@ -177,7 +177,7 @@ def due_reload(a: Step, x: State, d: int, now: float) -> int:
     best, best_key = -1, NEVER
     # Lists that counted on offloads under way here were faster, but slower once their order was searched.
     capacity = _capacity_now(a, x, d)
-    for n in range(a.held[d]):
+    for n in range(a.stage_counts[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_l[s])
         if a.stages[s, MOVED] <= 0 or j >= x.next_f[s] or x.back[s, j] > now:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.ir import Kind, Op
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined, jit
 from debubble.planners.joint.list_scheduling.rules import (
     back_for,
@@ -47,9 +48,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     WORKSPACE,
     D,
     F,
-    Floats,
     I,
-    Ints,
     L,
     O,
     R,
@@ -255,7 +254,7 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
             least = x.rest[d]
             if kind != R:
                 left -= 1
-                least = max(least, a.behind[kind, s, j])
+                least = max(least, a.remaining_time[kind, s, j])
             if end + least > threshold:
                 return -1
             if kind < W:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from debubble.ir.arrays import Floats, Ints
 
 F, I, W, O, L, R, D, P = range(8)  # noqa: E741 - the field's letters
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import inlined
 from debubble.planners.joint.list_scheduling.stage_table import (
     AGAIN,
@@ -30,9 +31,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     WEIGHT,
     WORKSPACE,
     F,
-    Floats,
     I,
-    Ints,
     W,
 )
 
@@ -52,11 +51,11 @@ class Step(NamedTuple):
         scales: Per micro-batch, its length: the factor on its times and bytes.
         most: Per stage, the micro-batches that may be between their forward and their backward.
         stages_of: [device, place]: the stages of a device.
-        held: Per device, how many these are.
+        stage_counts: Per device, how many these are.
         to_stage: Per stage, the time that a micro-batch takes to it forwards.
         from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards; longer than a step
             for stages whose backwards come after all micro-batches of another one.
-        after: [F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
+        remaining_time: [F, I or W, stage, micro-batch]: the least time from its end to the end of the step.
         reserve: Per device, the room kept for one backward: its workspace and its reload.
         period: The time of a micro-batch on the busiest device.
         backlog: The policy's entries from here on.
@@ -77,10 +76,10 @@ class Step(NamedTuple):
     scales: Floats
     most: Ints
     stages_of: Ints
-    held: Ints
+    stage_counts: Ints
     to_stage: Floats
     from_last: Floats
-    behind: Floats
+    remaining_time: Floats
     reserve: Floats
     period: float
     backlog: float
@@ -222,31 +221,31 @@ def _tails(stages: Floats, scales: Floats) -> Floats:
     weight gradients, and the step on the host after the last of these.
     """
     S, m = len(stages), len(scales)  # noqa: N806 - the field's letter
-    behind = np.zeros((3, S, m))
+    remaining_time = np.zeros((3, S, m))
     backward = stages[:, INPUT]
     for j in range(m - 1, -1, -1):
         last = j == m - 1
         own, next_ = scales[j], scales[min(j + 1, m - 1)]
         for s in range(S):
             if last:
-                behind[W, s, j] = stages[s, DRAIN] + stages[s, STEP]
+                remaining_time[W, s, j] = stages[s, DRAIN] + stages[s, STEP]
             else:
-                behind[W, s, j] = behind[W, s, j + 1] + next_ * stages[s, WEIGHT]
-            least = behind[W, s, j] + own * stages[s, WEIGHT]
+                remaining_time[W, s, j] = remaining_time[W, s, j + 1] + next_ * stages[s, WEIGHT]
+            least = remaining_time[W, s, j] + own * stages[s, WEIGHT]
             if not last:
-                least = max(least, behind[I, s, j + 1] + next_ * backward[s])
+                least = max(least, remaining_time[I, s, j + 1] + next_ * backward[s])
             if s > 0:
-                least = max(least, behind[I, s - 1, j] + own * stages[s - 1, SEND] + own * backward[s - 1])
-            behind[I, s, j] = least
+                least = max(least, remaining_time[I, s - 1, j] + own * stages[s - 1, SEND] + own * backward[s - 1])
+            remaining_time[I, s, j] = least
         for s in range(S - 1, -1, -1):
             if s == S - 1:
-                least = behind[I, s, j] + own * backward[s]
+                least = remaining_time[I, s, j] + own * backward[s]
             else:
-                least = behind[F, s + 1, j] + own * stages[s, SEND] + own * stages[s + 1, FORWARD]
+                least = remaining_time[F, s + 1, j] + own * stages[s, SEND] + own * stages[s + 1, FORWARD]
             if not last:
-                least = max(least, behind[F, s, j + 1] + next_ * stages[s, FORWARD])
-            behind[F, s, j] = least
-    return behind
+                least = max(least, remaining_time[F, s, j + 1] + next_ * stages[s, FORWARD])
+            remaining_time[F, s, j] = least
+    return remaining_time
 
 
 @inlined
@@ -290,10 +289,11 @@ def begun(
         elif first >= BY_STAGE:
             from_last[s] = (S - 1 - s) * m * period
             after_forwards[s] = 0 if first == BY_DEEP_STAGE and s >= S - DEEP * devices else 1
-    behind = _tails(stages, scales) if whole else np.zeros((3, S, m))
+    remaining_time = _tails(stages, scales) if whole else np.zeros((3, S, m))
     rest, reserve = _totals(stages, device_of, devices, scales)
     step = Step(
-        stages, device_of, capacity, down, up, host, scales, most, stages_of, count, to_stage, from_last, behind,
+        stages, device_of, capacity, down, up, host, scales, most, stages_of, count, to_stage, from_last,
+        remaining_time,
         reserve, period, policy[BACKLOG], policy[WAIT_LIMIT], int(policy[HORIZON]), int(policy[PREFETCH]),
         policy[AGE] * period, int(policy[AHEAD]), after_forwards,
     )  # fmt: skip

@@ -1,0 +1,174 @@
+"""The answer of a search of degrees: the fastest or the simplest of what was found, next to the others."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from debubble.ir import DebubbleError, InfeasibleError
+from debubble.ir.degrees import QUICK_PLAN, ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, UsualChoice
+from debubble.planners.auto import without_levers
+from debubble.planners.degrees.choice_plans import MIN_SECONDS_LEFT, summary_of
+from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking
+from debubble.planners.degrees.simplest import PlannedChoice, simplest
+from debubble.planners.degrees.space import Job, configurations
+from debubble.planners.degrees.usual import usual_choices, usual_elsewhere
+from debubble.planners.problem import Problem, Solution, closest
+from debubble.planners.registry import Result, verify
+from debubble.search.effort import Deadline
+
+BEST = 5
+"""Choices of degrees that are planned thoroughly and shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The fastest plan of a search of degrees."""
+
+    degrees: Degrees
+    problem: Problem
+    result: Result
+    search: DegreeSearch
+
+
+class FoundPlans:
+    """What a search has found so far, and its answer."""
+
+    def __init__(self, job: Job, planner: str) -> None:
+        self.job, self.planner = job, planner
+        self.problems: dict[Degrees, Problem] = {}
+        self.too_large: dict[Degrees, str] = {}
+        self.ranking: Ranking[Degrees] = Ranking()
+        self.quick: dict[Degrees, Solution] = {}
+        self.simpler: dict[Degrees, Result] = {}
+        """Answers of `auto` that are slower than what is known, and may be simpler."""
+        self.results: dict[Degrees, Result] = {}
+        self.usual: dict[str, Degrees | str] = {}
+        """Name of a usual choice -> its fastest, or why none fits."""
+        self.interrupted = False
+        self.clock = Deadline(math.inf if job.deadline is None else job.deadline)
+
+    @property
+    def late(self) -> bool:
+        """True if the job's deadline has passed, and something fits."""
+        return self.clock.passed and bool(self.ranking.steps or self.results)
+
+    @property
+    def deadline(self) -> float | None:
+        """The seconds that are left of the job's deadline; None: it has none."""
+        return None if self.job.deadline is None else max(self.clock.left, MIN_SECONDS_LEFT)
+
+    @cached_property
+    def legal(self) -> list[Degrees]:
+        """All legal choices."""
+        return configurations(self.job)
+
+    def steps(self) -> dict[Degrees, float]:
+        """The best step known of every choice that fits."""
+        return {**self.ranking.steps, **{degrees: float(result.time) for degrees, result in self.results.items()}}
+
+    def best(self) -> Best:
+        """The fastest plan; raises InfeasibleError if there is none, or none by the planner that was asked for."""
+        steps = self.steps()
+        if not steps or (self.planner != "auto" and not self.results and not self.interrupted):
+            raise self._nothing_fits()
+        if self.planner == "auto" or not self.results:
+            # Also where the planners had no answer, or no time for one.
+            for degrees in self.ranking.best(1 if self.late else BEST):
+                self._verified(degrees)
+        shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST]
+        fastest = self._summary(shown[0])
+        plan, levers = self._simplest()
+        best = plan.degrees
+        usual = tuple(
+            self._usual_row(name, choice)
+            for name, choice in self.usual.items()
+            if not self.late or choice in self.results or isinstance(choice, str)
+        )
+        shown = [best, *(degrees for degrees in shown if degrees != best)][:BEST]
+        slower = plan.step > fastest.step_time * (1 + NEGLIGIBLE)
+        found = DegreeSearch(
+            fastest=FasterPlan(configuration=fastest, levers=levers) if slower else None,
+            usual=usual,
+            tolerance=self.job.tolerance,
+            configurations=tuple(self._summary(degrees) for degrees in shown),
+            # After a Ctrl-C they may not have been listed.
+            legal=len({*self.legal, *self.problems} if "legal" in vars(self) else self.problems),
+            too_large=len(self.too_large) + len(self.ranking.refused.keys() - steps.keys()),
+            slower=self.ranking.slower,
+            planned=len(self.ranking.steps),
+            unplanned=self.ranking.left,
+            interrupted=self.interrupted,
+        )
+        return Best(degrees=best, problem=self.problems[best], result=self.results[best], search=found)
+
+    def _verified(self, degrees: Degrees) -> Result:
+        """The best plan of a choice, its quick plan if no planner has answered."""
+        if degrees not in self.results:
+            self.results[degrees] = self._verified_quick(degrees, self.quick[degrees])
+        return self.results[degrees]
+
+    def _verified_quick(self, degrees: Degrees, solution: Solution) -> Result:
+        """A quick plan, which accumulates gradients on one device if that is about as fast."""
+        problem = self.problems[degrees]
+        result = verify(QUICK_PLAN, problem, solution, 0.0)
+        if problem.devices == 1 and problem.levers is None:
+            for plainer in without_levers(problem, result.solution):
+                with suppress(DebubbleError):
+                    plain = verify(QUICK_PLAN, problem, plainer, 0.0)
+                    if plain.time <= result.time * (1 + self.job.tolerance):
+                        return plain
+        return result
+
+    def _simplest(self) -> tuple[PlannedChoice, tuple[str, ...]]:
+        """The plan to recommend, which becomes its choice's result, and the levers of the fastest plan."""
+        plans = [
+            PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
+            for degrees, result in self.results.items()
+        ]
+        fastest = min(plans, key=lambda plan: plan.step)
+        if self.planner == "auto":
+            near = fastest.step * (1 + self.job.tolerance)
+            plans += [
+                PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
+                for degrees, result in self.simpler.items()
+            ]
+            plans += [
+                PlannedChoice(degrees=degrees, solution=solution, step=self.ranking.steps[degrees])
+                for degrees, solution in self.quick.items()
+                if self.job.tolerance and degrees in self.ranking.steps and self.ranking.steps[degrees] <= near
+            ]
+        known = [*self.results.values(), *self.simpler.values()]
+        while True:
+            plan = simplest(plans, tolerance=self.job.tolerance) if self.job.tolerance else fastest
+            result = next((result for result in known if result.solution is plan.solution), None)
+            if result is not None:
+                self.results[plan.degrees] = result
+                return plan, fastest.levers
+            # A quick plan's target may offload, which is a lever more.
+            result = self._verified_quick(plan.degrees, plan.solution)
+            known.append(result)
+            plans.remove(plan)
+            plans.append(replace(plan, solution=result.solution, step=float(result.time)))
+
+    def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
+        if isinstance(choice, str):
+            elsewhere = None if self.late else usual_elsewhere(self.job, name, usual_choices(self.legal)[name])
+            return elsewhere or UsualChoice(name=name, reason=choice)
+        if self.planner == "auto" or choice in self.results:
+            self._verified(choice)
+            return UsualChoice(name=name, configuration=self._summary(choice))
+        return UsualChoice(name=name, reason=f"The planner '{self.planner}' did not plan it.")
+
+    def _nothing_fits(self) -> DebubbleError:
+        tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
+        if self.ranking.steps:
+            tried = f"The planner '{self.planner}' has no plan for the choices of degrees that fit; it says:"
+        refused = list(self.ranking.refused.values())
+        reason = str(closest(refused)) if refused else next(iter(self.too_large.values()))
+        return InfeasibleError(f"{tried} {reason}")
+
+    def _summary(self, degrees: Degrees) -> ConfigurationSummary:
+        return summary_of(self.job, degrees, self.problems[degrees], self.results[degrees])
