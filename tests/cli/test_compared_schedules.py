@@ -23,7 +23,9 @@ def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
 
 def test_a_schedule_is_compared_with_several_chunks(run: Any) -> None:
     """Of 8 devices and 16 micro-batches, the bubble of 7 forwards and backwards is a half and a quarter as long."""
-    _, out, _ = run("simulate", "--schedule", "1f1b,interleaved:2,interleaved:4", "--devices", "8", "--micro-batches", "16")
+    _, out, _ = run(
+        "simulate", "--schedule", "1f1b,interleaved:2,interleaved:4", "--devices", "8", "--micro-batches", "16"
+    )
 
     rows = [line.split()[:2] for line in out.splitlines() if line.strip().startswith(("1f1b", "interleaved"))]
     labels = ("1f1b", "interleaved:2", "interleaved:4")

@@ -284,6 +284,14 @@ class TestDeepSpeed:
             "bf16": {"enabled": True},
         }
 
+    def test_an_optimizer_on_hosts_that_is_not_deepspeeds_own_is_allowed_and_is_the_plans(self) -> None:
+        made = exports["deepspeed"](priced(data=2, zero=1, host_optimizer=1, optimizer="momentum"))
+
+        config = json.loads(made.files["ds_config.json"])
+        assert config["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+        assert (config["zero_force_ds_cpu_optimizer"], config["zero_allow_untested_optimizer"]) == (False, True)
+        assert "Optimizer momentum: give it to DeepSpeed; the plan's memory counts on its states." in made.losses
+
     def test_one_rank_sums_gradients_in_bf16_with_zero_as_planned(self) -> None:
         config = json.loads(exports["deepspeed"](priced(framework="deepspeed")).files["ds_config.json"])
 

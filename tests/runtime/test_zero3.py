@@ -154,7 +154,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
         pipeline.step(batch_of(pipeline, EVEN))
         return (
             pipeline.device,
-            pipeline.measured.peak_gathered,
+            pipeline.measured.activations.gathered_peak,
             pipeline.measured.static_bytes,
             pipeline.measured.current_memory,
         )

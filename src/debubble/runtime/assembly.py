@@ -31,7 +31,7 @@ from debubble.runtime.models.modules import Modules
 from debubble.runtime.models.nf4 import quantize
 from debubble.runtime.models.routing import Balance
 from debubble.runtime.models.stage import MoeStage, Stage
-from debubble.runtime.models.units import UnitModule
+from debubble.runtime.models.units import UnitModule, check_whole_recomputation
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights
 
@@ -142,10 +142,8 @@ def check_follows(plan: Plan, before: Plan, *, moves_units: bool) -> None:
                 " where Pipeline builds them (no `model` is given) and makes their `optimizer`."
             )
         check_runnable(plan, plan.ranks)
-    whole = plan.model is None or plan.model.whole_layers
-    odd = {name for stage in plan.partition for unit in stage for name in unit.strategies} - {"none", "full"}
-    if whole and odd:
-        raise InputError(f"Modules that are called whole recompute in full or not at all, not '{min(odd)}'.")
+    if plan.model is None or plan.model.whole_layers:
+        check_whole_recomputation(sum(plan.partition, ()), "Modules that are called whole")
 
 
 def build_part(

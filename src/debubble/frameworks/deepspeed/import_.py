@@ -16,7 +16,7 @@ from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
@@ -90,17 +90,6 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
         yield from ({STAGE: level, _DEVICE: "cpu"} for level in levels if level)
 
 
-@importer(
-    "deepspeed",
-    settings=read_config,
-    file="ds_config.json",
-    defaults=DEFAULTS,
-    harmless=HARMLESS + trainer.HARMLESS,
-    with_arguments=read_with_trainer,
-    conflicts=conflicts,
-    switches=switches,
-    marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
-)
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
     model, length = given.model or trainer.model_of(read), given.sequence_length or trainer.length_of(read)
@@ -176,6 +165,23 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         ),
         more_memory=gathered,
     )
+
+
+imports.add(
+    "deepspeed",
+    Importer(
+        name="deepspeed",
+        read_job=deepspeed,
+        settings=read_config,
+        file="ds_config.json",
+        defaults=DEFAULTS,
+        harmless=HARMLESS + trainer.HARMLESS,
+        with_arguments=read_with_trainer,
+        conflicts=conflicts,
+        switches=switches,
+        marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
+    ),
+)
 
 
 def _check_complete(read: SettingsReader, given: UserFacts, *, model: Model | None, length: int | None) -> None:

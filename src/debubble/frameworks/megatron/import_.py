@@ -33,7 +33,7 @@ from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, nearest_multiples, replicas
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import SOURCED, SettingsReader, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
@@ -93,11 +93,6 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-@importer(
-    "megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, environment=environment,
-    with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS, turned_off=turned_off,
-    required=required, notes=notes, switches=switches,
-)  # fmt: skip
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
     framework = "slime" if any(name in read.settings for name in _OF_SLIME) else "megatron"
@@ -112,6 +107,26 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     if framework != "megatron" or "--deepspeed" in arguments or "framework" in read.settings:
         return job
     return replace(job, rest=job.rest.checked(known_flags(), "Megatron-LM"))
+
+
+imports.add(
+    "megatron",
+    Importer(
+        name="megatron",
+        read_job=megatron,
+        settings=read_job,
+        file="megatron-arguments.sh",
+        conflicts=conflicts,
+        environment=environment,
+        with_arguments=read_job,
+        defaults=DEFAULTS["megatron"],
+        harmless=HARMLESS,
+        turned_off=turned_off,
+        required=required,
+        notes=notes,
+        switches=switches,
+    ),
+)
 
 
 @cache

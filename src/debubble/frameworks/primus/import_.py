@@ -15,7 +15,7 @@ from debubble.frameworks.megatron.import_ import job_of, with_arguments
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import ImportedJob
-from debubble.imports.registry import UserFacts, importer
+from debubble.imports.registry import Importer, UserFacts, imports
 from debubble.imports.settings import SettingsReader, read_settings, read_tree
 from debubble.ir import InputError
 
@@ -108,10 +108,6 @@ HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level 
 """Entries that cost neither time nor memory of a step, besides Megatron-LM's."""
 
 
-@importer(
-    "primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts, with_arguments=read_experiment,
-    required=required, notes=notes, switches=switches, defaults=DEFAULTS, harmless=f"{OF_MEGATRON} {HARMLESS}",
-)  # fmt: skip
 def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The job of an experiment, on its base configurations as far as they are there or known."""
     trainer = _base("trainers", read.text("trainers", "pre_trainer"), read.path)
@@ -132,3 +128,21 @@ def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     for kind in _BASES:
         arguments.get(kind)
     return job_of(arguments, given, target="primus")
+
+
+imports.add(
+    "primus",
+    Importer(
+        name="primus",
+        read_job=primus,
+        settings=read_experiment,
+        file="plan.yaml",
+        conflicts=conflicts,
+        with_arguments=read_experiment,
+        required=required,
+        notes=notes,
+        switches=switches,
+        defaults=DEFAULTS,
+        harmless=f"{OF_MEGATRON} {HARMLESS}",
+    ),
+)

@@ -20,7 +20,7 @@ from debubble.frameworks.torchtitan.models import flavor_model
 from debubble.frameworks.torchtitan.saved import adapter_rank, remarks_on_saved
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
@@ -134,15 +134,6 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     yield from filter(None, (compiled, full, {**compiled, **full} if compiled and full else {}))
 
 
-@importer(
-    "torchtitan",
-    settings=read_recipe,
-    file="plan.py",
-    defaults=DEFAULTS,
-    harmless=HARMLESS,
-    switches=switches,
-    marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
-)
 def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     model = given.model or _model(read)
@@ -189,6 +180,21 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         unsaid=_unsaid(read, given),
         rest=Unread.of(read, _remarks(read, options)),
     )
+
+
+imports.add(
+    "torchtitan",
+    Importer(
+        name="torchtitan",
+        read_job=torchtitan,
+        settings=read_recipe,
+        file="plan.py",
+        defaults=DEFAULTS,
+        harmless=HARMLESS,
+        switches=switches,
+        marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
+    ),
+)
 
 
 _CONVERTERS = ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx")

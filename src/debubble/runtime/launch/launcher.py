@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from debubble.runtime.launch.rank_reports import RankFailedError, first_failure,
 from debubble.torchrun import OF_TORCHRUN, check_started, is_torchrun_rank
 
 T = TypeVar("T")
+RankProcess = subprocess.Popen[bytes]
 
 GRACE = 3.0
 """Seconds that a rank gets to end before it is killed."""
@@ -47,20 +48,6 @@ FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 ENDING = "Ending after the step that runs, with a checkpoint, or at once before the first; Ctrl-C again ends at once."
 FINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end all ranks at once."""
-
-
-class RankProcess(Protocol):
-    """A process that runs a rank, as `subprocess.Popen` has it."""
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-
-    def send_signal(self, number: int, /) -> None:
-        """Send it a signal, unless it has ended."""
 
 
 def start(
@@ -82,7 +69,6 @@ def launch(
     argument: str,
     *,
     ranks: int,
-    threads: int = 1,
     hang_timeout: float = HANG_TIMEOUT,
     interrupts: bool = True,
 ) -> None:
@@ -94,7 +80,7 @@ def launch(
     seconds (the others may have ended, and then none sees it), KeyboardInterrupt on Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="debubble-") as folder, _received_signals() as received:
-        environments = [_environment(Path(folder), rank, ranks=ranks, threads=threads) for rank in range(ranks)]
+        environments = [_environment(Path(folder), rank, ranks=ranks) for rank in range(ranks)]
         processes: list[RankProcess] = []
         requested: signal.Signals | None = None
         stops: dict[int, float] = {}
@@ -132,7 +118,7 @@ def start_rank(module: str, argument: str, environment: Mapping[str, str]) -> Ra
     return subprocess.Popen(child_command(module, argument), env=environment, start_new_session=True)
 
 
-def _environment(folder: Path, rank: int, *, ranks: int, threads: int) -> dict[str, str]:
+def _environment(folder: Path, rank: int, *, ranks: int) -> dict[str, str]:
     """The environment of a rank's process."""
     inherited = {name: value for name, value in os.environ.items() if name not in OF_TORCHRUN}
     own = folder / str(rank)
@@ -145,7 +131,7 @@ def _environment(folder: Path, rank: int, *, ranks: int, threads: int) -> dict[s
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": ",".join(filter(None, silent)),
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,

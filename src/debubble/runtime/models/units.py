@@ -8,7 +8,7 @@ Face's names after the unit's `prefix`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from debubble.ir import InputError, PlannedUnit
 from debubble.models.config import ModelConfig
 from debubble.runtime.distributed.context_parallel import WHOLE
 from debubble.runtime.distributed.cuts import Cut, CutGroup
@@ -55,6 +56,13 @@ class MicroBatch:
     def first_position(self) -> int:
         """The position of its first token, where there are no `positions`."""
         return 0 if self.slice is None else self.slice.start
+
+
+def check_whole_recomputation(planned: Iterable[PlannedUnit], modules: str) -> None:
+    """Raise InputError if a unit recomputes some of its operators, which `modules`, called whole, do not have."""
+    odd = next((name for unit in planned for name in unit.strategies if name not in ("none", "full")), None)
+    if odd is not None:
+        raise InputError(f"{modules} recompute in full or not at all, not '{odd}'.")
 
 
 class UnitModule(nn.Module):

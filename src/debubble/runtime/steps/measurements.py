@@ -103,11 +103,6 @@ class Measurements:
         return self._static + self.activations.peak_with_gathered
 
     @property
-    def peak_gathered(self) -> int:
-        """Most bytes of parameters that were gathered at any moment of the last step that counted (ZeRO-3)."""
-        return self.activations.gathered_peak
-
-    @property
     def current_memory(self) -> int:
         """Bytes of parameters, states and saved activations that are on the device now."""
         return self.static_bytes + self.activations.bytes

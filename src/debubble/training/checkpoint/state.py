@@ -35,9 +35,7 @@ def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
     pipeline.finish_update()
     state: dict[str, TensorShard] = {}
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
-    group_of = {
-        p: group for optimizer in pipeline.optimizers for group in optimizer.param_groups for p in group["params"]
-    }
+    group_of = _groups(pipeline)
     for optimizer in pipeline.optimizers:
         make_states(optimizer)
     if pipeline.averages is not None:
@@ -76,9 +74,7 @@ def group_numbers(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, T
 def take_numbers(pipeline: Pipeline, state: Mapping[str, TensorShard]) -> None:
     """Give the optimizers the numbers that were loaded into `state`, where they keep Python's own, or in groups."""
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
-    group_of = {
-        p: group for optimizer in pipeline.optimizers for group in optimizer.param_groups for p in group["params"]
-    }
+    group_of = _groups(pipeline)
     for name, parameter, _ in pipeline.part.shards():
         beginning = f"optimizer.{name}{OF_GROUP}"
         for entry in [entry for entry in state if entry.startswith(beginning)] if parameter in group_of else ():

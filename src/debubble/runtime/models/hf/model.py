@@ -307,9 +307,7 @@ def _read_config(transformers: Any, config: Mapping[str, Any]) -> Any:
     try:
         return type(transformers.AutoConfig.for_model(family)).from_dict(without_kernels(config))
     except ValueError as error:
-        raise InputError(
-            f"transformers builds no causal model of the type '{family}': {_first_line(error)}."
-        ) from error
+        raise _no_model(family, error) from error
 
 
 def ignored_names(config: Mapping[str, Any]) -> Sequence[str]:
@@ -351,9 +349,7 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
             build: Any = transformers.AutoModelForCausalLM.from_config
             return build(read, dtype=torch.float32, **chosen)
     except (ImportError, ValueError) as error:
-        raise InputError(
-            f"transformers builds no causal model of the type '{family}': {_first_line(error)}."
-        ) from error
+        raise _no_model(family, error) from error
 
 
 class _ComputedValues(TorchFunctionMode):
@@ -384,6 +380,10 @@ def without_kernels(config: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in config.items()
         if name not in _KERNELS
     }
+
+
+def _no_model(family: str, error: Exception) -> InputError:
+    return InputError(f"transformers builds no causal model of the type '{family}': {_first_line(error)}.")
 
 
 def _first_line(error: Exception) -> str:
