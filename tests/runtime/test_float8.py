@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import debubble as db
 from debubble.ir import InputError, RunOptions
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.distributed.transport import SingleProcessTransport
 from debubble.runtime.models import float8
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.operators import Linear
@@ -59,7 +59,7 @@ def reference(config: Any, tokens: Any) -> Any:
     """Loss and gradients of one process, micro-batch by micro-batch, with torchao's layers in the half-layers."""
     model = ReferenceModel(config, dtype=torch.float32)
     for unit in model.units[1:-1]:
-        unit.group = EachLayer(Alone(), (0,))  # type: ignore[assignment]
+        unit.group = EachLayer(SingleProcessTransport(), (0,))  # type: ignore[assignment]
         for layer in unit.modules():
             if isinstance(layer, Linear):
                 layer.forward = by_torchao(layer)  # type: ignore[method-assign]

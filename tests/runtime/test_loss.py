@@ -11,7 +11,7 @@ from torch.nn import functional
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.transport import ThreadTransport
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import assert_gradients, gradient_of, gradients_of, plan_of, run_threads, tokens_of
 from tests.support.tiny_models import GPT2, LLAMA, MIXTRAL
@@ -67,7 +67,7 @@ def check(config: Any, plan: Any) -> None:
             loss = pipeline.step(own)
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
-    answers = Threads.run(plan.ranks, one)
+    answers = ThreadTransport.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], loss.detach(), rtol=1e-12, atol=0)
     found = {name: gradient for _, part in answers for name, gradient in part.items()}
     assert_gradients({name: found[name] for name in expected}, expected)
@@ -138,7 +138,7 @@ def test_preferences_are_learned_in_two_passes() -> None:
         loss = pipeline.step({**batch, "reference": found, "scale": torch.full((8,), float(targets) / 4)})
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
-    answers = Threads.run(plan.ranks, one)
+    answers = ThreadTransport.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], expected.detach(), rtol=1e-12, atol=0)
     own = {name: gradient_of(p) for name, p in model.named_parameters()}
     for _, gradients in answers:

@@ -14,7 +14,7 @@ import debubble as db
 from debubble.ir import InputError, PlannedUnit, RunOptions, StageCosts
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.transport import ThreadTransport
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.stage import Stage
@@ -82,7 +82,7 @@ def step(model: Any, plan: Any, **arguments: Any) -> Any:
         loss = pipeline.step(tokens())
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
-    answers = Threads.run(plan.ranks, one)
+    answers = ThreadTransport.run(plan.ranks, one)
     return answers[0][0], {name: g for _, part in answers for name, g in part.items()}
 
 
@@ -299,7 +299,7 @@ def test_autocast_computes_as_it_does_in_one_process() -> None:
             loss = pipeline.step(tokens())
         return loss, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
 
-    for found_loss, found in Threads.run(2, one):
+    for found_loss, found in ThreadTransport.run(2, one):
         torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-3, atol=0)
         for name, gradient in found.items():
             assert gradient.dtype == torch.float32

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.transport import ThreadTransport
 from tests.support.runtime_cases import assert_gradients
 
 CYCLES = 20_000_000
@@ -36,7 +36,7 @@ def own_stream(device: Any) -> Iterator[Any]:
         yield
 
 
-class Lagging(Threads):
+class Lagging(ThreadTransport):
     """Ranks on threads whose messages leave late."""
 
     def __init__(self, transport: Any) -> None:
@@ -58,7 +58,7 @@ def on_threads(plan: Any, work: Any, device: Any, *, lagging: bool = False, **ar
                 torch.cuda.current_stream().synchronize()
             return answer
 
-    return Threads.run(plan.ranks, one)
+    return ThreadTransport.run(plan.ranks, one)
 
 
 def step_of(plan: Any, tokens: Any, device: Any, **arguments: Any) -> Any:

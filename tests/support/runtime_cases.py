@@ -13,7 +13,7 @@ from debubble.ir import RunOptions, StageCosts
 from debubble.models import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.transport import ThreadTransport
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Stage
@@ -91,7 +91,7 @@ def tokens_of(config: Any, *, rows: Any, length: int = 12, seed: int = 0) -> Any
 
 def run_threads(plan: Any, work: Any, *, model: Any = None, ranks: Any = None, **arguments: Any) -> Any:
     """`work(pipeline)` on every rank of a plan, on threads; the answers by rank."""
-    return Threads.run(
+    return ThreadTransport.run(
         ranks or plan.ranks,
         lambda transport: work(Pipeline(model, plan, transport=transport, **arguments)),
     )

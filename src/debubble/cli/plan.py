@@ -52,7 +52,7 @@ def plan(
 
     check_call(model, run=run, asked=asked, given=given, output=output)
     request = _request(
-        model, run=run, asked=asked, given=given, search=search.leaving(AROUND_SEARCH), stream=output.json_stream
+        model, run=run, asked=asked, given=given, search=search.leaving(OVERHEAD_SECONDS), stream=output.json_stream
     )
     searches = planners[asked.planner].searches
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
@@ -75,7 +75,7 @@ def plan(
 
             plan_for = request.plan_for
             nearest = nearest_plans(result, lambda name: plan_for(name, status, subject=name))
-        late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK
+        late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK_PLAN_SECONDS
         helps, elsewhere = _what_helps(result, status, search, why=output.why, quick=asked.plain and not late)
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
@@ -160,9 +160,9 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
         raise InfeasibleError(str(answer)) from error
 
 
-QUICK = 1.0
+QUICK_PLAN_SECONDS = 1.0
 """Seconds that quick plans of what would help take, about: there are none where a deadline is nearer."""
-AROUND_SEARCH = 0.5
+OVERHEAD_SECONDS = 0.5
 """Seconds of the clock for imports before a search and for the answer after it."""
 
 

@@ -90,7 +90,7 @@ def host_bandwidth(device: torch.device, *, host: HostMemory, size: int = 2**24,
     return size / max(down, up)
 
 
-STEPPED = 2**22
+STEPPED_PARAMETERS = 2**22
 """Parameters of the optimizer step that is timed on the host."""
 
 
@@ -103,11 +103,11 @@ def host_step_bandwidth(options: RunOptions, *, repetitions: int) -> float:
         options: The run, whose bytes per parameter are counted as the cost model counts them.
         repetitions: Steps that are timed.
     """
-    weight = torch.zeros(STEPPED, requires_grad=True)
-    weight.grad = gradient = torch.ones(STEPPED)
+    weight = torch.zeros(STEPPED_PARAMETERS, requires_grad=True)
+    weight.grad = gradient = torch.ones(STEPPED_PARAMETERS)
     optimizer = torch.optim.AdamW([weight], fused=True)
     optimizer.step()
-    kept = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == STEPPED)]
+    kept = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == STEPPED_PARAMETERS)]
     copies = [torch.empty_like(tensor) for tensor in kept]
 
     def step() -> None:
@@ -118,7 +118,7 @@ def host_step_bandwidth(options: RunOptions, *, repetitions: int) -> float:
 
     seconds = median_time(step, repetitions=repetitions, device=torch.device("cpu"))
     run = replace(options, dtype="fp32", optimizer="adamw", post_validation=True)
-    return STEPPED * step_traffic(run, framework=MEGATRON) / seconds
+    return STEPPED_PARAMETERS * step_traffic(run, framework=MEGATRON) / seconds
 
 
 _CHEAP = {"attention": ("norm",), "mlp": ("norm+multiply", "norm+activation")}

@@ -31,10 +31,10 @@ from debubble.profiler.device_memory import WorkspaceMeter
 from debubble.runtime.execution.lanes import Mark, lanes_of
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.host import HostMemory
-from debubble.runtime.memory.recomputation import directly
+from debubble.runtime.memory.recomputation import run_without_recompute
 from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
-from debubble.runtime.models.stage import Keeping, Stage
+from debubble.runtime.models.stage import SavePolicy, Stage
 from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.parameters.stage_parameters import accumulate
 
@@ -206,7 +206,7 @@ class UnitSequence:
         for stage, sample in zip(stages, samples, strict=True):
             before = self.ledger.bytes
             with self._time(sample, "forward"):
-                x = stage.forward(j, x, micro_batch, Keeping(recomputing=len(stage.units)))
+                x = stage.forward(j, x, micro_batch, SavePolicy(recomputing=len(stage.units)))
             sample.kept = self.ledger.bytes - before
 
     def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples], *, split: bool) -> None:
@@ -254,7 +254,7 @@ class ModelSlice(UnitSequence):
     @property
     def boundary(self) -> Tensor:
         """A tensor such as stages hand on."""
-        x: Tensor = self.units[0](self.inputs, MicroBatch(), directly)
+        x: Tensor = self.units[0](self.inputs, MicroBatch(), run_without_recompute)
         return x.detach()
 
 

@@ -242,11 +242,11 @@ def _hf_stages(
     if adapters is not None:
         add_adapters(everything, adapters, config, seed=seed, dtype=wide)
     if model is not None:
-        take_over(everything, model)
+        adopt_parameters(everything, model)
     named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
     tables = tied_tables(plan)
     if tables is not None and {*tables} <= named.keys():
-        share(everything, named[tables[1]], named[tables[0]])
+        replace_parameter(everything, named[tables[1]], named[tables[0]])
     return built, adapters
 
 
@@ -265,7 +265,7 @@ def _adapters(plan: Plan, config: ModelConfig, units: Sequence[UnitModule], mode
     return adapters
 
 
-def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
+def adopt_parameters(units: Iterable[UnitModule], model: nn.Module) -> None:
     """Let the units have a Hugging Face model's own parameters (or their values, if these have another dtype)."""
     own = {plain_name(name): parameter for name, parameter in model.state_dict(keep_vars=True).items()}
     for unit in units:
@@ -281,13 +281,13 @@ def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
                     f"The model's '{name}' has shape {list(own[name].shape)}, the plan's {list(parameter.shape)}."
                 )
             if own[name].dtype == parameter.dtype and isinstance(own[name], nn.Parameter):
-                share([unit], parameter, own[name])
+                replace_parameter([unit], parameter, own[name])
             else:
                 parameter.data.copy_(own[name])
                 parameter.requires_grad_(own[name].requires_grad)
 
 
-def share(units: Iterable[UnitModule], parameter: nn.Parameter, instead: nn.Parameter) -> None:
+def replace_parameter(units: Iterable[UnitModule], parameter: nn.Parameter, instead: nn.Parameter) -> None:
     """Replace a parameter wherever the units use it."""
     for module in (module for unit in units for module in unit.modules()):
         for name, p in module.named_parameters(recurse=False):

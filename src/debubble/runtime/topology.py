@@ -23,7 +23,7 @@ from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order, relay_channels
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.distributed.transport import Alone, Distributed, Transport
+from debubble.runtime.distributed.transport import DistributedTransport, SingleProcessTransport, Transport
 from debubble.runtime.execution.peer_offload import message_channels
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def default_transport() -> Transport:
 
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return Distributed() if dist.is_initialized() else Alone()
+    return DistributedTransport() if dist.is_initialized() else SingleProcessTransport()
 
 
 def default_device() -> torch.device:

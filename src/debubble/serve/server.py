@@ -38,7 +38,7 @@ MOST_BYTES = 1 << 20
 """Largest size of a request, in bytes."""
 MOST_DIGITS = 9
 """Digits of the largest number of a search."""
-MAX_STRANGERS = 64
+MAX_UNAUTHENTICATED = 64
 """Connections that may be open without having sent the token; a further one closes the oldest of them."""
 MAX_TRIALS = 8
 """Trials that may wait for each other; they are computed one at a time."""
@@ -73,7 +73,7 @@ class Workbench(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._strangers: dict[socket.socket, None] = {}
+        self._unauthenticated: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         self._trials, self._trial = threading.BoundedSemaphore(MAX_TRIALS), threading.Lock()
         self.token = secrets.token_urlsafe(16)
@@ -97,12 +97,12 @@ class Workbench(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread of its own, and close the oldest connection that has not said the token, if many are."""
         with self._lock:
-            if len(self._strangers) == MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
+            if len(self._unauthenticated) == MAX_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                del self._unauthenticated[oldest]
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
-            self._strangers[request] = None
+            self._unauthenticated[request] = None
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -115,7 +115,7 @@ class Workbench(ThreadingHTTPServer):
     def trust(self, connection: socket.socket) -> None:
         """Keep a connection that has sent the token until it is answered."""
         with self._lock:
-            self._strangers.pop(connection, None)
+            self._unauthenticated.pop(connection, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of connections that end, as browsers do with what they no longer want."""

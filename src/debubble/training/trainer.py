@@ -55,7 +55,7 @@ from debubble.training.resume import Start, ask_rank_0, checkpoint_to_resume, gr
 from debubble.training.run_lock import locked
 from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset
-from debubble.training.watchdog import SAVING, watch
+from debubble.training.watchdog import SAVING_PHASE, watch
 
 
 def synchronous_step(
@@ -329,10 +329,10 @@ class TrainingRun:
             if self.saver is not None:
                 self.saver.check()
                 if self._every(self.options.save_every) or self.ended_by is not None:
-                    self.pipeline.status.enter(SAVING, local=True)
+                    self.pipeline.status.enter(SAVING_PHASE, local=True)
                     self.saver.save(state_of(self.pipeline), self._progress())
         if self.saver is not None:
-            self.pipeline.status.enter(SAVING, local=True)
+            self.pipeline.status.enter(SAVING_PHASE, local=True)
             self.saver.wait()
 
     def _take_step(self) -> Iterator[StepReport]:

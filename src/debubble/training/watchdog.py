@@ -30,16 +30,16 @@ from debubble.runtime.launch.failures import (
 )
 from debubble.runtime.launch.launcher import END_AT_ONCE
 from debubble.runtime.pipeline import Pipeline
-from debubble.training.data.datasets import STARTS
+from debubble.training.data.datasets import STARTING_PHASE
 from debubble.training.end_request import REQUESTS
 
-SAVING = "writes a checkpoint"
+SAVING_PHASE = "writes a checkpoint"
 """A phase that may take long."""
 START_TIMEOUT = 300
 """Seconds that the process which reads data may take to start, at least."""
 REQUEST_TIMEOUT = 10
 """Seconds in which a rank that is to end after its step may wait for others, which may have ended before it."""
-SHOWN = 4
+MAX_WAITING_SHOWN = 4
 """Waiting ranks that an error names one by one."""
 
 
@@ -203,15 +203,15 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 return None
             self._beat()
         beats = self._heartbeats()
-        patient = {SAVING, STARTS} if time.monotonic() - since < START_TIMEOUT else {SAVING}
+        patient = {SAVING_PHASE, STARTING_PHASE} if time.monotonic() - since < START_TIMEOUT else {SAVING_PHASE}
         if any(beat is not None and beat.doing in patient and beat != before[r] for r, beat in beats.items()):
             return None
         silent = [f"rank {r} does not answer{_heartbeat_words(beat)}" for r, beat in beats.items() if beat == before[r]]
         answering = {r: beat for r, beat in beats.items() if beat is not None and beat != before[r]}
         delayed = [f"rank {r} {beat.doing} and does not end" for r, beat in answering.items() if beat.local]
         waiting = [f"rank {r} {beat.doing}" for r, beat in answering.items() if not beat.local]
-        rest = [f"{len(waiting) - SHOWN} more ranks wait"] if len(waiting) > SHOWN else []
-        findings = "; ".join([*silent, *delayed, *waiting[:SHOWN], *rest])
+        rest = [f"{len(waiting) - MAX_WAITING_SHOWN} more ranks wait"] if len(waiting) > MAX_WAITING_SHOWN else []
+        findings = "; ".join([*silent, *delayed, *waiting[:MAX_WAITING_SHOWN], *rest])
         return HangError(f"The run hangs, nothing has moved for {self._timeout:g} s: {findings}.")
 
     def _heartbeats(self) -> dict[int, Heartbeat | None]:

@@ -142,7 +142,7 @@ class Transport:
         return self.gather(numbers)
 
 
-class Alone(Transport):
+class SingleProcessTransport(Transport):
     """A run of one rank."""
 
     rank, size = 0, 1
@@ -176,7 +176,7 @@ class RankGroup:
         return self.transport.rotate(tensor, self.ranks)
 
 
-class Distributed(Transport):
+class DistributedTransport(Transport):
     """torch.distributed: Gloo on CPU, NCCL on CUDA.  The process group is initialised already.
 
     Gloo carries CUDA tensors through the host's memory: so several ranks can share a GPU, which NCCL does not allow.
@@ -333,16 +333,16 @@ class Distributed(Transport):
         return [part.tolist() for part in parts]
 
 
-class Threads(Transport):
+class ThreadTransport(Transport):
     """The ranks of one process, each on a thread: for tests, and for looking at a plan without a launcher.
 
-    `Threads.run(n, work)` calls `work(transport)` for every rank and returns their answers.
+    `ThreadTransport.run(n, work)` calls `work(transport)` for every rank and returns their answers.
 
     On a GPU, torch runs all backwards of a process in one thread: ranks whose backwards wait for one another (tensor
     parallelism, ZeRO-2, rings of context parallelism) must be processes there.
     """
 
-    def __init__(self, hub: _Hub, rank: int) -> None:
+    def __init__(self, hub: _ThreadHub, rank: int) -> None:
         self._hub, self.rank, self.size = hub, rank, hub.size
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
@@ -402,15 +402,15 @@ class Threads(Transport):
         return self._hub.exchange(tuple(range(self.size)), self.rank, value)
 
     @staticmethod
-    def run(ranks: int, work: Callable[[Threads], Any]) -> list[Any]:
+    def run(ranks: int, work: Callable[[ThreadTransport], Any]) -> list[Any]:
         """Run every rank to its end.  Raises the first error of any."""
-        hub = _Hub(ranks)
+        hub = _ThreadHub(ranks)
         answers: list[Any] = [None] * ranks
         errors: list[BaseException] = []
 
         def one(rank: int) -> None:
             try:
-                answers[rank] = work(Threads(hub, rank))
+                answers[rank] = work(ThreadTransport(hub, rank))
             except BaseException as error:
                 errors.append(error)
                 hub.abort(rank)
@@ -446,7 +446,7 @@ class PeerError(DebubbleError):
         super().__init__(f"Rank {rank} has stopped.")
 
 
-class _Hub:
+class _ThreadHub:
     """Mailboxes and barriers that the ranks of one process share."""
 
     def __init__(self, size: int) -> None:

@@ -127,7 +127,7 @@ class Interpreter:
                         raise DeviceMemoryError(item.instruction, error) from error
                     raise
                 for op in item.completes:
-                    self.operations.set_aside(op)
+                    self.operations.stash_gradients(op)
                 self._allocate_reloads(item, Moment.END, step)
                 if self._arena is not None:
                     self._arena.end(item.instruction.op)

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from debubble.processes import child_command, end_with_parent, is_stopped
 from debubble.runtime.launch.failures import LAUNCH_FOLDER, exit_rank
 from debubble.runtime.launch.rank_reports import RankFailedError, first_failure, reasons_in, stopped_rank
-from debubble.torchrun import OF_TORCHRUN, check_started, is_torchrun_rank
+from debubble.torchrun import TORCHRUN_VARIABLES, check_started, is_torchrun_rank
 
 T = TypeVar("T")
 RankProcess = subprocess.Popen[bytes]
@@ -120,7 +120,7 @@ def start_rank(module: str, argument: str, environment: Mapping[str, str]) -> Ra
 
 def _environment(folder: Path, rank: int, *, ranks: int) -> dict[str, str]:
     """The environment of a rank's process."""
-    inherited = {name: value for name, value in os.environ.items() if name not in OF_TORCHRUN}
+    inherited = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
     own = folder / str(rank)
     own.mkdir()
     loopback = "lo0" if sys.platform == "darwin" else "lo"

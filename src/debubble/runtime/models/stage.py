@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from debubble.ir import InputError, Kind, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, SavedStorage, Wait
 from debubble.runtime.memory.arena import Place
-from debubble.runtime.memory.recomputation import Tape, directly
+from debubble.runtime.memory.recomputation import Tape, run_without_recompute
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.routing import Balance, Routing
 from debubble.runtime.models.units import MicroBatch, UnitModule
@@ -53,7 +53,7 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class SavePolicy:
     """The tensors that a forward keeps for its backward."""
 
     recomputing: int = 0
@@ -66,7 +66,7 @@ class Keeping:
     """Whether the backward will be split."""
 
 
-EVERYTHING = Keeping()
+SAVE_ALL = SavePolicy()
 
 
 class Stage:
@@ -112,7 +112,7 @@ class Stage:
         j: int,
         x: Tensor,
         micro_batch: MicroBatch,
-        keeping: Keeping = EVERYTHING,
+        keeping: SavePolicy = SAVE_ALL,
         unit_done: UnitDone | None = None,
     ) -> Tensor:
         """F: the stage's output, detached.
@@ -138,7 +138,12 @@ class Stage:
         return y
 
     def _forward(
-        self, state: _MicroBatchState, x: Tensor, micro_batch: MicroBatch, keeping: Keeping, unit_done: UnitDone | None
+        self,
+        state: _MicroBatchState,
+        x: Tensor,
+        micro_batch: MicroBatch,
+        keeping: SavePolicy,
+        unit_done: UnitDone | None,
     ) -> Tensor:
         """The stage's output, whose segments and units it leaves in the state."""
         for first, units, recomputed in self._segments(keeping.recomputing, int(keeping.deeper)):
@@ -161,7 +166,7 @@ class Stage:
         y = entry.connect(x)
         for index, unit in enumerate(self.units):
             with self.timed(Kind.F, index, 1):
-                y = unit(y, micro_batch, directly)
+                y = unit(y, micro_batch, run_without_recompute)
         edge = get_gradient_edge(y) if y.requires_grad else None
         state.segments.append(_Segment(_nothing, entry, edge, 0, len(self.units)))
         return y.detach()
@@ -169,7 +174,7 @@ class Stage:
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
         """Run the units without keeping anything for a backward: the stage's output."""
         for unit in self.units:
-            x = unit(x, micro_batch, directly)
+            x = unit(x, micro_batch, run_without_recompute)
         return x
 
     def _segments(
@@ -264,7 +269,7 @@ class Stage:
         copied = self._states[j].copied
         while copied:
             saved, size = copied.pop()
-            saved.leave(size)
+            saved.offload(size)
 
     def allocate_reload(self, j: int, place: Place | None = None) -> None:
         """Allocate, at a planned place or in the current stream, what `reload` will fill, unless it is there."""
@@ -438,7 +443,7 @@ class MoeStage(Stage):
         j: int,
         x: Tensor,
         micro_batch: MicroBatch,
-        keeping: Keeping = EVERYTHING,
+        keeping: SavePolicy = SAVE_ALL,
         unit_done: UnitDone | None = None,
     ) -> Tensor:
         """F: the message to the next stage, or the loss with the auxiliary one after the last stage."""

@@ -20,7 +20,7 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.hf.division import divide_module, planned
 from debubble.runtime.models.hf.initialization import materialise
-from debubble.runtime.models.hf.model import Frame, ModelParts
+from debubble.runtime.models.hf.model import ModelParts, NonLayerModules
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.units import UnitModule, check_whole_recomputation
@@ -119,7 +119,7 @@ def _path(model: nn.Module, part: nn.Module) -> str:
 class LayerContext:
     """The arguments that a model gives its layers after the hidden states, noted for the newest shapes of these."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: NonLayerModules) -> None:
         self._frame = frame
         self._noted: dict[tuple[torch.Size, torch.dtype, torch.device], list[Arguments]] = {}
         self.ledger = Ledger()
