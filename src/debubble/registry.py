@@ -178,7 +178,7 @@ class Registry(Mapping[str, T], Generic[T]):
                 self._loading = False
 
     def _load_entry_point(self, entry_point: EntryPoint) -> None:
-        """Import what another distribution adds; if that fails, say which, and go on without it."""
+        """Import what another distribution adds; if that fails, say which, and continue without it."""
         try:
             entry_point.load()
         except Exception as error:  # others' code, without which all else works

@@ -1,4 +1,4 @@
-"""What torchrun tells the ranks that it has started; without torch, whose import takes seconds."""
+"""Environment variables of ranks that torchrun has started; without torch, whose import takes seconds."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import debubble as db
 from debubble.ir import Kind
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b
 from tests.support import gloo_ranks
 from tests.support.run_cases import LLAMA8, kinds_of, plan_for, units_of

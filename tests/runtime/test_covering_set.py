@@ -9,7 +9,7 @@ import torch
 
 import debubble as db
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.covering import CASES, RECOMPUTATIONS, one_per_schedule
 from tests.support.runtime_cases import assert_gradients, gradient_of, tokens_of
 from tests.support.tiny_models import FAMILIES

@@ -15,7 +15,7 @@ from debubble.costs.partition import partition_named
 from debubble.ir import InputError, RunOptions
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.data_parallel import check_before_steps
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of, train
 from tests.support.tiny_models import LLAMA
 

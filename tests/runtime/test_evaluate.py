@@ -12,7 +12,8 @@ import debubble as db
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport, Transport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
+from debubble.runtime.distributed.transport import Transport
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
 from tests.support.hf_reference import exactly, hf_model
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of

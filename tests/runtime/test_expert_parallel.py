@@ -13,7 +13,7 @@ from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.plans import Plan
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import (
     assert_as_alone,

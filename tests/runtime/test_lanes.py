@@ -9,7 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.execution.lanes import LaneThread
 from tests.support.runtime_cases import plan_of, tokens_of
 from tests.support.tiny_models import LLAMA

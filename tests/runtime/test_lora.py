@@ -11,7 +11,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of, train
 from tests.support.tiny_models import FAMILIES, GPT2, LLAMA, LLAMA_TIED, MIXTRAL
 

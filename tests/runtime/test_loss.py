@@ -11,7 +11,7 @@ from torch.nn import functional
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import assert_gradients, gradient_of, gradients_of, plan_of, run_threads, tokens_of
 from tests.support.tiny_models import GPT2, LLAMA, MIXTRAL

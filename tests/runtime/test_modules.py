@@ -14,7 +14,7 @@ import debubble as db
 from debubble.ir import InputError, PlannedUnit, RunOptions, StageCosts
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.stage import Stage

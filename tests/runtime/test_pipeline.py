@@ -14,7 +14,7 @@ from debubble.ir import InputError, Kind, Op, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.hf_reference import hf_model
 from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from on_gpu.single_rank import SingleRankTransport
 
 import debubble as db
 from debubble.ir import InputError, Op, StageCosts, lower
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.single_rank import SingleRankTransport
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import plan_of, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
 from tests.support.tiny_models import LLAMA

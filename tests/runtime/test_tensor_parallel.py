@@ -12,7 +12,7 @@ from debubble.ir import InputError
 from debubble.models import ModelConfig
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from tests.support import gloo_ranks

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from debubble.ir import Lane
-from debubble.runtime.distributed.transport import Channel, PeerError, ThreadTransport, on_lane
+from debubble.runtime.distributed.thread_transport import PeerError, ThreadTransport
+from debubble.runtime.distributed.transport import Channel, on_lane
 
 
 def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:

@@ -10,7 +10,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.build import build_stage
 from tests.runtime.test_modules import plan_for, sequential, tokens
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b

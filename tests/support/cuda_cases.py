@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import assert_gradients
 
 CYCLES = 20_000_000

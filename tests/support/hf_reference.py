@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import debubble as db
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.lora import plain_name
 from tests.support.runtime_cases import assert_gradients, plan_of, rows_of, run_threads, tokens_of
 

@@ -6,7 +6,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import Lane, Moment, PlannedUnit, Trace
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.training.monitoring.report import compare_timelines
 from debubble.training.rehearsal import rehearse, scaled
 from tests.support.schedule_cases import offloading, on_one_link

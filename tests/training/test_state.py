@@ -7,7 +7,7 @@ import debubble as db
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.sharding import TensorShard
-from debubble.runtime.distributed.transport import ThreadTransport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.training.checkpoint.state import state_of
 from debubble.training.optimizer import optimizer_maker
 from tests.support.model_cases import on_cpus

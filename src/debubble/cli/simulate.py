@@ -113,7 +113,7 @@ EQUAL_WORK = "Of equal work per device: v stages have 1/v of a stage's times and
 
 
 def _divided(choices: Sequence[ScheduleChoice], costs: Path | None) -> bool:
-    """Whether costs of any stage are divided by a schedule's chunks, so that devices have equal work."""
+    """Tell whether costs of any stage are divided by a schedule's chunks, so that devices have equal work."""
     if costs is not None and _stages_of(costs) > 1:
         return False
     return len({_chunks(choice) for choice in choices if choice.schedule is not None or choice.csv is not None}) > 1
@@ -133,7 +133,7 @@ def _devices_of(costs: Path, chunks: int) -> int | None:
 
 
 def _joined_words(scenes: Sequence[Scene], costs: Path | None) -> str:
-    """How the stages of a costs file become the fewer ones of some schedules; empty where none do."""
+    """Sentences on stages of a costs file that are joined to the fewer ones of a schedule; empty: none are."""
     stages = 1 if costs is None else _stages_of(costs)
     counts = {scene.title: stages // scene.timeline.program.schedule.stages for scene in scenes}
     return "  ".join(f"A stage of {name} is {n} stages of the costs file." for name, n in counts.items() if n > 1)
@@ -212,7 +212,7 @@ def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCost
 
 
 MORE_RECOMPUTATION = ("selective", "full")
-"""What is tried where a schedule does not fit without recomputation."""
+"""Recomputation that is tried, in order, where a schedule does not fit without."""
 
 
 def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:

@@ -1,4 +1,4 @@
-"""`debubble watch`: a run of `debubble train` beside its plan, while it goes on and after its end."""
+"""`debubble watch`: a run of `debubble train` compared with its plan, while it runs and after its end."""
 
 from __future__ import annotations
 

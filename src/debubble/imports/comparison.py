@@ -81,7 +81,7 @@ class JobComparison:
 
     @property
     def _gain(self) -> str:
-        """How much less a step of the plan takes, and whether that is less than the interval of the prediction."""
+        """The time that a step of the plan saves, and whether that is less than the interval of the prediction."""
         assert self.planned is not None
         if not self.yours.fits:
             return ""

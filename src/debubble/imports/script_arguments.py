@@ -14,7 +14,7 @@ from debubble.ir import InputError
 _UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*|\((?!\().*\))", re.DOTALL)
 """A word that is nothing but a variable or a command's output that the script does not tell."""
 _OF_ARGUMENTS = re.compile(r"\[[@*]\]|^\$[@*]$|args|options|opts|flags|extra|params|cmd", re.IGNORECASE)
-"""What is in the names of variables that hold arguments, and no value of one."""
+"""Parts of the names of variables that hold arguments, and no value of one."""
 
 
 def training_command(script: ScriptRun, path: Path) -> Started:

@@ -175,7 +175,7 @@ class SettingsReader:
 
     @property
     def has_read(self) -> bool:
-        """Whether any of the file's settings was asked for."""
+        """True if any of the file's settings was asked for."""
         return not self._asked.isdisjoint(self.settings)
 
     def skip(self, prefix: str) -> None:

@@ -17,7 +17,7 @@ _OTHERS = re.compile(
 _OF_SWIFT = (
     "pt", "sft", "rlhf", "export", "infer", "merge-lora", "web-ui", "deploy", "rollout", "sample", "eval", "app",
 )  # fmt: skip
-"""What the command of ms-swift does, by the word after it."""
+"""The training of ms-swift's command, by the word after it."""
 _FILE_OF_SWIFT = re.compile(r"(swift[/.]cli|_megatron)[/.](pt|sft|rlhf|export)(?:\.py)?$")
 
 

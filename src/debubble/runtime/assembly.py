@@ -28,9 +28,10 @@ from debubble.runtime.models.hf.model import tied_names
 from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
+from debubble.runtime.models.moe_stage import MoeStage
 from debubble.runtime.models.nf4 import quantize
 from debubble.runtime.models.routing import Balance
-from debubble.runtime.models.stage import MoeStage, Stage
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import UnitModule, check_whole_recomputation
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights

@@ -35,7 +35,7 @@ class WeightGradStore:
     def __init__(self) -> None:
         self._deferring: tuple[Ledger | None, list[Deferred]] | None = None
         self.expected = True
-        """Whether the micro-batch whose forward runs now will leave its weight gradients here."""
+        """True if the micro-batch whose forward runs now will leave its weight gradients here."""
 
     def collect_in(self, ledger: Ledger | None, queue: list[Deferred]) -> None:
         """Leave weight gradients in `queue` from now on, and count in `ledger`, if there is one, what they need."""

@@ -49,7 +49,7 @@ class Ranks:
         self.replica, self.slice = divmod(pipeline, options.context)
         """The batch that this rank has, and the slice of its sequences."""
         self.one_clock = True
-        """Whether all ranks are on one host."""
+        """True if all ranks are on one host."""
         self._finish_order: tuple[int, ...] = ()
         copies, on_each = options.data * options.context, plan.devices * options.tensor
         self._replicas, self._pipelines, self._parts = _groups((copies, plan.devices, options.tensor))

@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"search": self._start, "stop": self._stop, "trial": self._trial})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses, such as another method, in the form of every answer."""
+        """Answer what the base class refuses, such as another method, in the form of every answer."""
         self._send(HTTPStatus(code), {"error": f"{code:d}: {message or HTTPStatus(code).phrase}"})
 
     def log_message(self, format: str, *args: Any) -> None:

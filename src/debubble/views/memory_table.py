@@ -95,7 +95,7 @@ _WAYS: Mapping[Fit, str] = {
     "likely": "likely fit",
     "with recomputation": "fit with full recomputation",
 }
-"""How choices fit, in words."""
+"""Words for the ways to fit."""
 
 
 def _least(choices: Sequence[Footprint], *, recomputed: bool) -> str:
@@ -132,7 +132,7 @@ def unit_of(sizes: Iterable[float]) -> str:
 
 
 def _share(part: str, parts: MemoryParts, unit: str) -> str:
-    """How much of the workspace are buffers of a whole step; empty for other parts and where there are none."""
+    """The share of the workspace that is buffers of a whole step; empty for other parts and where there are none."""
     return (
         f" ({_in_unit(parts.step_buffers, unit)} of it {STEP_BUFFERS})"
         if parts.step_buffers and part == "workspace"

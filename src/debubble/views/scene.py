@@ -178,7 +178,7 @@ class Scene:
 
     @cached_property
     def peak_times(self) -> tuple[Number, ...]:
-        """When each device's memory first reaches its peak."""
+        """The times at which each device's memory first reaches its peak."""
         return tuple(max(curve, key=lambda sample: sample[1])[0] for curve in self.memory)
 
     @property

@@ -128,7 +128,7 @@ def _framework(plan: Plan) -> Decision:
 
 
 def _gradient_dtype(plan: Plan) -> Decision:
-    """Where no states are divided, the dtype depends on DeepSpeed's version, and pipelines keep gradients twice.
+    """The dtype without ZeRO: it depends on DeepSpeed's version, and pipelines keep gradients twice.
 
     Source: get_data_types in runtime/engine.py of 0.17.0 and 0.17.6; runtime/bf16_optimizer.py of 0.19.8.
     """

@@ -15,7 +15,7 @@ from debubble.ir import InputError
 from debubble.models import Model
 
 DEFAULT = "parameters"
-"""What PipelineModule takes where nobody says it."""
+"""PipelineModule's default partition method."""
 
 
 def partitioned_layers(method: str, model: Model, stages: int) -> tuple[int, ...]:

@@ -105,7 +105,7 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         yield f"--args has {words}: change it there."
     arguments.get("--world-size")
     for names in _WORLD_SIZES:
-        # The last of a launcher's own arguments has the training script behind its value.
+        # The last of a launcher's own arguments is followed by the training script.
         said = {name: "".join(arguments.words(name)[:1]) for name in names if name in arguments.settings}
         if names[-1] not in said:
             continue
@@ -146,7 +146,7 @@ _VALUES = {
 }
 """The values that Megatron-LM's parsers have taken of arguments that decide."""
 _OF_TEACHERS = ("--export-kd-teacher", "--kd-config", "--teacher")
-"""What the arguments of a distillation begin with, in Megatron-LM, and in Megatron-Bridge's models."""
+"""Prefixes of the arguments of a distillation, in Megatron-LM, and in Megatron-Bridge's models."""
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),

@@ -64,7 +64,7 @@ def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 COMPILE, CHECKPOINTING = "compile", "activation_checkpoint"
 """The parts of a configuration on torch.compile and on activation checkpointing."""
 MODES = ("none", "full", "selective", "memory_budget")
-"""What `activation_checkpoint.mode` may be."""
+"""The values of `activation_checkpoint.mode`."""
 
 _RENAMED = {
     "training.batch_size": LOCAL,

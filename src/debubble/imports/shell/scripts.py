@@ -6,9 +6,8 @@ depends on it; commands are taken to succeed.  Source: the Bash Reference Manual
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from debubble.files import read_file
 from debubble.imports.command_line import CommandLine, how_to_give, variables_in
+from debubble.imports.shell.conditions import holds
 from debubble.imports.shell.statements import (
     ASSIGNMENT,
     DECLARES,
@@ -39,7 +39,7 @@ from debubble.imports.shell.syntax import (
     While,
     parse,
 )
-from debubble.imports.shell.words import ShellVariables, is_known, matches
+from debubble.imports.shell.words import ShellVariables, is_known
 from debubble.ir import InputError
 
 _SILENT = frozenset(
@@ -55,7 +55,7 @@ _STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)
 """An assignment in arithmetic, such as `i=0`, `i+=2` or `i++`."""
 _NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
 _OF_ARGUMENTS = re.compile(r"\$\{?[#1@]")
-"""What stands for the script's arguments in a condition."""
+"""The script's arguments in a condition."""
 _NUMBERED = re.compile(r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 """A variable that is set to an argument of the script."""
 _WORLD = re.compile(r"^[ \t]*(?:export[ \t]+)?WORLD_SIZE=[\"']?\$\(\(", re.MULTILINE)
@@ -157,7 +157,7 @@ class _Follower:
     numbered: Mapping[str, str] = field(default_factory=dict)
     """Variable -> the number of the script's argument that it is set to."""
     shifts: bool = False
-    """Whether the script takes its arguments by name."""
+    """True if the script takes its arguments by name."""
     variables: ShellVariables = field(default_factory=ShellVariables)
     functions: dict[str, Statement] = field(default_factory=dict)
     commands: list[Started] = field(default_factory=list)
@@ -178,7 +178,11 @@ class _Follower:
             case Command():
                 return self._command(statement)
             case Test(kind, text, _):
-                return self._arithmetic(text) if kind == "((" else self._holds(condition_words(text), patterns=True)
+                return (
+                    self._arithmetic(text)
+                    if kind == "(("
+                    else holds(condition_words(text), self.variables, patterns=True)
+                )
             case Either():
                 return self._either(statement)
             case CaseStatement():
@@ -284,7 +288,7 @@ class _Follower:
         first = tokens[0].text
         if first in ("[", "test"):
             words = [token.text for token in tokens[1:]]
-            return self._holds(words[:-1] if first == "[" else words, patterns=False)
+            return holds(words[:-1] if first == "[" else words, self.variables, patterns=False)
         if first in DECLARES:
             tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
             for token in tokens:
@@ -425,59 +429,6 @@ class _Follower:
         self.variables.values[name] = f"$(({text}))" if total is None else str(total)
         return True
 
-    def _holds(self, words: Sequence[str], *, patterns: bool) -> bool | None:
-        """Tell whether a condition of `[ ]` or `[[ ]]` holds; None: the file does not tell."""
-        for joint, either in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
-            if joint in words:
-                at = words.index(joint)
-                first, second = (self._holds(part, patterns=patterns) for part in (words[:at], words[at + 1 :]))
-                if either in (first, second):
-                    return either
-                return None if None in (first, second) else not either
-        if words[:1] == ["!"]:
-            held = self._holds(words[1:], patterns=patterns)
-            return None if held is None else not held
-        if words[:1] == ["("] and words[-1:] == [")"]:
-            return self._holds(words[1:-1], patterns=patterns)
-        match list(words):
-            case []:
-                return False
-            case [one]:
-                return self._is_filled(one)
-            case ["-z", one]:
-                filled = self._is_filled(one)
-                return None if filled is None else not filled
-            case ["-n", one]:
-                return self._is_filled(one)
-            case [left, sign, right]:
-                return self._compared(left, sign, right, patterns=patterns)
-            case _:
-                return None
-
-    def _is_filled(self, word: str) -> bool | None:
-        """Tell whether a word has letters; a variable that the script does not set has none."""
-        text = self.variables.text_of(word)
-        if is_known(text):
-            return bool(text)
-        return False if re.fullmatch(r"\$(\w+|\{\w+\})", text) else None
-
-    def _compared(self, left: str, sign: str, right: str, *, patterns: bool) -> bool | None:
-        first, second = self.variables.text_of(left), self.variables.text_of(right)
-        if sign in ("=", "==", "!=") and "" in (first, second):
-            filled = self._is_filled(left if second == "" else right)
-            return None if filled is None else filled == (sign == "!=")
-        if not (is_known(first) and is_known(second)):
-            return None
-        if sign in ("=", "==", "!="):
-            same = fnmatchcase(first, second) if patterns and not re.search("['\"]", right) else first == second
-            return same if sign != "!=" else not same
-        if sign == "=~":
-            return matches(second, first)
-        numbers = self.variables.sum_of(first), self.variables.sum_of(second)
-        if sign not in _COMPARISONS or numbers[0] is None or numbers[1] is None:
-            return None
-        return _COMPARISONS[sign](numbers[0], numbers[1])
-
 
 def named_file(name: str, path: Path) -> Path | None:
     """The file that a script names, where it lies next to the script or in a folder above; None: it does not.
@@ -490,9 +441,3 @@ def named_file(name: str, path: Path) -> Path | None:
     folders = (path.parent, *path.absolute().parents[1:3])
     places = (folder.joinpath(*parts[begin:]) for begin in range(len(parts)) for folder in folders)
     return next((each for each in places if each.is_file()), None)
-
-
-_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
-    "-ge": operator.ge,
-}  # fmt: skip

@@ -52,7 +52,7 @@ class ShellVariables:
     arguments: list[str] | None = None
     """None: nobody said them."""
     separator: str = " "
-    """What stands between the elements of `"${A[*]}"`."""
+    """The separator of the elements of `"${A[*]}"`."""
 
     def fields_of(self, word: str) -> list[str]:
         """The words that a word as written becomes: quotes are removed, and values without quotes are divided."""
@@ -261,7 +261,7 @@ class ShellVariables:
 
 
 _BREAK = "\0"
-"""What stands between the elements of an array in `"${A[@]}"`, where they are words of their own."""
+"""The separator of the elements of an array in `"${A[@]}"`, where they are words of their own."""
 _NOTHING = "\0\0"
 """The value of an array without elements, which is no word at all."""
 

@@ -37,7 +37,7 @@ class CpuLanes:
 
     device = torch.device("cpu")
     posts_messages = True
-    """Whether the compute lane may send and receive itself: what it sends is there when it has returned."""
+    """True if the compute lane may send and receive itself: what it sends is there when it has returned."""
 
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host = host or HostMemory()

@@ -46,7 +46,7 @@ class StepState:
     step_stage: Callable[[int], None]
     """S: steps the optimizer of a stage."""
     counts_memory: bool = True
-    """Whether ledgers count what forwards keep."""
+    """True if ledgers count the tensors that forwards save."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     inputs: dict[Op, Tensor] = field(default_factory=dict)
     """Tensors that are there for an operation to consume: an F, a backward, a send."""
@@ -66,7 +66,7 @@ class StepState:
 
 
 Execute = Callable[[StepState, UnitDone | None], None]
-"""What an instruction does in a step.  With a `UnitDone` another one streams with it: it is called after every unit."""
+"""Executes an instruction in a step.  With a `UnitDone` another one streams with it: it is called after every unit."""
 
 
 @dataclass
@@ -214,7 +214,7 @@ class TensorOperations(Operations):
     stages: Mapping[int, Stage]
     weights: Mapping[int, StageWeights]
     evaluating: bool = False
-    """Whether the program is forwards alone, of which nothing is kept."""
+    """True if the program is forwards alone, of which nothing is saved."""
     observe: Callable[[int, Stage], None] | None = None
     """Called with each stage that the operations are of."""
 
@@ -223,7 +223,7 @@ class TensorOperations(Operations):
         schedule = self.program.schedule
         moved = {stage for stage, _ in schedule.offloaded | schedule.explicit_recompute} | schedule.fused_recompute
         self.needs_ledger = self.arena is not None or not moved.isdisjoint(self.stages)
-        """Whether any stage of the device recomputes or offloads what its ledger knows, or an arena has to."""
+        """True if a stage of the device recomputes or offloads what its ledger knows, or an arena has to."""
         if self.observe is not None:
             for number, stage in self.stages.items():
                 self.observe(number, stage)

@@ -96,7 +96,7 @@ class Tape:
 
     @property
     def saves(self) -> int:
-        """How many storages were saved so far, each as often as it was."""
+        """The number of saves so far; a storage counts as often as it was saved."""
         return len(self._saved)
 
     def saved(self, begin: int = 0, end: int | None = None) -> list[SavedStorage]:

@@ -180,7 +180,7 @@ class StageWeights:
             pair.working is view and pair.replicas.size == 1
             for pair, view in zip(self._pairs, self._views, strict=True)
         )
-        """Whether backwards give whole gradients to the masters themselves."""
+        """True if backwards give whole gradients to the masters themselves."""
         self.loss_scale = 1.0
         """Factor of the gradients that backwards give, which masters do not have."""
         self._sums: Sums = [None] * len(self._pairs)

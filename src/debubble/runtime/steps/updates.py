@@ -85,7 +85,7 @@ class ParameterUpdates:
         self._gradients, self._optimizers, self._loss_scale = gradients, gradients.optimizers, loss_scale
         self._update = self._optimizers.tentative_update()
         self._pending = False
-        """Whether hosts of any device have taken steps that no `finish` has made right."""
+        """True if hosts of any device have taken steps that no `finish` has made right."""
         self.rolled_back = 0
         """Devices whose hosts took their steps back in the last update."""
 

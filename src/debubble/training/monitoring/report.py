@@ -39,7 +39,7 @@ class TrainingSummary:
     switches: Sequence[JournalEntry] = ()
     """Switches of the schedule in an online run."""
     allocator: Sequence[AllocatorPeaks] | None = None
-    """What torch's allocator had on each device at most; None on CPUs."""
+    """Peaks of torch's allocator on each device; None on CPUs."""
 
     def render(self) -> RenderableType:
         """Render the report for people."""

@@ -1,4 +1,4 @@
-"""State of a run beside its plan: pace, loss, memory, and the device that the others wait for.  Needs no torch."""
+"""A run compared with its plan: pace, loss, memory, and the device that the others wait for.  Needs no torch."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def replanned(plan: Plan, *, effort: float) -> Plan | None:
 
 
 def _usual(units: Units, stage: Sequence[tuple[int, str]], new: int) -> str:
-    """How a stage recomputes a unit that is new to it: as one of its type, or else as any other."""
+    """The strategy of a unit that is new to a stage: that of one of its type, or else of any other."""
     unit = units.units[new]
     alike = [strategy for index, strategy in stage if units.units[index].type == unit.type]
     return next((s for s in (*alike, *(s for _, s in stage)) if s in unit.strategies), "none")

@@ -33,7 +33,7 @@ class LayerSlices:
 
     pairs: dict[int, Counted] = field(default_factory=dict)
     gradients: dict[int, Counted] = field(default_factory=dict)
-    """What later slices have given so far."""
+    """Gradients that later slices have given so far."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SlicedSequence:
 
     lengths: tuple[int, ...]
     counted: bool = True
-    """Whether ledgers count what its slices leave."""
+    """True if ledgers count the tensors that its slices save."""
     layers: defaultdict[int, LayerSlices] = field(default_factory=lambda: defaultdict(LayerSlices))
     """By a number that tells the layers of a device apart."""
 

@@ -48,7 +48,7 @@ class ForwardProbe:
         self.result: Tensor | None = None
         """The tensor that the last layer is to return; None: the one that the first is given."""
         self.before: dict[str, bool] = {}
-        """Whether a module that other units have runs before the layers, by name."""
+        """True if a module that other units have runs before the layers, by its name."""
 
     def past(self, given: LayerArguments) -> Any:
         """Note a layer's arguments, and return what the model is to continue with in place of the layer's result."""
