@@ -19,7 +19,7 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support.runtime_cases import assert_gradients
+from tests.support.runtime_cases import assert_gradients, loss_and_gradients
 from tests.support.schedule_cases import recomputing
 
 VOCABULARY, WIDTH = 19, 8
@@ -79,8 +79,7 @@ def step(model: Any, plan: Any, **arguments: Any) -> Any:
 
     def one(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments)
-        loss = pipeline.step(tokens())
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+        return loss_and_gradients(pipeline, tokens())
 
     answers = ThreadTransport.run(plan.ranks, one)
     return answers[0][0], {name: g for _, part in answers for name, g in part.items()}

@@ -21,6 +21,7 @@ from tests.support.runtime_cases import (
     assert_as_alone,
     assert_same_gradients,
     gradients_of,
+    loss_and_gradients,
     plan_of,
     reference_gradients,
     run_threads,
@@ -74,8 +75,7 @@ def test_bf16_trains_fp32_masters() -> None:
     def one(pipeline: Any) -> Any:
         assert {p.dtype for p in pipeline.parameters()} == {torch.float32}
         assert {p.dtype for s in pipeline.stages.values() for u in s.units for p in u.parameters()} == {torch.bfloat16}
-        loss = pipeline.step(tokens_of(LLAMA, rows=4))
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+        return loss_and_gradients(pipeline, tokens_of(LLAMA, rows=4))
 
     answers = run_threads(plan, one)
     loss, expected = reference_gradients(LLAMA, tokens_of(LLAMA, rows=4), micro_batches=4)

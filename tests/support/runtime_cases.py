@@ -103,14 +103,15 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.grad
 
 
+def loss_and_gradients(pipeline: Any, batch: Any) -> Any:
+    """Loss, and the gradients that a rank has, of one step."""
+    loss = pipeline.step(batch)
+    return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+
 def gradients_of(plan: Any, tokens: Any, **arguments: Any) -> Any:
     """Loss, and the gradient of every parameter, of one step of the plan."""
-
-    def one(pipeline: Any) -> Any:
-        loss = pipeline.step(tokens)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
-
-    answers = run_threads(plan, one, **arguments)
+    answers = run_threads(plan, partial(loss_and_gradients, batch=tokens), **arguments)
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 

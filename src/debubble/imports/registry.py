@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster
+from debubble.errors import check_at_least_one
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob
@@ -47,9 +48,7 @@ class UserFacts:
     recompute: str | None = None
 
     def __post_init__(self) -> None:
-        for name, number in self._numbers.items():
-            if number is not None and number < 1:
-                raise InputError(f"--{name} must be at least 1, not {number}.")
+        check_at_least_one(**self._numbers)
 
     @property
     def _numbers(self) -> dict[str, int | None]:

@@ -24,6 +24,7 @@ from debubble.costs.frameworks import MEGATRON
 from debubble.costs.step import parameter_bytes, step_traffic
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
+from debubble.errors import check_at_least_one
 from debubble.files import write_json
 from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
@@ -233,13 +234,10 @@ def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
         raise InputError(f"--device must be cpu or cuda, not '{options.device}'.")
     if processes is None:
         processes = max(1, torch.cuda.device_count()) if options.device == "cuda" else 2
-    counts = {
-        "processes": processes, "repetitions": options.repetitions, "micro-batch-size": run.micro_batch_size,
-        "sequence-length": run.sequence_length,
-    }  # fmt: skip
-    for name, value in counts.items():
-        if value < 1:
-            raise InputError(f"--{name} must be at least 1, not {value}.")
+    check_at_least_one(
+        processes=processes, repetitions=options.repetitions, micro_batch_size=run.micro_batch_size,
+        sequence_length=run.sequence_length,
+    )  # fmt: skip
     if model.positions and run.sequence_length > model.positions:
         raise InputError(
             f"The model has positions for {model.positions} tokens, fewer than --sequence-length {run.sequence_length}."
