@@ -32,7 +32,7 @@ def schedule(name: str, devices: int) -> Any:
 class EachLayer(TensorGroup):
     """One rank, which calls layers for their common input one by one."""
 
-    def columns(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
+    def column_parallel(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
         return tuple(layer(x) for layer in layers)
 
 
