@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,12 +65,7 @@ def plan(
         # Whatever ends what follows, the plan is kept.
         place = _keep(result, output)
         if output.pareto and isinstance(request, ModelRequest):
-            from debubble.planners.degrees import pareto_front
-
-            status.update("Planning with less memory ...")
-            why = _scene(result).why
-            assert why is not None
-            front = pareto_front(request.job, why.configuration)
+            front = _front(result, request, status)
         if output.targets and isinstance(request, ModelRequest):
             from debubble.planners.analysis.nearest_plans import nearest_plans
 
@@ -92,11 +88,8 @@ def plan(
     if output.json or output.json_stream:
         from debubble.cli.plan_answer import plan_dict
 
-        entries = plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front)
-        if output.json_stream:
-            print_line(event="answer", **entries)
-        else:
-            print_answer(**entries)
+        print_ = partial(print_line, event="answer") if output.json_stream else print_answer
+        print_(**plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front))
     else:
         from debubble.views.plan_table import render
 
@@ -158,6 +151,16 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
             write_whole(output.html, misfit_page(answer, origin=this_call()))
             log().print(f"The report is in {output.html}.")
         raise InfeasibleError(str(answer)) from error
+
+
+def _front(plan: Plan, request: ModelRequest, status: Status) -> Sequence[ConfigurationSummary]:
+    """The Pareto front of time and memory, the plan first."""
+    from debubble.planners.degrees import pareto_front
+
+    status.update("Planning with less memory ...")
+    why = _scene(plan).why
+    assert why is not None
+    return pareto_front(request.job, why.configuration)
 
 
 QUICK_PLAN_SECONDS = 1.0

@@ -101,15 +101,8 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         )
     assert model is not None
     assert length is not None
-    bounds = read.numbers(f"{_MODULE}: BOUNDS")
-    if len(bounds) > 1:
-        counts = [end - begin for begin, end in pairwise(bounds)]
-        counts[0] -= 1
-        counts[-1] -= 1
-    else:
-        stages = given.pipeline or _pipeline(read, given.cluster.count)
-        counts = list(partitioned_layers(_partition(read), model, stages)) if stages > 1 else [model.layers]
-    pipeline = len(counts)
+    layers = _layers_per_stage(read, given, model)
+    pipeline = len(layers)
     data = replicas(given.cluster, read.path, pipeline=pipeline)
     size, number = _micro_batches(read, data, instead=given.micro_batches)
     predicted = size * number * data
@@ -143,15 +136,9 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         options=options,
         pipeline=pipeline,
         micro_batches=number,
-        layers=tuple(counts),
+        layers=layers,
         order="1f1b",
-        strategies=layer_strategies(
-            [
-                *(index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS")),
-                *read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS"),
-                *(range(model.layers) if read.get(trainer.CHECKPOINTING, False) is True else ()),
-            ]
-        ),
+        strategies=layer_strategies([*_recomputed_layers(read, model)]),
         gradients=gradients,
         warnings=(*_batch_warning(batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
         unsaid=read.unsaid(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
@@ -165,6 +152,25 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         ),
         more_memory=gathered,
     )
+
+
+def _layers_per_stage(read: SettingsReader, given: UserFacts, model: Model) -> tuple[int, ...]:
+    """The layers of each stage, as debubble's module of a plan or DeepSpeed's own partition has them."""
+    bounds = read.numbers(f"{_MODULE}: BOUNDS")
+    if len(bounds) > 1:
+        counts = [end - begin for begin, end in pairwise(bounds)]
+        counts[0] -= 1
+        counts[-1] -= 1
+        return tuple(counts)
+    stages = given.pipeline or _pipeline(read, given.cluster.count)
+    return tuple(partitioned_layers(_partition(read), model, stages)) if stages > 1 else (model.layers,)
+
+
+def _recomputed_layers(read: SettingsReader, model: Model) -> Iterator[int]:
+    """The layers that debubble's module or function recomputes, or all of a trainer that checkpoints them."""
+    yield from (index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS"))
+    yield from read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS")
+    yield from range(model.layers) if read.get(trainer.CHECKPOINTING, False) is True else ()
 
 
 imports.add(

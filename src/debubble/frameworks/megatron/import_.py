@@ -140,6 +140,19 @@ _OF_SLIME = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
 """Arguments by which slime is known, which sets a few of Megatron-LM's itself."""
 
 
+def _micro_batches(arguments: Arguments, given: UserFacts, data: int) -> tuple[int, int]:
+    """The size and the number of a replica's micro-batches."""
+    size = arguments.size("--micro-batch-size", 1)
+    batch = _global_batch(arguments, size * data * (given.micro_batches or 1))
+    if batch % (size * data) and given.micro_batches is None:
+        raise InputError(
+            f"{arguments.path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences:"
+            f" {nearest_multiples(batch, size * data)}, a --cluster with as many devices as the job has, or"
+            " --micro-batches."
+        )
+    return size, given.micro_batches or batch // (size * data)
+
+
 def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJob:
     """The job of Megatron-LM's arguments in a framework that takes them."""
     pipeline = arguments.size("--pipeline-model-parallel-size", 1, instead=given.pipeline)
@@ -159,15 +172,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         )
     context = arguments.size("--context-parallel-size", 1)
     data = replicas(given.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
-    size = arguments.size("--micro-batch-size", 1)
-    batch = _global_batch(arguments, size * data * (given.micro_batches or 1))
-    micro_batches = given.micro_batches or batch // (size * data)
-    if micro_batches * size * data != batch and given.micro_batches is None:
-        raise InputError(
-            f"{arguments.path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences:"
-            f" {nearest_multiples(batch, size * data)}, a --cluster with as many devices as the job has, or"
-            " --micro-batches."
-        )
+    size, micro_batches = _micro_batches(arguments, given, data)
     expert, expert_tensor = _expert_ranks(arguments, model, tensor=tensor, stage_ranks=tensor * context * data)
     layers, mtp_stage = stages_of(arguments, model, pipeline)
     zero = _zero(arguments)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from debubble.runtime.distributed.sharding import TensorShard, inner_tensors, local_tensor
-from debubble.runtime.parameters.optimizers import parameters_of
+from debubble.runtime.parameters.optimizers import copied, parameters_of
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.dcp_planners import PART_MARK
 
@@ -98,7 +98,7 @@ def make_states(optimizer: Optimizer) -> None:
     if not parameters:
         return
     gradients = {p: p.grad for p in parameters_of(optimizer)}
-    groups = [{what: _copy(value) for what, value in group.items()} for group in optimizer.param_groups]
+    groups = [{what: copied(value) for what, value in group.items()} for group in optimizer.param_groups]
     for parameter in gradients:
         parameter.grad = None
     for parameter in parameters:  # one by one, so that there is one copy at a time
@@ -114,11 +114,6 @@ def make_states(optimizer: Optimizer) -> None:
                 _put(group, what, value)
     for parameter, gradient in gradients.items():
         parameter.grad = gradient
-
-
-def _copy(value: Any) -> Any:
-    """A copy of a tensor; anything else, which is replaced rather than changed, as it is."""
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _put(group: dict[str, Any], what: str, value: Any) -> None:
