@@ -32,7 +32,9 @@ def started(place: Path) -> list[int]:
 
 def test_ranks_run_and_the_launching_process_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def state() -> Any:
-        return dict(os.environ), [signal.getsignal(number) for number in (*launcher.FORWARDED, *launcher.FINAL)]
+        return dict(os.environ), [
+            signal.getsignal(number) for number in (*launcher.FORWARDED_SIGNALS, *launcher.FINAL_SIGNALS)
+        ]
 
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     before = state()

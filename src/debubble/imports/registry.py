@@ -159,7 +159,7 @@ class Importer:
 
     def _check_marks(self, settings: Settings, path: Path) -> None:
         """Refuse a trainer's file, and one that has another framework's marks and none of this one's."""
-        if any(name in settings for name in _OF_TRAINERS):
+        if any(name in settings for name in _TRAINER_ENTRIES):
             raise InputError(
                 f"{path} is for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the"
                 " DeepSpeed JSON that it names, with --model, --sequence-length and its arguments, as in"
@@ -175,7 +175,7 @@ class Importer:
         return any(fnmatch(name, mark) for mark in self.marks.split() for name in settings)
 
 
-_OF_TRAINERS = ("per_device_train_batch_size", "model_name_or_path", "base_model")
+_TRAINER_ENTRIES = ("per_device_train_batch_size", "model_name_or_path", "base_model")
 """Names by which the files of trainers on Transformers are known."""
 
 imports: Registry[Importer] = Registry(

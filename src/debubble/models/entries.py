@@ -12,7 +12,7 @@ import msgspec
 from debubble.files import convert
 from debubble.ir import InputError
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """Far more than any model has; a plan names each of them."""
 MAX_NUMBER = 10**9
 """More than any size or number in a config; products of several are still finite."""
@@ -151,8 +151,8 @@ class Entries:
     def layers(self) -> int:
         """Number of layers."""
         count = self.number("num_hidden_layers")
-        if count > MOST_LAYERS:
-            raise InputError(f"{self.name} has {count} layers; debubble plans models of up to {MOST_LAYERS}.")
+        if count > MAX_LAYERS:
+            raise InputError(f"{self.name} has {count} layers; debubble plans models of up to {MAX_LAYERS}.")
         return count
 
     def head_dim(self, hidden: int, heads: int) -> int:

@@ -33,7 +33,7 @@ from debubble.processes import own_cores
 from debubble.profiler.device_memory import context_bytes
 from debubble.profiler.units import (
     DTYPES,
-    WARM_UP,
+    WARM_UP_REPETITIONS,
     Kind,
     Measurements,
     ModelSlice,
@@ -51,13 +51,13 @@ from debubble.runtime.memory.host import HostMemory
 def median_time(action: Callable[[], object], *, repetitions: int, device: torch.device) -> float:
     """Seconds that the action takes on the device."""
     times: list[float] = []
-    for _ in range(WARM_UP + repetitions):
+    for _ in range(WARM_UP_REPETITIONS + repetitions):
         wait(device)
         start = time.perf_counter()
         action()
         wait(device)
         times.append(time.perf_counter() - start)
-    return statistics.median(times[WARM_UP:])
+    return statistics.median(times[WARM_UP_REPETITIONS:])
 
 
 def wait(device: torch.device) -> None:

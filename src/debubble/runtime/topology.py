@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OVER_REPLICAS = frozenset((Kind.G, Kind.D, Kind.S, Kind.P, *UNSHARDS))
+REPLICA_KINDS = frozenset((Kind.G, Kind.D, Kind.S, Kind.P, *UNSHARDS))
 """Kinds that sum or gather over replicas."""
 
 
@@ -156,7 +156,7 @@ class Ranks:
         self.check_same(self._plan, seed, own_model)
         self.one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
         self._finish_order = finish_order(program)
-        reducing = {i.lane: None for i in program.instructions if i.op.kind in OVER_REPLICAS}
+        reducing = {i.lane: None for i in program.instructions if i.op.kind in REPLICA_KINDS}
         channels = [(ranks[a], ranks[b], what) for ranks in self._pipelines for a, b, what in message_channels(program)]
         working = (*self._pipelines, *self._parts, *self._slices, *self._same_slice, *self._experts)
         sharing = (*self._replicas, *self._same_experts)

@@ -34,9 +34,9 @@ from debubble.serve.forms import SearchForm, TrialForm, read_form
 from debubble.serve.searches import Searches
 from debubble.views import Scene, views
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Largest size of a request, in bytes."""
-MOST_DIGITS = 9
+MAX_DIGITS = 9
 """Digits of the largest number of a search."""
 MAX_UNAUTHENTICATED = 64
 """Connections that may be open without having sent the token; a further one closes the oldest of them."""
@@ -206,13 +206,13 @@ class _Handler(BaseHTTPRequestHandler):
             size = int(self.headers.get("Content-Length") or 0)
         except ValueError:
             size = -1
-        if not 0 <= size <= MOST_BYTES:
-            raise InputError(f"A form has at most {MOST_BYTES} bytes.")
+        if not 0 <= size <= MAX_BYTES:
+            raise InputError(f"A form has at most {MAX_BYTES} bytes.")
         return self.rfile.read(size)
 
     def _number(self, name: str = "number") -> int:
         text = self.query.get(name, "")
-        if not text.isdecimal() or len(text) > MOST_DIGITS:
+        if not text.isdecimal() or len(text) > MAX_DIGITS:
             raise InputError(f"Give the search's {name}.")
         return int(text)
 

@@ -18,7 +18,7 @@ from debubble.runtime.parameters.optimizers import MakeOptimizer
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.user_code import named
 
-NAMED: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
+OPTIMIZERS: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
     "adamw": (AdamW, {"betas": (0.9, 0.95), "fused": True}),
     "adam": (Adam, {"betas": (0.9, 0.95), "fused": True}),
     "momentum": (SGD, {"momentum": 0.9}),
@@ -37,7 +37,7 @@ def optimizer_maker(
     """Make the function that makes the optimizer of some parameters.  Only matrices decay.
 
     Args:
-        name: One of `NAMED`, or an optimizer's class as `module:Class`.
+        name: One of `OPTIMIZERS`, or an optimizer's class as `module:Class`.
         settings: Arguments of the class, next to parameters, learning rate and decay.
         weight_decay: Of matrices.
         learning_rate: Set anew in every step (see `learning_rate`).
@@ -45,7 +45,7 @@ def optimizer_maker(
     Raises:
         InputError: There is no such class.
     """
-    kind, usual = NAMED[name] if name in NAMED else (_optimizer_class(name), {})
+    kind, usual = OPTIMIZERS[name] if name in OPTIMIZERS else (_optimizer_class(name), {})
 
     def make(parameters: list[nn.Parameter]) -> Optimizer:
         matrices = [p for p in parameters if p.dim() > 1]
@@ -115,11 +115,12 @@ def _bytes(state: Tensor) -> int:
 
 def _optimizer_class(name: str) -> Callable[..., Optimizer]:
     if ":" not in name:
-        raise unknown_name(name, [*NAMED, "module:Class"], what="optimizer")
+        raise unknown_name(name, [*OPTIMIZERS, "module:Class"], what="optimizer")
     found = named(name, option="--optimizer")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise InputError(
-            f"--optimizer {name} is no class of torch's optimizers: give one of {', '.join(NAMED)}, or module:Class."
+            f"--optimizer {name} is no class of torch's optimizers: give one of {', '.join(OPTIMIZERS)}, or"
+            " module:Class."
         )
     return found
 

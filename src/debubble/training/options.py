@@ -217,13 +217,13 @@ def maker_of(options: TrainOptions, plan: Plan) -> MakeOptimizer:
 
     Raises InputError if it is not known.
     """
-    from debubble.training.optimizer import NAMED, optimizer_maker
+    from debubble.training.optimizer import OPTIMIZERS, optimizer_maker
 
     name = options.optimizer or plan.options.optimizer
-    if options.optimizer is None and name not in NAMED:
+    if options.optimizer is None and name not in OPTIMIZERS:
         raise InputError(
             f"debubble train has no {name}, for which the plan was made: name a class that is one with --optimizer"
-            f" module:Class, or plan with --optimizer {' or '.join(NAMED)}."
+            f" module:Class, or plan with --optimizer {' or '.join(OPTIMIZERS)}."
         )
     return optimizer_maker(
         name, options.optimizer_settings, weight_decay=options.weight_decay, learning_rate=options.peak_rate

@@ -28,10 +28,10 @@ from debubble.runtime.launch.failures import (
     report_failure,
     signal_listener,
 )
-from debubble.runtime.launch.launcher import END_AT_ONCE
+from debubble.runtime.launch.launcher import END_SIGNAL
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.data.datasets import STARTING_PHASE
-from debubble.training.end_request import REQUESTS
+from debubble.training.end_request import END_SIGNALS
 
 SAVING_PHASE = "writes a checkpoint"
 """A phase that may take long."""
@@ -65,7 +65,7 @@ def watch(
     transport = pipeline.ranks.transport
     return Watchdog(
         pipeline.status, store=store, rank=transport.rank, ranks=transport.size, timeout=timeout, exit_rank=exit_rank,
-        request_end=request_end, requests=REQUESTS if launched else (*REQUESTS, signal.SIGINT),
+        request_end=request_end, requests=END_SIGNALS if launched else (*END_SIGNALS, signal.SIGINT),
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         exit_rank: Callable[[BaseException], None],
         period: float = 1.0,
         request_end: Callable[[signal.Signals], None] | None = None,
-        requests: Sequence[signal.Signals] = REQUESTS,
+        requests: Sequence[signal.Signals] = END_SIGNALS,
     ) -> None:
         self._status, self._rank, self._ranks = status, rank, ranks
         self._store, self._timeout, self._exit_rank, self._period = store, timeout, exit_rank, period
@@ -152,7 +152,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._thread = Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watchdog:
-        self._context.enter_context(signal_listener(self._act, END_AT_ONCE, *self._requests))
+        self._context.enter_context(signal_listener(self._act, END_SIGNAL, *self._requests))
         self.start()
         return self
 
@@ -222,7 +222,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _act(self, received: signal.Signals) -> None:
         """Pass a request on to the loop, or end the rank."""
-        if self._request_end is None or received == END_AT_ONCE:
+        if self._request_end is None or received == END_SIGNAL:
             self._end_rank(received)
         else:
             self._request_end(received)

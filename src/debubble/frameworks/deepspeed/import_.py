@@ -11,7 +11,7 @@ from debubble.costs import framework_with
 from debubble.costs.speed import element_bytes
 from debubble.formatting import listed, size_words
 from debubble.frameworks.deepspeed import trainer
-from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
+from debubble.frameworks.deepspeed.partition import DEFAULT_METHOD, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
@@ -284,8 +284,8 @@ def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[st
 
 def _partition(read: SettingsReader) -> str:
     """DeepSpeed's way to divide layers; `best`, its configuration's own default, is that of PipelineModule."""
-    said = next((str(value) for name in _PARTITIONS if (value := read.get(name)) is not None), DEFAULT)
-    return DEFAULT if said == "best" else said
+    said = next((str(value) for name in _PARTITIONS if (value := read.get(name)) is not None), DEFAULT_METHOD)
+    return DEFAULT_METHOD if said == "best" else said
 
 
 def _micro_batches(read: SettingsReader, data: int, *, instead: int | None) -> tuple[int, int]:

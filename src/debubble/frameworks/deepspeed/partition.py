@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from debubble.ir import InputError
 from debubble.models import Model
 
-DEFAULT = "parameters"
+DEFAULT_METHOD = "parameters"
 """PipelineModule's default partition method."""
 
 

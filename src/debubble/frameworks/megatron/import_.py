@@ -71,14 +71,14 @@ def turned_off(job: Settings) -> Mapping[str, str]:
     return SWIFT_OFF if job.get("framework") == SWIFT else {}
 
 
-OF_RECIPES = {"--bf16": True, "--use-distributed-optimizer": True}
+RECIPE_DEFAULTS = {"--bf16": True, "--use-distributed-optimizer": True}
 DEFAULTS = {
     # arguments.py: fp32, no distributed optimizer, no sequence parallelism, nothing recomputed.
     "megatron": Defaults("Megatron-LM"),
     # The mixed_precision and ddp of the library's recipes, which such a file overrides.
-    "megatron-bridge": Defaults("Megatron-Bridge's recipes", {**OF_RECIPES, "peft.dim": 32}),
+    "megatron-bridge": Defaults("Megatron-Bridge's recipes", {**RECIPE_DEFAULTS, "peft.dim": 32}),
     # slime's arguments.py: set_default_megatron_args.
-    "slime": Defaults("slime", OF_RECIPES),
+    "slime": Defaults("slime", RECIPE_DEFAULTS),
     SWIFT: SWIFT_DEFAULTS,
 }
 """By the framework that starts Megatron-LM."""
@@ -95,7 +95,7 @@ HARMLESS = """
 
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
-    framework = "slime" if any(name in read.settings for name in _OF_SLIME) else "megatron"
+    framework = "slime" if any(name in read.settings for name in _SLIME_ARGUMENTS) else "megatron"
     defaults = DEFAULTS[str(read.get("framework", framework))]
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
     arguments = Arguments(read.settings, read.path, defaults, harmless)
@@ -136,7 +136,7 @@ def known_flags() -> frozenset[str]:
     return frozenset(f"--{name}" for name in text.split())
 
 
-_OF_SLIME = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
+_SLIME_ARGUMENTS = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
 """Arguments by which slime is known, which sets a few of Megatron-LM's itself."""
 
 

@@ -22,13 +22,13 @@ from debubble.ir import InputError
 _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_trainer.")
 _BASES = {"trainers": "primus/configs/modules/megatron", "models": "primus/configs/models/megatron"}
 """Kinds of base configurations -> their folder in a checkout."""
-_INSTEAD = {
+_OTHER_FRAMEWORKS = {
     "torchtitan": "import torchtitan's own configuration of the job with `debubble import torchtitan`",
     "megatron_bridge": "import the configuration that Megatron-Bridge saves with `debubble import megatron`",
 }
 """Primus's other frameworks -> what a user can do with their experiments."""
 _LORA = "--lora."
-_MOST_BASES = 20
+_MAX_BASES = 20
 _SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 
@@ -51,7 +51,7 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
     framework = settings.get(f"{trainer}framework", "megatron")
     if framework != "megatron":
-        instead = _INSTEAD.get(str(framework), "plan the job with `debubble plan`")
+        instead = _OTHER_FRAMEWORKS.get(str(framework), "plan the job with `debubble plan`")
         raise InputError(f"{path} is for Primus's framework '{framework}', and only megatron's are read: {instead}.")
     named = {"trainers": settings.get(f"{trainer}config"), "models": settings.get(f"{trainer}model")}
     bases = {kind: name for kind, name in named.items() if name is not None}
@@ -96,7 +96,7 @@ def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """The entries of a configuration, those that it extends first."""
     tree = dict(read_tree(file))
     bases = tree.pop("extends", None) or []
-    for base in bases if isinstance(bases, list) and depth < _MOST_BASES else ():
+    for base in bases if isinstance(bases, list) and depth < _MAX_BASES else ():
         if (file.parent / str(base)).is_file():
             yield from _with_bases(file.parent / str(base), depth + 1)
     yield from tree.items()

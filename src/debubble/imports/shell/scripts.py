@@ -42,7 +42,7 @@ from debubble.imports.shell.syntax import (
 from debubble.imports.shell.words import ShellVariables, is_known
 from debubble.ir import InputError
 
-_SILENT = frozenset(
+_IGNORED_COMMANDS = frozenset(
     (
         "echo", "printf", "cat", "ls", "cd", "mkdir", "rm", "cp", "mv", "pwd", "tee", "date", "sleep", "wait", "kill",
         "pkill", "ulimit", "module", "conda", "pip", "chmod", "touch", "ln", "break", "continue", "trap", "grep", "sed",
@@ -51,21 +51,23 @@ _SILENT = frozenset(
     )
 )  # fmt: skip
 """Commands whose words are no arguments of a training script."""
-_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
+_ARITHMETIC_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
 """An assignment in arithmetic, such as `i=0`, `i+=2` or `i++`."""
-_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
-_OF_ARGUMENTS = re.compile(r"\$\{?[#1@]")
+_OPTION_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
+_ANY_ARGUMENT = re.compile(r"\$\{?[#1@]")
 """The script's arguments in a condition."""
-_NUMBERED = re.compile(r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
+_NUMBERED_ARGUMENT = re.compile(
+    r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE
+)
 """A variable that is set to an argument of the script."""
-_WORLD = re.compile(r"^[ \t]*(?:export[ \t]+)?WORLD_SIZE=[\"']?\$\(\(", re.MULTILINE)
+_WORLD_SIZE = re.compile(r"^[ \t]*(?:export[ \t]+)?WORLD_SIZE=[\"']?\$\(\(", re.MULTILINE)
 """An assignment of a product to WORLD_SIZE; what is given from outside may be a number of nodes."""
-_BY_PLACE = re.compile(r"""["']?\$\{?[1-9]\d*\b[^$]*""")
-_MOST_STEPS = 20_000
-_MOST_LETTERS = 1_000_000
+_POSITIONAL = re.compile(r"""["']?\$\{?[1-9]\d*\b[^$]*""")
+_MAX_STEPS = 20_000
+_MAX_LETTERS = 1_000_000
 
 
-OF_TRAINING = frozenset(
+TRAINING_ARGUMENTS = frozenset(
     (
         "--num-layers", "--hidden-size", "--micro-batch-size", "--global-batch-size", "--seq-length",
         "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-attention-heads", "--lr", "--bf16",
@@ -117,7 +119,9 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
     Raises:
         InputError: if it cannot be read, or what it runs depends on what it does not tell.
     """
-    reader = _Follower(path, {name: number for name, number in _NUMBERED.findall(text)}, shifts="shift" in text)
+    reader = _Follower(
+        path, {name: number for name, number in _NUMBERED_ARGUMENT.findall(text)}, shifts="shift" in text
+    )
     if arguments is not None:
         reader.variables.values |= arguments.variables
         reader.variables.arguments = list(arguments.words)
@@ -126,7 +130,7 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
             reader.run(parse(text, str(path)))
     except RecursionError as error:
         raise InputError(f"{path} cannot be read as a shell script: it is nested too deeply.") from error
-    world = reader.variables.values.get("WORLD_SIZE") if _WORLD.search(text) else None
+    world = reader.variables.values.get("WORLD_SIZE") if _WORLD_SIZE.search(text) else None
     return ScriptRun(
         commands=tuple(reader.commands),
         assigned=tuple(reader.assigned),
@@ -170,7 +174,7 @@ class _Follower:
     def run(self, statement: Statement) -> bool | None:
         """Follow a statement; whether it succeeds, None: that is not told."""
         self.steps += 1
-        if self.steps > _MOST_STEPS or self.depth > 50:
+        if self.steps > _MAX_STEPS or self.depth > 50:
             raise InputError(f"{self.path} has loops or calls that are too long to follow: give a copy without them.")
         match statement:
             case Chain():
@@ -249,7 +253,7 @@ class _Follower:
             self.run(statement.body)
             if self.failures > failures:
                 return True
-        over_arguments = _OF_ARGUMENTS.search(place_of(statement.condition)[1])
+        over_arguments = _ANY_ARGUMENT.search(place_of(statement.condition)[1])
         if not (over_arguments and self.variables.arguments is None):
             self._refuse_if_it_matters(statement.body, statement.condition)
         return True
@@ -276,11 +280,11 @@ class _Follower:
     def _starts(self, command: Command) -> bool:
         """Tell whether a command starts something with arguments, or changes what later ones are."""
         first = command.tokens[0].text
-        if first in _SILENT and first not in ("set", "let"):
+        if first in _IGNORED_COMMANDS and first not in ("set", "let"):
             return False
-        names = {name.replace("_", "-") for token in command.tokens for name in _NAMES.findall(written(token))}
+        names = {name.replace("_", "-") for token in command.tokens for name in _OPTION_NAMES.findall(written(token))}
         assigns = command.tokens[0].elements is not None or ASSIGNMENT.fullmatch(first) is not None
-        named = bool(names) and (assigns or not names.isdisjoint(OF_TRAINING))
+        named = bool(names) and (assigns or not names.isdisjoint(TRAINING_ARGUMENTS))
         return first in ("source", ".", "eval", "set", "shift") or first in self.functions or named
 
     def _command(self, command: Command) -> bool | None:
@@ -331,7 +335,7 @@ class _Follower:
                 self.variables.values.pop(each, None)
         elif name == "printf" and rest[:1] == ["-v"] and len(rest) > 2:
             self.variables.values[rest[1]] = re.sub("%[sd]", lambda _: " ".join(rest[3:]), rest[2])
-        elif name in _SILENT:
+        elif name in _IGNORED_COMMANDS:
             return None if name in ("grep", "which", "command", "type", "let") else True
         else:
             self.commands.append(Started(tuple(words), line, self._ranks(before)))
@@ -385,7 +389,7 @@ class _Follower:
             self._note(new)
             return
         value = self.variables.text_of(text)
-        if value.startswith("--") and _BY_PLACE.fullmatch(text) and not (self.depth or self.shifts):
+        if value.startswith("--") and _POSITIONAL.fullmatch(text) and not (self.depth or self.shifts):
             raise InputError(
                 f"{self.path} takes its arguments by place, and {value} of --args would be {name}: {self._by_place}."
             )
@@ -409,9 +413,9 @@ class _Follower:
         return f"{how}, and the training's own after them; or put those into a copy"
 
     def _check_length(self, length: int) -> None:
-        if length > _MOST_LETTERS:
+        if length > _MAX_LETTERS:
             raise InputError(
-                f"{self.path} sets a variable of more than {_MOST_LETTERS:,} letters: give a copy without it."
+                f"{self.path} sets a variable of more than {_MAX_LETTERS:,} letters: give a copy without it."
             )
 
     def _note(self, words: Sequence[str]) -> None:
@@ -419,7 +423,7 @@ class _Follower:
             self.assigned.append(tuple(words))
 
     def _arithmetic(self, text: str) -> bool | None:
-        step = _STEP.fullmatch(text.strip())
+        step = _ARITHMETIC_STEP.fullmatch(text.strip())
         if step is None:
             total = None if re.search(r"(?<![=!<>])=(?!=)|\+\+|--", text) else self.variables.sum_of(text)
             return None if total is None else total != 0

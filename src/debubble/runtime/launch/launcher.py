@@ -32,21 +32,23 @@ from debubble.torchrun import TORCHRUN_VARIABLES, check_started, is_torchrun_ran
 T = TypeVar("T")
 RankProcess = subprocess.Popen[bytes]
 
-GRACE = 3.0
+GRACE_SECONDS = 3.0
 """Seconds that a rank gets to end before it is killed."""
-REQUESTED_GRACE = 30.0
+REQUESTED_GRACE_SECONDS = 30.0
 """Seconds that the others get when the first rank has ended on request."""
 POLL_INTERVAL = 0.05
 """Seconds between two looks at the ranks."""
 HANG_TIMEOUT = 600.0
 """Seconds that a signal may stop a rank."""
 
-END_AT_ONCE = signal.SIGHUP
+END_SIGNAL = signal.SIGHUP
 """Tells a rank to end without another step."""
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals with which a scheduler asks a run to end: ranks that write checkpoints write one first."""
-ENDING = "Ending after the step that runs, with a checkpoint, or at once before the first; Ctrl-C again ends at once."
-FINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ENDING_MESSAGE = (
+    "Ending after the step that runs, with a checkpoint, or at once before the first; Ctrl-C again ends at once."
+)
+FINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end all ranks at once."""
 
 
@@ -89,9 +91,9 @@ def launch(
             while not (failed := _failures(processes)) and any(process.poll() is None for process in processes):
                 for number in _taken(received):
                     if number == signal.SIGINT and not interrupts and requested is None:
-                        print(ENDING, file=sys.stderr)
+                        print(ENDING_MESSAGE, file=sys.stderr)
                         number = signal.SIGTERM
-                    if number in FINAL:
+                    if number in FINAL_SIGNALS:
                         _end(processes)
                         if number == signal.SIGINT:
                             raise KeyboardInterrupt
@@ -105,7 +107,7 @@ def launch(
                 time.sleep(POLL_INTERVAL)
             if failed:
                 # A rank that lost its peer may end before the system says that the peer did; on request all end alike.
-                _wait(processes, POLL_INTERVAL if requested is None else REQUESTED_GRACE)
+                _wait(processes, POLL_INTERVAL if requested is None else REQUESTED_GRACE_SECONDS)
                 failed, ending = _failures(processes), time.monotonic()
                 _end(processes)
                 raise first_failure(failed, reasons_in(Path(folder)), ending=ending, requested=requested)
@@ -165,11 +167,11 @@ def _wait(processes: Sequence[RankProcess], seconds: float) -> None:
 def _end(processes: Sequence[RankProcess]) -> None:
     """End all that still run, by force if they do not listen."""
     for process in processes:
-        process.send_signal(END_AT_ONCE)
-    _wait(processes, GRACE)
+        process.send_signal(END_SIGNAL)
+    _wait(processes, GRACE_SECONDS)
     for process in processes:
         process.send_signal(signal.SIGKILL)
-    _wait(processes, GRACE)
+    _wait(processes, GRACE_SECONDS)
 
 
 @contextmanager
@@ -183,7 +185,9 @@ def _received_signals() -> Iterator[list[signal.Signals]]:
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
 
-    heard = [number for number in (*FORWARDED, *FINAL) if signal.getsignal(number) is not signal.SIG_IGN]  # as of nohup
+    heard = [
+        number for number in (*FORWARDED_SIGNALS, *FINAL_SIGNALS) if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # as of nohup
     before = {number: signal.signal(number, receive) for number in heard}
     try:
         yield received

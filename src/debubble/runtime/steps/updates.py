@@ -69,7 +69,7 @@ class DeviceGradients:
             return self.ranks.total_sums(own + PartialSums(ahead=int(ahead)), on=self.on)
 
 
-UPDATES = "updates parameters"
+UPDATE_PHASE = "updates parameters"
 """The phase of a step in which they change."""
 
 
@@ -130,7 +130,7 @@ class ParameterUpdates:
             )
         total = self.total()
         clip = math.inf if max_norm is None else max_norm
-        with self._gradients.status.phase(UPDATES, local=True):
+        with self._gradients.status.phase(UPDATE_PHASE, local=True):
             self._update.finish(total, clip)
         if self._loss_scale is not None:
             self._loss_scale.update(finite=total.finite)

@@ -25,7 +25,7 @@ from debubble.plans import Plan
 Price = Callable[[Plan], tuple[float, float]]
 """Bytes by which a plan exceeds its memory limit, and the seconds of its step."""
 
-LEAST_GAIN = 1e-3
+MIN_GAIN = 1e-3
 """Share of a step by which one more move must make it faster."""
 
 
@@ -62,7 +62,7 @@ def better_partition(plan: Plan, price: Price) -> Plan | None:
 
 def _better(price: tuple[float, float], before: tuple[float, float]) -> bool:
     excess, seconds = price
-    return excess < before[0] or (excess == before[0] and seconds < (1 - LEAST_GAIN) * before[1])
+    return excess < before[0] or (excess == before[0] and seconds < (1 - MIN_GAIN) * before[1])
 
 
 def move_seconds(before: Plan, after: Plan) -> float:
