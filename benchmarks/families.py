@@ -36,7 +36,7 @@ from debubble.ir import RunOptions, StageCosts
 from debubble.models import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 
 FAMILIES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 ENTRIES: Mapping[str, Mapping[str, Any]] = json.loads(
@@ -129,7 +129,7 @@ def error_of(model: Any, plan: Plan, tokens: Tensor, loss: Tensor, gradients: Ma
             found = pipeline.step(tokens)
         return found, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
 
-    answers = Threads.run(plan.ranks, step)
+    answers = ThreadTransport.run(plan.ranks, step)
     found = {name: gradient for _, part in answers for name, gradient in part.items()}
     errors = [_relative(answers[0][0], loss)]
     # Some gradients are zero, as that of a bias of keys: rounding is measured by the size of the others.

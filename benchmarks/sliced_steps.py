@@ -29,7 +29,7 @@ from debubble.ir import Kind, RunOptions, StageCosts, Trace
 from debubble.ir.ops import Op
 from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Distributed
+from debubble.runtime.distributed.transport import DistributedTransport
 from debubble.simulator import simulate
 
 LENGTH, SLICES, ROUNDS = 2048, 8, 8
@@ -44,7 +44,7 @@ def pipeline_of(ranks: int, slices: int) -> Pipeline:
     schedule = db.schedules["seq1f1b"](devices=ranks, micro_batches=1, slices=slices)
     options = RunOptions(dtype="fp32", sequence_length=LENGTH, slices=slices)
     plan = even_plan(schedule, ModelConfig.from_hf(MODEL).units, options, model=MODEL)
-    return Pipeline(None, plan, transport=Distributed())
+    return Pipeline(None, plan, transport=DistributedTransport())
 
 
 def work(rank: int, ranks: int, folder: str) -> None:

@@ -25,7 +25,7 @@ from pipelines import Block, Step, debubbles, loss_of, torchs
 from torch import Tensor, nn
 
 import debubble as db
-from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.distributed.transport import SingleProcessTransport
 from on_gpu.figures import Figures
 from on_gpu.profiles import DTYPES
 from on_gpu.settings import Config, Settings
@@ -64,7 +64,9 @@ def overheads(config: Config, length: int, settings: Settings, *, compiler: str 
     def ours(kind: str, modules: Sequence[nn.Module]) -> Step:
         schedule = db.schedules[kind](devices=1, micro_batches=MICRO_BATCHES, chunks=len(modules))
         masters = [module.float() for module in modules]
-        return debubbles(schedule, masters, tokens, dtype=settings.dtype, transport=Alone(), device=device)
+        return debubbles(
+            schedule, masters, tokens, dtype=settings.dtype, transport=SingleProcessTransport(), device=device
+        )
 
     def theirs(kind: str, modules: Sequence[nn.Module]) -> Step:
         return torchs(kind, dict(enumerate(modules)), len(modules), MICRO_BATCHES, tokens)

@@ -24,7 +24,6 @@ from debubble.ir.trace import TraceStep
 from debubble.models import Model
 from debubble.plans import ModelOnCluster, Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.single_rank import SingleRankTransport
 from debubble.runtime.memory.arena import ArenaError
 from debubble.views import Scene, views
 from debubble.views.comparison import as_dict, compare
@@ -32,6 +31,7 @@ from on_gpu.figures import Figures, pair
 from on_gpu.machine import compared_hardware
 from on_gpu.profiles import DTYPES
 from on_gpu.settings import Config, Settings
+from on_gpu.single_rank import SingleRankTransport
 
 WARM_UP = 1
 COMPUTE, TRANSFERS = (Lane.COMPUTE,), (Lane.D2H, Lane.H2D)

@@ -17,6 +17,13 @@ class InputError(DebubbleError, ValueError):
     exit_code = 2
 
 
+def check_at_least_one(**counts: int | None) -> None:
+    """Raise InputError for a count below 1, by the name of its option; None: it was not given."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {count}.")
+
+
 class ScheduleError(InputError):
     """A schedule is not a correct order of one training step (missing, doubled or misplaced operations)."""
 

@@ -1,4 +1,4 @@
-"""How immutable data is sent to another process while threads of this one read it."""
+"""Pickles immutable data for another process while threads of this one read it."""
 
 from __future__ import annotations
 

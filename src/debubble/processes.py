@@ -38,7 +38,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """Tell whether a signal has stopped a process of this machine, which goes on with SIGCONT (on Linux)."""
+    """Tell whether a signal has stopped a process of this machine, which SIGCONT continues (on Linux)."""
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "T"

@@ -71,17 +71,17 @@ def _like(name: str, names: Iterable[str]) -> list[str]:
     """Up to three names that are like one, that contain it, or whose part before the first dash is like it."""
     known = [*names]
     name = re.sub("zero-?bubble", "zb", name)
-    if close := difflib.get_close_matches(name, known, n=LIKE):
+    if close := difflib.get_close_matches(name, known, n=MAX_SUGGESTIONS):
         return close
-    if len(name) >= SHORTEST and (within := [each for each in known if name in each]):
-        return within[:LIKE]
+    if len(name) >= MIN_PART_LENGTH and (within := [each for each in known if name in each]):
+        return within[:MAX_SUGGESTIONS]
     heads = difflib.get_close_matches(name, dict.fromkeys(each.partition("-")[0] for each in known), n=1)
-    return [each for each in known if each.partition("-")[0] in heads][:LIKE]
+    return [each for each in known if each.partition("-")[0] in heads][:MAX_SUGGESTIONS]
 
 
-LIKE = 3
+MAX_SUGGESTIONS = 3
 """Names that are offered in place of an unknown one."""
-SHORTEST = 3
+MIN_PART_LENGTH = 3
 """Letters from which a part of a name is looked for."""
 _COMMANDS = {"device": "hardware", "model": "models", "model or file": "models"}
 """Kinds of which there are too many to list -> the command that does."""
@@ -178,7 +178,7 @@ class Registry(Mapping[str, T], Generic[T]):
                 self._loading = False
 
     def _load_entry_point(self, entry_point: EntryPoint) -> None:
-        """Import what another distribution adds; if that fails, say which, and go on without it."""
+        """Import what another distribution adds; if that fails, say which, and continue without it."""
         try:
             entry_point.load()
         except Exception as error:  # others' code, without which all else works

@@ -1,4 +1,4 @@
-"""What torchrun tells the ranks that it has started; without torch, whose import takes seconds."""
+"""Environment variables of ranks that torchrun has started; without torch, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 
 from debubble.errors import InputError
 
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Environment variables that a rank has from its launcher."""
-OF_TORCHRUN = (*OF_A_RANK, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+TORCHRUN_VARIABLES = (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 """Environment variables that torchrun gives every rank."""
 REFUSAL_SECONDS = 5.0
 """Seconds that rank 0 has to refuse a run; torchrun ends all ranks once one of them ends."""
@@ -21,8 +21,8 @@ def is_torchrun_rank() -> bool:
 
     Raises InputError if the environment has some of a rank's variables, as another program leaves them.
     """
-    missing = [name for name in OF_TORCHRUN if name not in os.environ]
-    found = [name for name in OF_A_RANK if name in os.environ]
+    missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
+    found = [name for name in RANK_VARIABLES if name in os.environ]
     if found and missing:
         raise InputError(
             f"The environment has {', '.join(found)}, as a rank has, but not torchrun's {', '.join(missing)}: unset"

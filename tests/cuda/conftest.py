@@ -1,17 +1,13 @@
 """Tests of what differs on a GPU: those with a `device` run on the CPU too, which shows that they work."""
 
-import importlib.util
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("torch"):
-    import torch
+from tests.support.torch_tests import collect_ignore_glob as collect_ignore_glob
 
-    torch.set_num_threads(1)
-    collect_ignore_glob = []
-else:
-    collect_ignore_glob = ["test_*.py"]
+if not collect_ignore_glob:
+    import torch
 
 
 def pytest_collection_modifyitems(items: Any) -> None:

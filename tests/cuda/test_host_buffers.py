@@ -7,7 +7,7 @@ import torch
 
 from debubble.ir import Lane
 from debubble.runtime.execution.lanes import lanes_of
-from debubble.runtime.memory.host import Pinned
+from debubble.runtime.memory.host import PinnedMemory
 from tests.support.cuda_cases import lag
 
 SIZE = (1 << 20) + 12345
@@ -48,7 +48,7 @@ def test_a_buffer_that_came_back_is_read_before_it_is_written(device: Any) -> No
 @pytest.mark.cuda
 def test_pinned_buffers_have_their_size_and_are_used_again(gpu: Any) -> None:
     host = lanes_of(gpu).host
-    assert isinstance(host, Pinned)
+    assert isinstance(host, PinnedMemory)
     first, other = host.take(SIZE), host.take(2 * SIZE)
     assert first.is_pinned()
     assert other.is_pinned()

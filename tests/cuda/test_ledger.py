@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from debubble.runtime.models.stage import Keeping
+from debubble.runtime.models.stage import SavePolicy
 from debubble.runtime.models.units import MicroBatch
 from tests.support.runtime_cases import inner_stage
 from tests.support.tiny_models import GPT2, LLAMA, MIXTRAL
@@ -33,7 +33,7 @@ def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, con
 
     def forward() -> Any:
         x = torch.randn(ROWS, LENGTH, HIDDEN, device=gpu)
-        return stage.forward(0, x, MicroBatch(), Keeping(recomputing=99))
+        return stage.forward(0, x, MicroBatch(), SavePolicy(recomputing=99))
 
     y = forward()
     stage.backward(0, torch.ones_like(y), split=False)  # kernels, workspaces and gradients are there

@@ -10,10 +10,9 @@ import pytest
 
 import debubble as db
 from debubble.exports import exports
-from debubble.imports import imports
 from debubble.imports.job import ImportedJob
-from debubble.imports.registry import UserFacts
 from debubble.ir import InputError
+from tests.support import imported_jobs
 
 SIZES = (
     "--num-layers 8 --hidden-size 512 --ffn-hidden-size 1408 --num-attention-heads 8 --swiglu --normalization RMSNorm"
@@ -60,11 +59,10 @@ class Form:
 
     def job(self, folder: Path) -> ImportedJob:
         """The job of the file."""
-        path = folder / self.file
-        path.write_text(self.text)
-        importer = imports[self.framework]
-        facts = UserFacts(cluster=db.Cluster.parse(f"{self.devices}xH100-80GB"), **self.given)
-        return importer.job(importer.read(path, self.args), path, facts)
+        cluster = f"{self.devices}xH100-80GB"
+        return imported_jobs.job(
+            self.framework, folder, self.file, self.text, cluster=cluster, args=self.args, **self.given
+        )
 
 
 def megatron(more: str, **rest: Any) -> Form:
@@ -342,6 +340,7 @@ def found(job: ImportedJob, name: str) -> Any:
     """What a job has under a name: of itself, its options, its model, or what is counted."""
     counted = {
         "checkpointed": list(job.strategies.values()).count(FULL),
+        "recomputed": sorted(job.strategies),
         "not_predicted": job.rest.not_predicted,
         "expert_weights": sum(map(job.model.expert_parameters, range(job.model.layers))),
         "experts": 0 if job.model.experts is None else job.model.experts.count,

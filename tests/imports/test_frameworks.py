@@ -13,6 +13,7 @@ import debubble as db
 from debubble.exports import exports
 from debubble.imports import imports
 from debubble.ir import InputError
+from tests.imports.test_forms import Form, found
 from tests.support.imported_jobs import job
 
 TITAN = """
@@ -53,16 +54,93 @@ recompute_config: {recompute: [3, 2, 1, 0]}
 """
 
 
-def test_a_torchtitan_configuration(tmp_path: Path) -> None:
-    read = job("torchtitan", tmp_path, "llama3.toml", TITAN, cluster="16xH100-80GB")
+LLAMA3_8B = db.models["llama3-8b"].parameters
+LOCAL_BATCHES = """
+model: {pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}
+distributed: {strategy: fsdp2}
+step_scheduler: {local_batch_size: 2, global_batch_size: 32}
+dataset: {seq_length: 2048}
+"""
+TOKENS = """
+[model]
+name = "llama3"
+flavor = "8B"
 
-    assert read.model.config["num_hidden_layers"] == 32
-    assert (read.pipeline, read.options.tensor, read.options.data, read.options.zero) == (4, 2, 2, 1)
-    assert (read.micro_batches, read.options.micro_batch_size, read.options.sequence_length) == (8, 1, 8192)
-    assert read.order == "interleaved"
-    # 34 layers with embedding and head, over eight stages.
-    assert read.layers == (4, 5, 4, 4, 4, 4, 4, 3)
-    assert sorted(read.strategies) == list(range(1, 32, 2))
+[training]
+num_tokens_per_microbatch_per_dp_rank = 16384
+num_tokens_per_train_step = 262144
+max_context_length = 8192
+
+[parallelism]
+fsdp_reshard_after_forward = "never"
+"""
+READ = {
+    "torchtitan": Form(
+        "torchtitan", "llama3.toml", TITAN,
+        {
+            "parameters": LLAMA3_8B, "pipeline": 4, "tensor": 2, "data": 2, "zero": 1, "micro_batches": 8,
+            "micro_batch_size": 1, "sequence_length": 8192, "order": "interleaved",
+            # 34 layers with embedding and head, over eight stages.
+            "layers": (4, 5, 4, 4, 4, 4, 4, 3), "recomputed": list(range(1, 32, 2)),
+        },
+        devices=16,
+    ),
+    "torchtitan's loss of whole logits": Form(
+        "torchtitan", "llama3.toml", TITAN.replace("[parallelism]", "[parallelism]\ndisable_loss_parallel = true"),
+        {"framework": "torchtitan,compiled=false,fused_activation=false,fused_loss=false,loss_parallel=false"},
+        devices=16,
+    ),
+    "torchtitan without a pipeline": Form(
+        "torchtitan", "llama3.toml",
+        TITAN.replace("pipeline_parallel_degree = 4", "").replace("_len = 8192", "_len = 8192\nglobal_batch_size = 64"),
+        {
+            "pipeline": 1, "tensor": 2, "data": 4, "zero": 3, "micro_batch_size": 8, "micro_batches": 2,
+            "order": "1f1b", "layers": (32,),
+        },
+        devices=8,
+    ),
+    "torchtitan's batch in tokens": Form(
+        "torchtitan", "llama3.toml", TOKENS,
+        {"data": 8, "zero": 2, "sequence_length": 8192, "micro_batch_size": 2, "micro_batches": 2}, devices=8,
+    ),
+    "automodel": Form(
+        "automodel", "recipe.yaml", AUTOMODEL,
+        {
+            "parameters": LLAMA3_8B, "micro_batches": 8, "micro_batch_size": 2, "sequence_length": 2048,
+            "layers": (8, 8, 8, 8), "recomputed": list(range(32)), "framework": "automodel",
+        },
+    ),
+    "automodel's replicas left out": Form(
+        "automodel", "recipe.yaml", AUTOMODEL.replace("pp_size: 4", "pp_size: 4\n  dp_size: none"), {"data": 2},
+        devices=8,
+    ),
+    "automodel without DeepEP": Form(
+        "automodel", "recipe.yaml", AUTOMODEL.replace("model:", "model:\n  backend: {dispatcher: torch}"),
+        {"framework": "automodel,dispatches_once=false"},
+    ),
+    "automodel without a pipeline": Form(
+        "automodel", "recipe.yaml", LOCAL_BATCHES,
+        {"pipeline": 1, "data": 4, "zero": 3, "micro_batch_size": 2, "micro_batches": 4},
+    ),
+    "automodel's policy without a dtype computes as it stores": Form(
+        "automodel", "recipe.yaml",
+        LOCAL_BATCHES.replace("3-8B", "3-8B, torch_dtype: float32").replace(
+            "fsdp2", "fsdp2, mp_policy: {reduce_dtype: float32}"
+        ),
+        {"dtype": "fp32"},
+    ),
+    "mindformers": Form(
+        "mindformers", "run.yaml", MINDFORMERS,
+        {"parameters": LLAMA3_8B, "layers": (9, 8, 8, 7), "recomputed": [0, 1, 2, 9, 10, 17]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(READ))
+def test_a_configuration_is_read(name: str, tmp_path: Path) -> None:
+    job = READ[name].job(tmp_path)
+
+    assert {each: found(job, each) for each in READ[name].read} == READ[name].read
 
 
 @pytest.mark.parametrize(
@@ -81,12 +159,6 @@ def test_what_torchtitan_compiles_is_priced(written: str, priced: str, tmp_path:
 
     assert read.options.framework == priced
     assert ("no torch.compile (default of torchtitan)" in read.summary) == (not written)
-
-
-def test_torchtitans_loss_may_read_whole_logits(tmp_path: Path) -> None:
-    text = TITAN.replace("[parallelism]", "[parallelism]\ndisable_loss_parallel = true")
-    read = job("torchtitan", tmp_path, "llama3.toml", text, cluster="16xH100-80GB")
-    assert read.options.framework.endswith(",loss_parallel=false")
 
 
 FULL_BF16 = "weights, gradients and moments stored in bf16"
@@ -119,31 +191,9 @@ def test_automodel_steps_the_weights_that_it_loads(
     model: str, optimizer: str, masters: str, moments: str, tmp_path: Path
 ) -> None:
     """Checkpoints are in bf16; Transformer Engine's Adam has fp32 masters of its own."""
-    text = f"""
-model: {{pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B{model}}}
-distributed: {{strategy: fsdp2}}
-optimizer: {{_target_: {optimizer}}}
-step_scheduler: {{local_batch_size: 2, global_batch_size: 32}}
-dataset: {{seq_length: 2048}}
-"""
+    text = LOCAL_BATCHES.replace("3-8B", f"3-8B{model}") + f"optimizer: {{_target_: {optimizer}}}\n"
     options = job("automodel", tmp_path, "recipe.yaml", text).options
     assert (options.dtype, options.master_dtype, options.moment_dtype) == ("bf16", masters, moments)
-
-
-def test_automodel_without_a_dtype_in_its_policy_computes_as_it_stores(tmp_path: Path) -> None:
-    text = """
-model: {pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B, torch_dtype: float32}
-distributed: {strategy: fsdp2, mp_policy: {reduce_dtype: float32}}
-step_scheduler: {local_batch_size: 2, global_batch_size: 32}
-dataset: {seq_length: 2048}
-"""
-    assert job("automodel", tmp_path, "recipe.yaml", text).options.dtype == "fp32"
-
-
-def test_automodel_sends_tokens_by_deepep_unless_told(tmp_path: Path) -> None:
-    written = AUTOMODEL.replace("model:", "model:\n  backend: {dispatcher: torch}")
-    assert job("automodel", tmp_path, "a.yaml", AUTOMODEL).options.framework == "automodel"
-    assert job("automodel", tmp_path, "a.yaml", written).options.framework == "automodel,dispatches_once=false"
 
 
 @pytest.mark.parametrize(("flavor", "known"), [("deepseek_v3/671B", "deepseek-v3"), ("llama4/17bx16e", "llama4-scout")])
@@ -156,60 +206,11 @@ def test_torchtitan_has_names_of_its_own_for_models(flavor: str, known: str, tmp
     assert (read.vision, read.mtp_layers) == (None, 0)
 
 
-def test_torchtitan_without_a_pipeline_accumulates_local_batches(tmp_path: Path) -> None:
-    text = TITAN.replace("pipeline_parallel_degree = 4", "").replace(
-        "seq_len = 8192", "seq_len = 8192\nglobal_batch_size = 64"
-    )
-    read = job("torchtitan", tmp_path, "llama3.toml", text, cluster="8xH100-80GB")
-
-    assert (read.pipeline, read.options.tensor, read.options.data, read.options.zero) == (1, 2, 4, 3)
-    assert (read.options.micro_batch_size, read.micro_batches, read.order) == (8, 2, "1f1b")
-    assert read.layers == (32,)
-
-
-def test_torchtitan_may_count_a_batch_in_tokens(tmp_path: Path) -> None:
-    text = """
-[model]
-name = "llama3"
-flavor = "8B"
-
-[training]
-num_tokens_per_microbatch_per_dp_rank = 16384
-num_tokens_per_train_step = 262144
-max_context_length = 8192
-
-[parallelism]
-fsdp_reshard_after_forward = "never"
-"""
-    read = job("torchtitan", tmp_path, "llama3.toml", text, cluster="8xH100-80GB")
-
-    assert (read.options.data, read.options.zero, read.options.sequence_length) == (8, 2, 8192)
-    assert (read.options.micro_batch_size, read.micro_batches) == (2, 2)
-
-
-def test_an_automodel_recipe_without_a_pipeline_accumulates_local_batches(tmp_path: Path) -> None:
-    text = """
-model: {pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}
-distributed: {strategy: fsdp2}
-step_scheduler: {local_batch_size: 2, global_batch_size: 32}
-dataset: {seq_length: 2048}
-"""
-    read = job("automodel", tmp_path, "recipe.yaml", text)
-
-    assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
-    assert (read.options.micro_batch_size, read.micro_batches) == (2, 4)
-
-
 def test_automodels_gradients_stay_whole_until_the_last_micro_batch(tmp_path: Path) -> None:
     """They are summed in fp32, and a rank's quarter is then kept in 16 bits."""
 
     def states(more: str) -> float:
-        text = f"""
-model: {{pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}}
-distributed: {{strategy: fsdp2, dp_size: 4{more}}}
-step_scheduler: {{local_batch_size: 2, global_batch_size: 32}}
-dataset: {{seq_length: 2048}}
-"""
+        text = LOCAL_BATCHES.replace("fsdp2", f"fsdp2, dp_size: 4{more}")
         plan = job("automodel", tmp_path, "recipe.yaml", text).plan(db.Cluster.parse("4xA100-80GB"))
         return float(plan.costs.static[0])
 
@@ -218,12 +219,7 @@ dataset: {{seq_length: 2048}}
 
 
 def test_automodels_gradients_are_exported_as_they_are_summed(tmp_path: Path) -> None:
-    text = """
-model: {pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}
-distributed: {strategy: fsdp2, dp_size: 4, mp_policy: {reduce_dtype: bfloat16}}
-step_scheduler: {local_batch_size: 2, global_batch_size: 32}
-dataset: {seq_length: 2048}
-"""
+    text = LOCAL_BATCHES.replace("fsdp2", "fsdp2, dp_size: 4, mp_policy: {reduce_dtype: bfloat16}")
     plan = job("automodel", tmp_path, "recipe.yaml", text).plan(db.Cluster.parse("4xA100-80GB"))
     made = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])["distributed"]
     assert (made["defer_fsdp_grad_sync"], made["mp_policy"]["reduce_dtype"]) == (True, "bfloat16")
@@ -253,20 +249,6 @@ def test_a_configuration_that_torchtitan_saved_has_its_policy_of_checkpoints(nam
     assert any("predicted to be kept" in sentence for sentence in read.unread) == (name in ("selective", "budget"))
 
 
-def test_an_automodel_recipe_may_leave_its_replicas_out(tmp_path: Path) -> None:
-    text = AUTOMODEL.replace("pp_size: 4", "pp_size: 4\n  dp_size: none")
-
-    assert job("automodel", tmp_path, "recipe.yaml", text, cluster="8xA100-80GB").options.data == 2
-
-
-def test_a_switch_of_mindformers_recomputes_a_cell_in_every_layer(tmp_path: Path) -> None:
-    text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", "select_recompute: {'feed_forward\\.mul': true}")
-    read = job("mindformers", tmp_path, "run.yaml", text)
-
-    assert sorted(read.strategies) == list(range(32))
-    assert read.strategies[0] == ("none", "multiply")
-
-
 OWN_CELLS = {("none", "activation+multiply")}
 
 
@@ -276,6 +258,7 @@ OWN_CELLS = {("none", "activation+multiply")}
         ("true", 32, OWN_CELLS),
         ("[3, 2, 1, 0]", 6, OWN_CELLS),
         ("['feed_forward\\.mul']", 32, {("none", "multiply")}),
+        ("{'feed_forward\\.mul': true}", 32, {("none", "multiply")}),
         ("false", 0, set()),
     ],
 )
@@ -286,23 +269,6 @@ def test_mindformers_recomputes_its_own_cells(
     read = job("mindformers", tmp_path, "run.yaml", text)
 
     assert (len(read.strategies), set(read.strategies.values())) == (layers, ways)
-
-
-def test_an_automodel_recipe(tmp_path: Path) -> None:
-    read = job("automodel", tmp_path, "recipe.yaml", AUTOMODEL)
-
-    assert read.model.parameters == db.models["llama3-8b"].parameters
-    assert (read.micro_batches, read.options.micro_batch_size, read.options.sequence_length) == (8, 2, 2048)
-    assert read.layers == (8, 8, 8, 8)
-    assert len(read.strategies) == 32
-
-
-def test_a_mindformers_configuration(tmp_path: Path) -> None:
-    read = job("mindformers", tmp_path, "run.yaml", MINDFORMERS)
-
-    assert read.model.parameters == db.models["llama3-8b"].parameters
-    assert read.layers == (9, 8, 8, 7)
-    assert sorted(read.strategies) == [0, 1, 2, 9, 10, 17]
 
 
 UNREAD = {

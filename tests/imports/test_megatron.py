@@ -13,6 +13,7 @@ from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts
 from debubble.imports.settings import read_arguments
 from debubble.ir import InputError
+from tests.support import imported_jobs
 
 SCRIPT = """#!/bin/bash
 # Pretrain Llama-3 8B
@@ -59,11 +60,8 @@ ENDS_COUNT = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pi
 FIRST_AND_LAST = "--decoder-first-pipeline-num-layers 14 --decoder-last-pipeline-num-layers 18"
 
 
-def job(folder: Path, text: str, *, cluster: str = "4xA100-80GB", **given: Any) -> ImportedJob:
-    file = folder / "job.sh"
-    file.write_text(text)
-    importer = imports["megatron"]
-    return importer.job(importer.settings(file), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
+def job(folder: Path, text: str, **given: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "job.sh", text, **given)
 
 
 @pytest.mark.parametrize(

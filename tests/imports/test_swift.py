@@ -7,23 +7,17 @@ from typing import Any
 
 import pytest
 
-import debubble as db
-from debubble.imports import imports
 from debubble.imports.job import ImportedJob
-from debubble.imports.registry import UserFacts
 from debubble.imports.training_scripts import swift_command
 from debubble.ir import InputError
+from tests.support import imported_jobs
 
 SFT = "megatron sft --model Qwen/Qwen3-0.6B --max_length 2048 --packing true"
 VISION = SFT.replace("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-7B-Instruct")
 
 
-def job(folder: Path, text: str, *, args: str | None = None, **given: Any) -> ImportedJob:
-    file = folder / "job.sh"
-    file.write_text(text)
-    importer = imports["megatron"]
-    facts = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"), **given)
-    return importer.job(importer.read(file, args), file, facts)
+def job(folder: Path, text: str, **given: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "job.sh", text, cluster="8xH100-80GB", **given)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-import debubble as db
-from debubble.imports import imports
 from debubble.imports.job import ImportedJob
-from debubble.imports.registry import UserFacts
+from tests.support import imported_jobs
 
 LINEAR = {"in_features": 4096, "out_features": 4096}
 ADAPTED = {**LINEAR, "rank": 16, "alpha": 32.0}
@@ -23,10 +21,7 @@ def job(folder: Path, model: dict[str, Any], **parts: Any) -> ImportedJob:
         "training": {"seq_len": 4096, "local_batch_size": 1},
         **parts,
     }
-    path = folder / "saved.json"
-    path.write_text(json.dumps(saved))
-    importer = imports["torchtitan"]
-    return importer.job(importer.settings(path), path, UserFacts(cluster=db.Cluster.parse("8xH100-80GB")))
+    return imported_jobs.job("torchtitan", folder, "saved.json", json.dumps(saved), cluster="8xH100-80GB")
 
 
 @pytest.mark.parametrize(("linear", "rank"), [(LINEAR, 0), (ADAPTED, 16)])

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.imports import imports
 from debubble.imports.job import ImportedJob
-from debubble.imports.registry import UserFacts
 from debubble.ir import InputError
+from tests.support import imported_jobs
 
 AUTO = {
     "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "train_batch_size": "auto",
@@ -25,10 +24,7 @@ WORDS = (
 
 
 def job(folder: Path, args: str, config: dict[str, Any] = AUTO, **given: Any) -> ImportedJob:
-    path, importer = folder / "ds.json", imports["deepspeed"]
-    path.write_text(json.dumps(config))
-    facts = UserFacts(cluster=db.Cluster.parse("4xA100-80GB"), **given)
-    return importer.job(importer.read(path, args), path, facts)
+    return imported_jobs.job("deepspeed", folder, "ds.json", json.dumps(config), args=args, **given)
 
 
 @pytest.mark.parametrize("between", [" ", "="])

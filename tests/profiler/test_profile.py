@@ -20,7 +20,7 @@ from debubble.profiler.profile import ProfileOptions, measure, profile, unplanne
 from debubble.profiler.units import ModelSlice, measured_layers, measured_strategies
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.stage import Keeping, Stage
+from debubble.runtime.models.stage import SavePolicy, Stage
 from debubble.runtime.models.units import MicroBatch
 
 CONFIG = {
@@ -116,7 +116,7 @@ def test_the_units_bytes_add_up_to_what_a_whole_stage_keeps(profiled: Units, str
     ledger.exclude(p for unit in built for p in unit.parameters())
     tokens = torch.zeros(2, 16, dtype=torch.int64)
     stage = Stage(built, planned, ledger)
-    stage.forward(0, tokens, MicroBatch(tokens.clone(), 1.0, 0), Keeping(recomputing=len(built)))
+    stage.forward(0, tokens, MicroBatch(tokens.clone(), 1.0, 0), SavePolicy(recomputing=len(built)))
     partition = [[(index, unit.strategy) for index, unit in enumerate(planned)]]
     assert profiled.stage_costs(partition, Placement.linear(1)).activation_recomputed == (ledger.bytes,)
 

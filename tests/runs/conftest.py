@@ -1,15 +1,8 @@
-import importlib.util
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("torch"):
-    import torch
-
-    torch.set_num_threads(1)
-    collect_ignore_glob = []
-else:
-    collect_ignore_glob = ["test_*.py"]
+from tests.support.torch_tests import collect_ignore_glob as collect_ignore_glob
 
 
 @pytest.fixture(scope="session")

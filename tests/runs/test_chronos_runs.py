@@ -14,7 +14,7 @@ from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.training.checks import validates_after
-from debubble.training.trainer import post_validated_step, synchronous_step
+from debubble.training.training_run import post_validated_step, synchronous_step
 from tests.runtime.test_pipeline import ADAMW, reference_losses
 from tests.support import gloo_ranks
 from tests.support.run_cases import (

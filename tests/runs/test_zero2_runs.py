@@ -10,7 +10,7 @@ import debubble as db
 from debubble.ir import Kind
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b
 from tests.support import gloo_ranks
 from tests.support.run_cases import LLAMA8, kinds_of, plan_for, units_of
@@ -42,7 +42,7 @@ def train(plan: Any, *, transport: Any) -> Any:
 
 
 def on_threads(plan: Any) -> Any:
-    return Threads.run(4, lambda transport: train(plan, transport=transport))
+    return ThreadTransport.run(4, lambda transport: train(plan, transport=transport))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path: Path) -> 
         pipeline.load_pretrained(tmp_path)
         return pipeline.state_dict()
 
-    for saved, loaded in zip(Threads.run(4, save), Threads.run(4, load), strict=True):
+    for saved, loaded in zip(ThreadTransport.run(4, save), ThreadTransport.run(4, load), strict=True):
         assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 

@@ -9,7 +9,7 @@ import torch
 
 import debubble as db
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.covering import CASES, RECOMPUTATIONS, one_per_schedule
 from tests.support.runtime_cases import assert_gradients, gradient_of, tokens_of
 from tests.support.tiny_models import FAMILIES
@@ -70,7 +70,7 @@ def check(case: Any, *, steps: Any) -> None:
             pipeline.optimizer_step()
         return torch.stack(losses), gradients, pipeline.measured.peak_offloaded
 
-    answers = Threads.run(plan.devices, train)
+    answers = ThreadTransport.run(plan.devices, train)
     found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
     for losses, _, offloaded in answers:
         torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=0)

@@ -15,7 +15,7 @@ from debubble.costs.partition import partition_named
 from debubble.ir import InputError, RunOptions
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.data_parallel import check_before_steps
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of, train
 from tests.support.tiny_models import LLAMA
 
@@ -79,7 +79,7 @@ def test_the_users_optimizer_is_refused_before_its_first_step() -> None:
             optimizer.step()
         assert all(torch.equal(p, b) for p, b in zip(pipeline.parameters(), before, strict=True))
 
-    Threads.run(4, one)
+    ThreadTransport.run(4, one)
 
 
 @pytest.mark.parametrize("make", [partial(SGD, lr=1e-2), partial(Own, lr=1e-2)])
@@ -96,14 +96,14 @@ def test_of_a_class_that_nothing_is_known_of_there_is_a_warning() -> None:
 def test_zero_2_sums_matrices_after_every_micro_batch(zero: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So no rank keeps whole gradients: it has the rows that the optimizer steps."""
     rows: list[int] = []
-    reduce = Threads.reduce
+    reduce = ThreadTransport.reduce
 
-    def counting(transport: Threads, tensor: torch.Tensor, ranks: tuple[int, ...], *, to: int) -> None:
+    def counting(transport: ThreadTransport, tensor: torch.Tensor, ranks: tuple[int, ...], *, to: int) -> None:
         if transport.rank == to:
             rows.append(tensor.numel())
         reduce(transport, tensor, ranks, to=to)
 
-    monkeypatch.setattr(Threads, "reduce", counting)
+    monkeypatch.setattr(ThreadTransport, "reduce", counting)
 
     def one(transport: Any) -> int:
         pipeline = Pipeline(None, plan(data=2, zero=zero), transport=transport)
@@ -111,7 +111,7 @@ def test_zero_2_sums_matrices_after_every_micro_batch(zero: int, times: int, mon
         gradients = [p.grad for p in pipeline.parameters() if p.grad is not None]
         return sum(g.numel() * (times if g.dim() > 1 else 1) for g in gradients)
 
-    expected = sum(Threads.run(4, one))
+    expected = sum(ThreadTransport.run(4, one))
     assert sum(rows) == expected
 
 

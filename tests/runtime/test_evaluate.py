@@ -12,7 +12,8 @@ import debubble as db
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads, Transport
+from debubble.runtime.distributed.thread_transport import ThreadTransport
+from debubble.runtime.distributed.transport import Transport
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
 from tests.support.hf_reference import exactly, hf_model
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of
@@ -141,7 +142,7 @@ def test_modules_evaluate_in_their_mode_and_are_then_as_before() -> None:
         loss = float(Pipeline(own, plan, transport=transport).evaluate([tokens]))
         return loss, [module.training for module in own]
 
-    answers = Threads.run(2, evaluate)
+    answers = ThreadTransport.run(2, evaluate)
     with torch.no_grad():
         logits = model[3](model[2](model[0](tokens[:, :-1]))).flatten(0, 1)
     expected = float(nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()))

@@ -13,7 +13,7 @@ from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.plans import Plan
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import (
     assert_as_alone,
@@ -99,12 +99,12 @@ def test_rows_travel_to_their_experts_and_back() -> None:
         choices = torch.bincount(torch.tensor(chosen[transport.rank]), minlength=4)
         exchange = ExpertGroup(transport, (0, 1)).exchange(choices)
         rows = torch.tensor([[10.0 * transport.rank + e] for e in chosen[transport.rank]], requires_grad=True)
-        arrived = exchange.there(rows, *exchange.order)
-        returned = exchange.back(2 * arrived, *exchange.order)
+        arrived = exchange.dispatch(rows, *exchange.order)
+        returned = exchange.combine(2 * arrived, *exchange.order)
         returned.sum().backward()
         return exchange.sizes, arrived.flatten().tolist(), returned.flatten().tolist(), rows.grad
 
-    first, second = Threads.run(2, one)
+    first, second = ThreadTransport.run(2, one)
     assert first[:3] == ([1, 1], [0, 1], [0, 2, 4])
     assert second[:3] == ([3, 0], [2, 12, 12], [24, 24])
     for *_, gradient in (first, second):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import debubble as db
 from debubble.ir import InputError, RunOptions
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.distributed.transport import SingleProcessTransport
 from debubble.runtime.models import float8
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.operators import Linear
@@ -32,7 +32,7 @@ def schedule(name: str, devices: int) -> Any:
 class EachLayer(TensorGroup):
     """One rank, which calls layers for their common input one by one."""
 
-    def columns(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
+    def column_parallel(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
         return tuple(layer(x) for layer in layers)
 
 
@@ -59,7 +59,7 @@ def reference(config: Any, tokens: Any) -> Any:
     """Loss and gradients of one process, micro-batch by micro-batch, with torchao's layers in the half-layers."""
     model = ReferenceModel(config, dtype=torch.float32)
     for unit in model.units[1:-1]:
-        unit.group = EachLayer(Alone(), (0,))  # type: ignore[assignment]
+        unit.group = EachLayer(SingleProcessTransport(), (0,))  # type: ignore[assignment]
         for layer in unit.modules():
             if isinstance(layer, Linear):
                 layer.forward = by_torchao(layer)  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from debubble.ir import Placement, Schedule, StageCosts
-from debubble.runtime.memory.host import Files, OffloadError
+from debubble.runtime.memory.host import DiskMemory, OffloadError
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA
 
@@ -37,7 +37,7 @@ def test_gradients_are_the_same_from_files_as_from_memory(tmp_path: Path) -> Non
 
 
 def test_a_buffer_keeps_what_was_written_and_is_used_again(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+    files = DiskMemory(tmp_path)
     first, second = files.take(10_000), files.take(10_000)
     first.fill_(7)
     second.fill_(9)
@@ -51,7 +51,7 @@ def test_a_buffer_keeps_what_was_written_and_is_used_again(tmp_path: Path) -> No
 
 def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
     """As uneven routing gives them: the room on the disk grows with the largest, not with every new size."""
-    files = Files(tmp_path)
+    files = DiskMemory(tmp_path)
     for size in (10_000, 9_000, 7_001, 9_999):
         buffer = files.take(size)
         assert buffer.numel() == size
@@ -62,15 +62,15 @@ def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "import os, signal; from pathlib import Path; from debubble.runtime.memory.host import Files\n"
-        f"Files(Path({str(tmp_path)!r})).take(1 << 20).fill_(1); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from pathlib import Path; from debubble.runtime.memory.host import DiskMemory\n"
+        f"DiskMemory(Path({str(tmp_path)!r})).take(1 << 20).fill_(1); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk: Any) -> None:
-    files = Files(small_disk)
+    files = DiskMemory(small_disk)
     held = files.take(700_000)
     with pytest.raises(OffloadError, match="cannot hold another 500000 of activations next to 700000: No space left"):
         files.take(500_000)

@@ -9,7 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.execution.lanes import LaneThread
 from tests.support.runtime_cases import plan_of, tokens_of
 from tests.support.tiny_models import LLAMA
@@ -51,7 +51,7 @@ def sending(plan: Any, steps: Any, *, fails: Any = ()) -> Any:
             pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
         return seen
 
-    return Threads.run(2, one)[0]
+    return ThreadTransport.run(2, one)[0]
 
 
 PLAN = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)

@@ -11,7 +11,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of, train
 from tests.support.tiny_models import FAMILIES, GPT2, LLAMA, LLAMA_TIED, MIXTRAL
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 def on_every_device(model: Any, plan: Any, work: Any, **arguments: Any) -> Any:
     """`work(pipeline)` with a copy of the model per rank."""
-    return Threads.run(
+    return ThreadTransport.run(
         plan.devices, lambda transport: work(Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments))
     )
 

@@ -11,9 +11,17 @@ from torch.nn import functional
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import assert_gradients, gradient_of, gradients_of, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import (
+    assert_gradients,
+    gradient_of,
+    gradients_of,
+    loss_and_gradients,
+    plan_of,
+    run_threads,
+    tokens_of,
+)
 from tests.support.tiny_models import GPT2, LLAMA, MIXTRAL
 
 pytest.importorskip("transformers", minversion="5")
@@ -64,10 +72,9 @@ def check(config: Any, plan: Any) -> None:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=smoothed)
         own = {name: entry.chunk(data)[pipeline.ranks.replica] for name, entry in batch.items()}
         with exactly():
-            loss = pipeline.step(own)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+            return loss_and_gradients(pipeline, own)
 
-    answers = Threads.run(plan.ranks, one)
+    answers = ThreadTransport.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], loss.detach(), rtol=1e-12, atol=0)
     found = {name: gradient for _, part in answers for name, gradient in part.items()}
     assert_gradients({name: found[name] for name in expected}, expected)
@@ -135,10 +142,10 @@ def test_preferences_are_learned_in_two_passes() -> None:
         transport.all_reduce(found, (0, 1))  # the last stage alone has seen logits
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=preference)
         # `step` divides by the number of targets; this loss is the mean over four pairs.
-        loss = pipeline.step({**batch, "reference": found, "scale": torch.full((8,), float(targets) / 4)})
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+        scale = torch.full((8,), float(targets) / 4)
+        return loss_and_gradients(pipeline, {**batch, "reference": found, "scale": scale})
 
-    answers = Threads.run(plan.ranks, one)
+    answers = ThreadTransport.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], expected.detach(), rtol=1e-12, atol=0)
     own = {name: gradient_of(p) for name, p in model.named_parameters()}
     for _, gradients in answers:

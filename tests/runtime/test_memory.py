@@ -11,7 +11,7 @@ from debubble.ir import Placement, PlannedUnit, Schedule, StageCosts
 from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.stage import Keeping, Stage
+from debubble.runtime.models.stage import SavePolicy, Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support.runtime_cases import peaks_of, plan_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA
@@ -31,7 +31,7 @@ def stage_of(*units: Any, ledger: Any) -> Any:
 def kept_by(unit: Any) -> Any:
     ledger = Ledger()
     stage = stage_of(unit, ledger=ledger)
-    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=1))
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), SavePolicy(recomputing=1))
     return ledger.bytes
 
 
@@ -68,7 +68,9 @@ def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
     ledger = Ledger()
     units = [replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]]
     stage = stage_of(*units, ledger=ledger)
-    y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=99))
+    y = stage.forward(
+        0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), SavePolicy(recomputing=99)
+    )
     assert ledger.bytes == 4 * X
     ledger.start_step()
     stage.backward(0, y, split=False)
@@ -79,7 +81,7 @@ def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
 def test_halves_that_are_not_of_one_layer_keep_an_input_each() -> None:
     ledger = Ledger()
     stage = stage_of(PlannedUnit("mlp", 0, "full"), PlannedUnit("attention", 1, "full"), ledger=ledger)
-    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=99))
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), SavePolicy(recomputing=99))
     assert ledger.bytes == 2 * X
 
 
@@ -90,7 +92,7 @@ def test_a_deeper_micro_batch_keeps_what_its_strategy_says() -> None:
     for j, deeper in enumerate((False, True)):
         before = ledger.bytes
         x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
-        stage.forward(j, x, MicroBatch(), Keeping(recomputing=1, deeper=deeper))
+        stage.forward(j, x, MicroBatch(), SavePolicy(recomputing=1, deeper=deeper))
         kept.append(ledger.bytes - before)
     assert kept == [kept_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
 

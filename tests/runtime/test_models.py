@@ -11,7 +11,7 @@ from debubble.models import ModelConfig
 from debubble.models.runtime_limits import check_units
 from debubble.runtime.models.build import build_stage
 from tests.support.reference_model import ReferenceModel
-from tests.support.runtime_cases import plan_of, reference_gradients, run_threads, tokens_of
+from tests.support.runtime_cases import loss_and_gradients, plan_of, reference_gradients, run_threads, tokens_of
 from tests.support.tiny_models import FAMILIES, LLAMA
 
 
@@ -52,8 +52,7 @@ def test_autocast_changes_units_as_it_does_in_one_process(family: str) -> None:
 
     def one(pipeline: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = pipeline.step(batch)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+            return loss_and_gradients(pipeline, batch)
 
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), config, dtype="fp32")
     answers = run_threads(plan, one)

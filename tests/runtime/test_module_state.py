@@ -14,7 +14,7 @@ from torch import nn
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.distributed.transport import SingleProcessTransport
 from tests.runtime.test_modules import Checkpointed, plan_for
 
 WIDTH = 8
@@ -115,7 +115,7 @@ def step(model: nn.Module, *, strategy: str = "none") -> tuple[float, dict[str, 
     plan = plan_for(db.schedules["gpipe"](devices=1, micro_batches=2), [len(list(model))], strategy=strategy)  # type: ignore[call-overload]
     random.seed(1)
     np.random.seed(1)
-    pipeline = Pipeline(model, plan, transport=Alone())
+    pipeline = Pipeline(model, plan, transport=SingleProcessTransport())
     loss = pipeline.step(tokens())
     gradients = {name: p.grad.clone() for name, p in pipeline.named_parameters() if p.grad is not None}
     return float(loss), gradients | dict(model.named_buffers())
@@ -150,7 +150,9 @@ def test_a_step_leaves_the_generators_as_they_were() -> None:
     model = sequence(RANDOM["AlphaDropout"])
     torch.set_rng_state(before[0])
     pipeline = Pipeline(
-        model, plan_for(db.schedules["gpipe"](devices=1, micro_batches=2), [4], strategy="full"), transport=Alone()
+        model,
+        plan_for(db.schedules["gpipe"](devices=1, micro_batches=2), [4], strategy="full"),
+        transport=SingleProcessTransport(),
     )
     pipeline.step(tokens())
     assert torch.equal(torch.get_rng_state(), before[0])

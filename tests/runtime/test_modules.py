@@ -14,12 +14,12 @@ import debubble as db
 from debubble.ir import InputError, PlannedUnit, RunOptions, StageCosts
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support.runtime_cases import assert_gradients
+from tests.support.runtime_cases import assert_gradients, loss_and_gradients
 from tests.support.schedule_cases import recomputing
 
 VOCABULARY, WIDTH = 19, 8
@@ -79,10 +79,9 @@ def step(model: Any, plan: Any, **arguments: Any) -> Any:
 
     def one(transport: Any) -> Any:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments)
-        loss = pipeline.step(tokens())
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+        return loss_and_gradients(pipeline, tokens())
 
-    answers = Threads.run(plan.ranks, one)
+    answers = ThreadTransport.run(plan.ranks, one)
     return answers[0][0], {name: g for _, part in answers for name, g in part.items()}
 
 
@@ -299,7 +298,7 @@ def test_autocast_computes_as_it_does_in_one_process() -> None:
             loss = pipeline.step(tokens())
         return loss, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
 
-    for found_loss, found in Threads.run(2, one):
+    for found_loss, found in ThreadTransport.run(2, one):
         torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-3, atol=0)
         for name, gradient in found.items():
             assert gradient.dtype == torch.float32

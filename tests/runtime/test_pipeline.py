@@ -14,13 +14,14 @@ from debubble.ir import InputError, Kind, Op, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.hf_reference import hf_model
 from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (
     assert_as_alone,
     assert_same_gradients,
     gradients_of,
+    loss_and_gradients,
     plan_of,
     reference_gradients,
     run_threads,
@@ -74,8 +75,7 @@ def test_bf16_trains_fp32_masters() -> None:
     def one(pipeline: Any) -> Any:
         assert {p.dtype for p in pipeline.parameters()} == {torch.float32}
         assert {p.dtype for s in pipeline.stages.values() for u in s.units for p in u.parameters()} == {torch.bfloat16}
-        loss = pipeline.step(tokens_of(LLAMA, rows=4))
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+        return loss_and_gradients(pipeline, tokens_of(LLAMA, rows=4))
 
     answers = run_threads(plan, one)
     loss, expected = reference_gradients(LLAMA, tokens_of(LLAMA, rows=4), micro_batches=4)
@@ -286,7 +286,7 @@ def test_replicas_have_batches_of_their_own_and_their_ranks_the_same() -> None:
         pipeline.step(tokens_of(LLAMA, rows=4, seed=max(transport.rank, 1)))
 
     with pytest.raises(InputError, match="Rank 3 has other tokens or targets than rank 2"):
-        Threads.run(4, one)
+        ThreadTransport.run(4, one)
 
 
 def test_ranks_with_different_plans_are_told_which() -> None:
@@ -294,7 +294,7 @@ def test_ranks_with_different_plans_are_told_which() -> None:
         Pipeline(None, plan_of(schedule_1f1b(micro_batches=4 + transport.rank), LLAMA), transport=transport)
 
     with pytest.raises(InputError, match="Rank 1 has another plan, seed or model than rank 0"):
-        Threads.run(2, one)
+        ThreadTransport.run(2, one)
 
 
 def test_ranks_may_know_their_model_by_name_or_by_its_config_alone() -> None:
@@ -303,7 +303,7 @@ def test_ranks_may_know_their_model_by_name_or_by_its_config_alone() -> None:
     model = db.Model.from_hf(dict(named.model_on_cluster.model.config))
     unnamed = replace(named, model_on_cluster=named.model_on_cluster._replace(model=model), solve_seconds=99.0)
     plans = named, unnamed
-    assert sorted(Threads.run(2, lambda t: Pipeline(None, plans[t.rank], transport=t).device)) == [0, 1]
+    assert sorted(ThreadTransport.run(2, lambda t: Pipeline(None, plans[t.rank], transport=t).device)) == [0, 1]
 
 
 def test_plans_that_cannot_run_are_refused() -> None:

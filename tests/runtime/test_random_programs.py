@@ -12,7 +12,14 @@ from msgspec import UNSET
 
 from debubble.runtime.memory.arena import Arena
 from tests.strategies import random_schedules, stage_costs
-from tests.support.runtime_cases import assert_gradients, plan_of, reference_gradients, run_threads, tokens_of
+from tests.support.runtime_cases import (
+    assert_gradients,
+    loss_and_gradients,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
 from tests.support.tiny_models import LLAMA_TIED
 
 CONFIG = {**LLAMA_TIED, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -42,9 +49,10 @@ def plans(draw: Any) -> Any:
 
 
 def check(plan: Any, **arguments: Any) -> None:
+    tokens = tokens_of(CONFIG, rows=plan.micro_batches, length=6)
+
     def one(pipeline: Any) -> Any:
-        loss = pipeline.step(tokens_of(CONFIG, rows=plan.micro_batches, length=6))
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.in_flight_bytes
+        return *loss_and_gradients(pipeline, tokens), pipeline.measured.in_flight_bytes
 
     expected_loss, gradients = expected(plan.micro_batches)
     for loss, found, in_flight in run_threads(plan, one, **arguments):

@@ -9,7 +9,7 @@ import torch
 import debubble as db
 from debubble.ir import Kind, Lane, Program
 from debubble.ir.lowering.lower import lower
-from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.distributed.transport import SingleProcessTransport
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import CpuLanes
 from debubble.runtime.execution.operations import Operations, StepState
@@ -33,7 +33,7 @@ class Noted(Operations):
     def allocate_reload(self, reload: Any) -> None:
         self.seen.append(f"buffer of {reload.name}")
 
-    def set_aside(self, op: Any) -> None:
+    def stash_gradients(self, op: Any) -> None:
         pass
 
 
@@ -44,7 +44,7 @@ def one_device(memory_limit: float | None) -> Program:
 
 
 def run(program: Program) -> list[str]:
-    operations = Noted(program, 0, Alone(), {0: 0}, CpuLanes(), Ledger(CPU))
+    operations = Noted(program, 0, SingleProcessTransport(), {0: 0}, CpuLanes(), Ledger(CPU))
     state = StepState([], [], [SHAPE] * 3, DTYPE, lambda stage: None)
     Interpreter(operations).run(state)
     return operations.seen

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from debubble.runtime.distributed.context_parallel import ContextGroup
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.attention.blocks import (
     Attended,
     Scores,
@@ -34,7 +34,7 @@ def whole_sequences(*, kv_heads: int = HEADS, dtype: torch.dtype = torch.float64
 def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
     """The whole result of ranks that divide the sequence, and the gradients of queries, keys and values."""
 
-    def one(transport: Threads) -> list[Tensor]:
+    def one(transport: ThreadTransport) -> list[Tensor]:
         context = ContextGroup(transport, tuple(range(size)))
         *inputs, gradient = (context.own(t, -2) for t in wholes)
         inputs = [t.detach().requires_grad_() for t in inputs]
@@ -42,7 +42,7 @@ def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor])
         own = [y.detach(), *torch.autograd.grad(y, inputs, gradient)]
         return [context.gather(t, -2) for t in own]
 
-    found: list[Tensor] = Threads.run(size, one)[0]
+    found: list[Tensor] = ThreadTransport.run(size, one)[0]
     return found
 
 
@@ -70,7 +70,7 @@ def test_a_ring_rounds_as_its_dtype_does(dtype: torch.dtype) -> None:
     assert_equal(rounded, exact, 4 * torch.finfo(dtype).eps)
 
 
-class RingAlone(Threads):
+class RingAlone(ThreadTransport):
     """Ranks that count what they pass on, and cannot gather."""
 
     passed = 0
@@ -87,7 +87,7 @@ class RingAlone(Threads):
 def test_keys_go_around_once_and_with_their_gradients_again(size: int) -> None:
     wholes = whole_sequences(kv_heads=2)
 
-    def one(transport: Threads) -> tuple[int, int]:
+    def one(transport: ThreadTransport) -> tuple[int, int]:
         ring = RingAlone(transport._hub, transport.rank)
         context = ContextGroup(ring, tuple(range(size)))
         *inputs, gradient = (context.own(t, -2) for t in wholes)
@@ -98,13 +98,13 @@ def test_keys_go_around_once_and_with_their_gradients_again(size: int) -> None:
         return forward, ring.passed - forward
 
     share = 2 * wholes[1].numel() // size
-    assert Threads.run(size, one) == [((size - 1) * share, 2 * (size - 1) * share)] * size
+    assert ThreadTransport.run(size, one) == [((size - 1) * share, 2 * (size - 1) * share)] * size
 
 
 def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
     wholes = whole_sequences()
 
-    def one(transport: Threads) -> int:
+    def one(transport: ThreadTransport) -> int:
         context, saved = ContextGroup(transport, (0, 1)), list[Tensor]()
 
         def note(tensor: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
         return sum(t.numel() for t in saved)
 
     of_one = 2 * HEADS * LENGTH // 2
-    assert Threads.run(2, one) == [4 * SIZE * of_one + of_one] * 2
+    assert ThreadTransport.run(2, one) == [4 * SIZE * of_one + of_one] * 2
 
 
 def test_under_autocast_a_ring_computes_in_that_dtype() -> None:

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from on_gpu.single_rank import SingleRankTransport
 
 import debubble as db
 from debubble.ir import InputError, Op, StageCosts, lower
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.single_rank import SingleRankTransport
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import plan_of, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
 from tests.support.tiny_models import LLAMA
 
 
-class Recording(Threads):
+class Recording(ThreadTransport):
     """Notes every message that its rank receives."""
 
     def __init__(self, transport: Any) -> None:
@@ -43,7 +43,7 @@ def together(plan: Any, tokens: Any) -> Any:
         recording = Recording(transport)
         return *measured(Pipeline(None, plan, transport=recording), tokens), recording.received
 
-    return Threads.run(plan.devices, one)
+    return ThreadTransport.run(plan.devices, one)
 
 
 def replay(program: Any, device: Any, received: Any) -> Any:

@@ -12,7 +12,7 @@ from debubble.ir import InputError
 from debubble.models import ModelConfig
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from tests.support import gloo_ranks
@@ -200,7 +200,7 @@ def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int)
         loss.backward()
         return loss.detach(), part.grad
 
-    answers = Threads.run(3, one)
+    answers = ThreadTransport.run(3, one)
     for loss, _ in answers:
         torch.testing.assert_close(loss, expected.detach(), rtol=1e-12 if dtype is torch.float64 else 1e-5, atol=0)
     torch.testing.assert_close(torch.cat([g for _, g in answers], 2), logits.grad, rtol=1e-12, atol=1e-15)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from debubble.ir import Lane
-from debubble.runtime.distributed.transport import Channel, PeerError, Threads, on_lane
+from debubble.runtime.distributed.thread_transport import PeerError, ThreadTransport
+from debubble.runtime.distributed.transport import Channel, on_lane
 
 
 def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:
@@ -24,7 +25,7 @@ def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:
         told.append(transport.rank)
 
     with pytest.raises(ValueError, match="broken"):
-        Threads.run(2, one)
+        ThreadTransport.run(2, one)
     assert told == [1]
 
 
@@ -42,7 +43,7 @@ def test_ranks_that_wait_for_each_other_are_told_which_has_failed() -> None:
         told.append(transport.rank)
 
     with pytest.raises(ValueError, match="broken"):
-        Threads.run(3, one)
+        ThreadTransport.run(3, one)
     assert sorted(told) == [0, 1]
 
 
@@ -57,7 +58,7 @@ def test_exchanged_tensors_are_not_kept() -> None:
         transport.receive(torch.zeros(1), other, Channel.MESSAGE)
         return seen() is None
 
-    assert Threads.run(2, one) == [True, True]
+    assert ThreadTransport.run(2, one) == [True, True]
 
 
 def test_collectives_of_two_lanes_never_meet_each_other() -> None:
@@ -80,4 +81,4 @@ def test_collectives_of_two_lanes_never_meet_each_other() -> None:
         return sums, gathered
 
     expected = [2 * i + 1 for i in rounds], [[i, 0, i, 1] for i in rounds]
-    assert Threads.run(2, one) == [expected, expected]
+    assert ThreadTransport.run(2, one) == [expected, expected]

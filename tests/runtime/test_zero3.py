@@ -10,7 +10,7 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.build import build_stage
 from tests.runtime.test_modules import plan_for, sequential, tokens
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
@@ -82,7 +82,7 @@ def test_modules_of_ones_own_are_divided_too() -> None:
     logits = model(batch[:, :-1])
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     expected.backward()
-    for loss, gradients in Threads.run(4, one):
+    for loss, gradients in ThreadTransport.run(4, one):
         torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
         parameters = {name: model.get_parameter(name) for name in gradients}
         own = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
@@ -154,7 +154,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
         pipeline.step(batch_of(pipeline, EVEN))
         return (
             pipeline.device,
-            pipeline.measured.peak_gathered,
+            pipeline.measured.activations.gathered_peak,
             pipeline.measured.static_bytes,
             pipeline.measured.current_memory,
         )

@@ -23,8 +23,8 @@ import pytest
 from debubble.ir import InputError
 from debubble.processes import PYTHON
 from debubble.serve import Workbench
-from debubble.serve.searches import AT_ONCE
-from debubble.serve.server import MAX_STRANGERS
+from debubble.serve.searches import MAX_SEARCHES
+from debubble.serve.server import MAX_UNAUTHENTICATED
 from tests.support.processes import children, wait_for_end
 
 TINY = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "4", "sequence_length": "128"}
@@ -187,7 +187,7 @@ def test_garbage_is_answered_and_the_workbench_goes_on(client: Client, request_l
 
 def test_half_open_connections_keep_nobody_out(client: Client) -> None:
     with ExitStack() as stack:
-        for _ in range(3 * MAX_STRANGERS):
+        for _ in range(3 * MAX_UNAUTHENTICATED):
             stack.enter_context(client.connect())
         assert client.ask("")[0] == 200
 
@@ -206,7 +206,7 @@ def test_a_hundred_searches_at_once_start_two(client: Client) -> None:
     with ThreadPoolExecutor(100) as browsers:
         answers = [browsers.submit(client.ask, "search", form=form) for _ in range(100)]
         codes = [answer.result()[0] for answer in answers]
-    assert sorted(codes) == [200] * AT_ONCE + [422] * (100 - AT_ONCE)
+    assert sorted(codes) == [200] * MAX_SEARCHES + [422] * (100 - MAX_SEARCHES)
 
 
 def descendants(process: int) -> list[int]:

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
-from tests.support.runtime_cases import assert_gradients
+from debubble.runtime.distributed.thread_transport import ThreadTransport
+from tests.support.runtime_cases import assert_gradients, loss_and_gradients
 
 CYCLES = 20_000_000
 """About ten milliseconds of a GPU."""
@@ -36,7 +37,7 @@ def own_stream(device: Any) -> Iterator[Any]:
         yield
 
 
-class Lagging(Threads):
+class Lagging(ThreadTransport):
     """Ranks on threads whose messages leave late."""
 
     def __init__(self, transport: Any) -> None:
@@ -58,17 +59,12 @@ def on_threads(plan: Any, work: Any, device: Any, *, lagging: bool = False, **ar
                 torch.cuda.current_stream().synchronize()
             return answer
 
-    return Threads.run(plan.ranks, one)
+    return ThreadTransport.run(plan.ranks, one)
 
 
 def step_of(plan: Any, tokens: Any, device: Any, **arguments: Any) -> Any:
     """Loss and gradients of one step."""
-
-    def one(pipeline: Any) -> Any:
-        loss = pipeline.step(tokens)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
-
-    answers = on_threads(plan, one, device, **arguments)
+    answers = on_threads(plan, partial(loss_and_gradients, batch=tokens), device, **arguments)
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 

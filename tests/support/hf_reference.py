@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import debubble as db
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.lora import plain_name
 from tests.support.runtime_cases import assert_gradients, plan_of, rows_of, run_threads, tokens_of
 
@@ -112,7 +112,7 @@ def assert_trains_as_alone(
                     parameter.copy_(parameter.grad)
         return loss, told, reached, pipeline.state_dict()  # which joins what ranks divide
 
-    answers = Threads.run(plan.ranks, one)
+    answers = ThreadTransport.run(plan.ranks, one)
     for loss, told, _, _ in answers:
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
         torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)

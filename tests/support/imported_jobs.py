@@ -12,10 +12,17 @@ from debubble.imports.registry import UserFacts
 
 
 def job(
-    framework: str, folder: Path, name: str, text: str, *, cluster: str = "4xA100-80GB", **given: Any
+    framework: str,
+    folder: Path,
+    name: str,
+    text: str,
+    *,
+    cluster: str = "4xA100-80GB",
+    args: str | None = None,
+    **given: Any,
 ) -> ImportedJob:
-    """The job that a framework's file of this name and text describes, with what its user adds."""
+    """The job of a framework's file of this name and text, started with `args`, and with what its user adds."""
     file = folder / name
     file.write_text(text)
     importer = imports[framework]
-    return importer.job(importer.settings(file), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
+    return importer.job(importer.read(file, args), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))

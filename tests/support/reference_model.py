@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from debubble.models.config import ModelConfig
-from debubble.runtime.memory.recomputation import Operators, directly
+from debubble.runtime.memory.recomputation import Operators, run_without_recompute
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.hf.names import TABLE
 from debubble.runtime.models.units import Head, MicroBatch
@@ -35,7 +35,9 @@ class ReferenceModel(nn.Module):
         """The parameters by their Hugging Face names; a tied table has both of its names."""
         return {name: p for unit in self.units for name, p in unit.hf_parameters().items()}  # type: ignore[operator]
 
-    def forward(self, tokens: Tensor, micro_batch: MicroBatch | None = None, op: Operators = directly) -> Tensor:
+    def forward(
+        self, tokens: Tensor, micro_batch: MicroBatch | None = None, op: Operators = run_without_recompute
+    ) -> Tensor:
         """The logits, or the loss if the micro-batch has targets."""
         x = tokens
         for unit in self.units:

@@ -13,7 +13,7 @@ from debubble.planners import ModelUnits, Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.stage import Keeping, Stage
+from debubble.runtime.models.stage import SavePolicy, Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
 from tests.support.model_cases import on_cpus
@@ -56,7 +56,7 @@ def counted(config: Any, unit: Any, *, dtype: Any) -> Any:
     tokens = tokens_of(config, rows=1, length=LENGTH)
     first = unit.type == "embedding"
     x = tokens[:, :-1].contiguous() if first else torch.randn(1, LENGTH, config["hidden_size"], dtype=dtype)
-    y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()), Keeping(recomputing=1))
+    y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()), SavePolicy(recomputing=1))
     kept = ledger.bytes
     stage.recompute(0)
     ledger.start_step()

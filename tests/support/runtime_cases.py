@@ -13,7 +13,7 @@ from debubble.ir import RunOptions, StageCosts
 from debubble.models import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Stage
@@ -91,7 +91,7 @@ def tokens_of(config: Any, *, rows: Any, length: int = 12, seed: int = 0) -> Any
 
 def run_threads(plan: Any, work: Any, *, model: Any = None, ranks: Any = None, **arguments: Any) -> Any:
     """`work(pipeline)` on every rank of a plan, on threads; the answers by rank."""
-    return Threads.run(
+    return ThreadTransport.run(
         ranks or plan.ranks,
         lambda transport: work(Pipeline(model, plan, transport=transport, **arguments)),
     )
@@ -103,14 +103,15 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.grad
 
 
+def loss_and_gradients(pipeline: Any, batch: Any) -> Any:
+    """Loss, and the gradients that a rank has, of one step."""
+    loss = pipeline.step(batch)
+    return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+
 def gradients_of(plan: Any, tokens: Any, **arguments: Any) -> Any:
     """Loss, and the gradient of every parameter, of one step of the plan."""
-
-    def one(pipeline: Any) -> Any:
-        loss = pipeline.step(tokens)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
-
-    answers = run_threads(plan, one, **arguments)
+    answers = run_threads(plan, partial(loss_and_gradients, batch=tokens), **arguments)
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 

@@ -116,7 +116,7 @@ def test_tokens_are_made_once_and_again_when_a_file_has_changed(
 def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(
     texts: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("debubble.training.data.tokenizer.PIECE", 7)
+    monkeypatch.setattr("debubble.training.data.tokenizer.PIECE_CHARACTERS", 7)
     (texts / "2.txt").write_text("a b c\n" * 5 + "b")
     assert load_tokens(texts / "2.txt", HfTokenizer(tokenizer)).tolist() == [2, 3, 4] * 5 + [3]
 

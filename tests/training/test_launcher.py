@@ -15,7 +15,7 @@ from debubble.processes import PYTHON
 from debubble.runtime.launch import launcher
 from debubble.runtime.launch.launcher import launch, run_rank
 from debubble.runtime.launch.rank_reports import RankFailedError
-from debubble.torchrun import OF_TORCHRUN, check_started, is_torchrun_rank
+from debubble.torchrun import TORCHRUN_VARIABLES, check_started, is_torchrun_rank
 from tests.support import forked
 from tests.support.processes import wait_for_end
 
@@ -32,7 +32,9 @@ def started(place: Path) -> list[int]:
 
 def test_ranks_run_and_the_launching_process_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def state() -> Any:
-        return dict(os.environ), [signal.getsignal(number) for number in (*launcher.FORWARDED, *launcher.FINAL)]
+        return dict(os.environ), [
+            signal.getsignal(number) for number in (*launcher.FORWARDED_SIGNALS, *launcher.FINAL_SIGNALS)
+        ]
 
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     before = state()
@@ -119,7 +121,7 @@ def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signal
 
 def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_torchrun_rank()
-    for name in OF_TORCHRUN:
+    for name in TORCHRUN_VARIABLES:
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("RANK", "0")
     assert is_torchrun_rank()
@@ -131,7 +133,7 @@ def test_only_rank_0_says_that_their_number_is_another(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("debubble.torchrun.REFUSAL_SECONDS", 0.0)
-    for name in OF_TORCHRUN:
+    for name in TORCHRUN_VARIABLES:
         monkeypatch.setenv(name, "2")
     with pytest.raises(SystemExit, match="2"):
         check_started(4)

@@ -14,7 +14,7 @@ from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint.saver import Saver
-from debubble.training.checkpoint.state import OF_GROUP, make_states, state_of
+from debubble.training.checkpoint.state import GROUP_MARK, make_states, state_of
 from debubble.training.options import TrainOptions
 from debubble.training.resume import load
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads
@@ -146,7 +146,7 @@ def test_the_numbers_of_groups_are_resumed_on_another_pipeline() -> None:
     def stepped(pipeline: Pipeline) -> dict[str, float]:
         for optimizer in pipeline.optimizers:
             optimizer.step()
-        return {name: float(piece.tensor) for name, piece in state_of(pipeline).items() if OF_GROUP in name}
+        return {name: float(piece.tensor) for name, piece in state_of(pipeline).items() if GROUP_MARK in name}
 
     answers = run_threads(plan_of(schedule, LLAMA, dtype="fp32"), stepped, ranks=2, optimizer=CountingGroups)
     found = {name: value for answer in answers for name, value in answer.items()}

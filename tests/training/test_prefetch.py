@@ -15,7 +15,7 @@ import torch
 
 from debubble.ir import InputError
 from debubble.runtime.launch.failures import UserCodeError
-from debubble.training.data.datasets import READS, STARTS, DatasetSamples, Prefetcher
+from debubble.training.data.datasets import READING_PHASE, STARTING_PHASE, DatasetSamples, Prefetcher
 from tests.support import forked
 from tests.support.processes import wait_for_end
 from tests.support.training_cases import drawn, seed_generators
@@ -161,4 +161,4 @@ def test_a_rank_says_when_the_process_starts(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 2)
     phases = [prefetched.phase]
     prefetched.batch(0, count=1)
-    assert [*phases, prefetched.phase] == [STARTS, READS]
+    assert [*phases, prefetched.phase] == [STARTING_PHASE, READING_PHASE]

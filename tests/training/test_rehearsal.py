@@ -6,7 +6,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import Lane, Moment, PlannedUnit, Trace
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.training.monitoring.report import compare_timelines
 from debubble.training.rehearsal import rehearse, scaled
 from tests.support.schedule_cases import offloading, on_one_link
@@ -27,7 +27,9 @@ def abstract_plan(name: str, *, devices: int, chunks: int = 1, **costs: Any) -> 
 
 
 def rehearsed(plan: db.Plan, steps: int = 1) -> Trace:
-    traces: list[Trace] = Threads.run(plan.devices, lambda transport: rehearse(plan, steps=steps, transport=transport))
+    traces: list[Trace] = ThreadTransport.run(
+        plan.devices, lambda transport: rehearse(plan, steps=steps, transport=transport)
+    )
     return traces[0]
 
 

@@ -7,7 +7,7 @@ import debubble as db
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.sharding import TensorShard
-from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.training.checkpoint.state import state_of
 from debubble.training.optimizer import optimizer_maker
 from tests.support.model_cases import on_cpus
@@ -19,12 +19,12 @@ def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
     assert plan.model is not None
     plan = Plan(**{**vars(plan), "model_on_cluster": on_cpus({**plan.model.config, "tie_word_embeddings": tied})})
 
-    def of(transport: Threads) -> set[str]:
+    def of(transport: ThreadTransport) -> set[str]:
         return set(
             state_of(Pipeline(None, plan, transport=transport, optimizer=optimizer_maker("adamw", weight_decay=0.1)))
         )
 
-    return Threads.run(plan.devices, of)
+    return ThreadTransport.run(plan.devices, of)
 
 
 @pytest.mark.parametrize("tied", [False, True])

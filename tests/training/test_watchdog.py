@@ -13,8 +13,8 @@ import debubble as db
 from debubble.ir import lower
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.launch.failures import report_failure
-from debubble.training.data.datasets import STARTS
-from debubble.training.watchdog import SAVING, HeartbeatFolder, Watchdog
+from debubble.training.data.datasets import STARTING_PHASE
+from debubble.training.watchdog import SAVING_PHASE, HeartbeatFolder, Watchdog
 
 COSTS = db.StageCosts.of(stages=2)
 PROGRAM = lower(db.schedules["1f1b"](devices=2, micro_batches=2), COSTS)
@@ -71,7 +71,7 @@ def test_a_rank_that_never_answers_is_named(watched: Any) -> None:
     assert "for 0.2 s: rank 1 does not answer; rank 0 waits" in str(errors.get(timeout=20))
 
 
-@pytest.mark.parametrize("phase", [SAVING, STARTS])
+@pytest.mark.parametrize("phase", [SAVING_PHASE, STARTING_PHASE])
 def test_checkpoints_and_starts_of_readers_may_take_long(watched: Any, store: dist.HashStore, phase: str) -> None:
     busy = RankStatus()
     busy.enter(phase, local=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from debubble.ir import Kind
-from debubble.views.palette import DARK, KIND_COLORS, LIGHT, PART_COLORS, RECOMPUTED, recompute_colors
+from debubble.views.palette import DARK, KIND_COLORS, LIGHT, PART_COLORS, RECOMPUTE_COLORS, recompute_colors
 
 EYES = {
     "all cones": np.eye(3),
@@ -51,7 +51,7 @@ def lab(color: str, eye: str) -> np.ndarray:
     ]
     + [
         pytest.param({kind.value: KIND_COLORS[kind] for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}, id="work"),
-        pytest.param(dict(enumerate([KIND_COLORS[Kind.F], *RECOMPUTED])), id="recomputation"),
+        pytest.param(dict(enumerate([KIND_COLORS[Kind.F], *RECOMPUTE_COLORS])), id="recomputation"),
         pytest.param({p: c for p, c in PART_COLORS.items() if p not in ("model states", "memory")}, id="memory"),
     ],
 )
@@ -64,5 +64,5 @@ def test_colours_beside_each_other_differ_for_every_eye(colors: dict[str, str], 
 
 
 def test_every_way_to_recompute_has_a_colour_of_its_own() -> None:
-    for number in range(1, len(RECOMPUTED) + 1):
+    for number in range(1, len(RECOMPUTE_COLORS) + 1):
         assert len({*recompute_colors([f"way {i}" for i in range(number)]).values()}) == number

@@ -119,11 +119,11 @@ TAKEN = {
     "less_than_equal": "must be at most {le:g}",
     "greater_than_equal": "must be at least {ge:g}",
 }
-"""What an option takes, by the parser's name of the error."""
+"""The values that an option takes, by the parser's name of the error."""
 
 
 def _taken(error: Any) -> str | None:
-    """What an option takes in place of the number that it was given; None where the error is another."""
+    """The values that an option takes in place of the number that it was given; None: the error is another."""
     cause = error.__cause__
     found = cause.errors()[0] if hasattr(cause, "errors") and getattr(error, "param", None) is not None else {}
     words = TAKEN.get(found.get("type", ""))

@@ -126,15 +126,8 @@ def import_(
             )
             comparison, best = compare(importer, settings, yours, again)
     comparison = replace(comparison, advice=advised(importer, settings, file, given, yours))
-    if output is not None and output.suffix == ".toml":
-        save_job(yours, output)
-        log().print(f"The job is in {output}: `debubble plan {output}`.", soft_wrap=True)
-    elif output is not None and (comparison.yours.fits or best is not yours or as_it_is):
-        best.save(output)
-        what = "The job's own plan" if best is yours else "The faster plan"
-        log().print(f"{what} is in {output}.", soft_wrap=True)
-    elif output is not None:
-        log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)
+    if output is not None:
+        _save(yours, best if comparison.yours.fits or best is not yours or as_it_is else None, output)
     warnings = job.all_warnings(peak=comparison.yours.peak_memory, limit=comparison.yours.memory_limit)
     if json:
         print_answer(
@@ -145,6 +138,19 @@ def import_(
         _show(job, yours, comparison, warnings=warnings, own_degrees=not degrees and not as_it_is)
     if not comparison.fits:
         raise typer.Exit(InfeasibleError.exit_code)
+
+
+def _save(yours: Plan, best: Plan | None, output: Path) -> None:
+    """Write the job, or its best plan if there is one that fits, and say what is written."""
+    if output.suffix == ".toml":
+        save_job(yours, output)
+        log().print(f"The job is in {output}: `debubble plan {output}`.", soft_wrap=True)
+    elif best is not None:
+        best.save(output)
+        what = "The job's own plan" if best is yours else "The faster plan"
+        log().print(f"{what} is in {output}.", soft_wrap=True)
+    else:
+        log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)
 
 
 def _show(

@@ -45,7 +45,7 @@ def name_argument(names: Names, *, what: str, help: str, metavar: str | None = N
 
 
 def _one_of(names: Names, what: str, *, several: bool = False) -> dict[str, Any]:
-    """How a value is read, as the name that it is or begins (None where it was not given), and completed."""
+    """Parser and completion of a value, read as the name that it is or begins (None: it was not given)."""
 
     def read(value: str | None) -> str | None:
         if value is None or not several:

@@ -23,6 +23,7 @@ from debubble.cli.names import (
     name_option,
     optimizer_names,
 )
+from debubble.errors import check_at_least_one
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ COUNTS = frozenset(DEGREES) - {"zero"} | {
 
 def check_counts(**values: Any) -> None:
     """Refuse counts below 1 among the values of these options; raises InputError, which names the option."""
-    for name in COUNTS & values.keys():
-        if values[name] is not None and values[name] < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {values[name]}.")
+    check_at_least_one(**{name: values[name] for name in COUNTS & values.keys()})
 
 
 def option(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def plan(
 
     check_call(model, run=run, asked=asked, given=given, output=output)
     request = _request(
-        model, run=run, asked=asked, given=given, search=search.leaving(AROUND_SEARCH), stream=output.json_stream
+        model, run=run, asked=asked, given=given, search=search.leaving(OVERHEAD_SECONDS), stream=output.json_stream
     )
     searches = planners[asked.planner].searches
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
@@ -64,18 +65,13 @@ def plan(
         # Whatever ends what follows, the plan is kept.
         place = _keep(result, output)
         if output.pareto and isinstance(request, ModelRequest):
-            from debubble.planners.degrees.pareto import pareto_front
-
-            status.update("Planning with less memory ...")
-            why = _scene(result).why
-            assert why is not None
-            front = pareto_front(request.job, why.configuration)
+            front = _front(result, request, status)
         if output.targets and isinstance(request, ModelRequest):
             from debubble.planners.analysis.nearest_plans import nearest_plans
 
             plan_for = request.plan_for
             nearest = nearest_plans(result, lambda name: plan_for(name, status, subject=name))
-        late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK
+        late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK_PLAN_SECONDS
         helps, elsewhere = _what_helps(result, status, search, why=output.why, quick=asked.plain and not late)
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
@@ -92,11 +88,8 @@ def plan(
     if output.json or output.json_stream:
         from debubble.cli.plan_answer import plan_dict
 
-        entries = plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front)
-        if output.json_stream:
-            print_line(event="answer", **entries)
-        else:
-            print_answer(**entries)
+        print_ = partial(print_line, event="answer") if output.json_stream else print_answer
+        print_(**plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front))
     else:
         from debubble.views.plan_table import render
 
@@ -160,9 +153,19 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
         raise InfeasibleError(str(answer)) from error
 
 
-QUICK = 1.0
+def _front(plan: Plan, request: ModelRequest, status: Status) -> Sequence[ConfigurationSummary]:
+    """The Pareto front of time and memory, the plan first."""
+    from debubble.planners.degrees.pareto import pareto_front
+
+    status.update("Planning with less memory ...")
+    why = _scene(plan).why
+    assert why is not None
+    return pareto_front(request.job, why.configuration)
+
+
+QUICK_PLAN_SECONDS = 1.0
 """Seconds that quick plans of what would help take, about: there are none where a deadline is nearer."""
-AROUND_SEARCH = 0.5
+OVERHEAD_SECONDS = 0.5
 """Seconds of the clock for imports before a search and for the answer after it."""
 
 

@@ -67,10 +67,7 @@ def sweep(
         given=GivenCosts(),
         output=Output(),
     )
-    if name == "model" and model is not None:
-        raise InputError("--over has the values of MODEL: leave out MODEL.")
-    if name != "model" and _given(name, run, asked):
-        raise InputError(f"--over has the values of --{option}: leave out --{option}.")
+    _check_not_given(name, model, run, asked)
     cluster = o.parse_cluster(values[0]) if name == "cluster" else run.require_cluster()
     request = ModelRequest(
         model=named_model(model or values[0]), cluster=cluster, run=run, asked=asked, given=GivenCosts(),
@@ -100,11 +97,13 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _given(name: str, *groups: o.OptionGroup) -> bool:
-    """True if an option of these groups was given, so that its value is not the default."""
+def _check_not_given(name: str, model: str | None, *groups: o.OptionGroup) -> None:
+    """Raise InputError if what is varied was also given: the model, or an option whose value is not the default."""
     defaults = {f.name: (getattr(group, f.name), f.default) for group in groups for f in fields(group)}
-    value, default = defaults[name]
-    return bool(value != default)
+    value, default = (model, None) if name == "model" else defaults[name]
+    if value != default:
+        option = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+        raise InputError(f"--over has the values of {option}: leave out {option}.")
 
 
 def _values(over: str) -> tuple[str, list[Any]]:

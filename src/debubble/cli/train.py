@@ -141,14 +141,7 @@ def train(
     file = unplanned.plan_of(plan, online=execution.online, folder=checkpoints.checkpoint)
     check_started(Plan.load(file).ranks)  # before torch is imported, and data read
     from debubble.training.checks import check
-    from debubble.training.options import (
-        TrainOptions,
-        data_remark,
-        frozen_remark,
-        rate_remark,
-        schedule_remark,
-        with_settings,
-    )
+    from debubble.training.options import TrainOptions, start_remarks, with_settings
 
     options = TrainOptions(
         plan=file,
@@ -166,14 +159,8 @@ def train(
         log().print(remark)
     if os.environ.get("RANK", "0") == "0":
         check_writable(records.trace, records.html, makes_folders=True)
-        for remark in (
-            data_remark(options),
-            rate_remark(options),
-            schedule_remark(options),
-            frozen_remark(options, checked),
-        ):
-            if remark:
-                log().print(remark)
+        for remark in start_remarks(options, checked):
+            log().print(remark)
     start(
         "debubble.training.rank", encode_options(options), ranks=checked.ranks, hang_timeout=options.hang_timeout,
         interrupts=options.checkpoint is None,

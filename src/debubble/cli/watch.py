@@ -1,4 +1,4 @@
-"""`debubble watch`: a run of `debubble train` beside its plan, while it goes on and after its end."""
+"""`debubble watch`: a run of `debubble train` compared with its plan, while it runs and after its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from debubble.formatting import cores_words, size_words, time_words
 if TYPE_CHECKING:
     from debubble.training.monitoring.watched_run import WatchedRun
 
-INTERVAL = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two looks."""
-SILENT = 10
+SILENCE_STEPS = 10
 """Steps' times without a step, after which that is said."""
 
 
@@ -56,7 +56,7 @@ def watch(
     else:
         with Live(_render(state), console=console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
             while state.state == "running":
-                time.sleep(INTERVAL)
+                time.sleep(POLL_SECONDS)
                 record.read()
                 state = WatchedRun.of(record, plan, now=time.time())
                 live.update(_render(state), refresh=True)
@@ -69,7 +69,7 @@ def _wait_for(run: Path) -> None:
     if not has_begun(run):
         log().print(f"Waiting for a run to begin in {run}; Ctrl-C leaves.")
     while not has_begun(run):
-        time.sleep(INTERVAL)
+        time.sleep(POLL_SECONDS)
 
 
 def _render(run: WatchedRun) -> RenderableType:
@@ -99,7 +99,11 @@ def _silence(run: WatchedRun) -> str | None:
         return "Its process is gone without a word: see what it printed; --resume goes on from its checkpoint, if any."
     if run.age is None:
         return "No step is done yet." if run.state == "running" else None
-    if run.state == "running" and run.seconds_per_step is not None and run.age > SILENT * run.seconds_per_step + 10:
+    if (
+        run.state == "running"
+        and run.seconds_per_step is not None
+        and run.age > SILENCE_STEPS * run.seconds_per_step + 10
+    ):
         return f"No step for {timedelta(seconds=round(run.age))}: it saves or validates, or it hangs."
     return None
 
@@ -113,13 +117,15 @@ def _loss(run: WatchedRun) -> str | None:
 
 
 def _speed(run: WatchedRun) -> str | None:
-    from debubble.training.monitoring.watched_run import RECENT
+    from debubble.training.monitoring.watched_run import RECENT_STEPS
 
     if run.tokens_per_second is None or run.seconds_per_step is None:
         return None
     words = f"{run.tokens_per_second:,.0f} tokens/s"
     words += "" if run.mfu is None else f", MFU {run.mfu:.1%}"
-    words += f"; a step takes {time_words(run.seconds_per_step, seconds=True)} (median of the last {RECENT} steps)"
+    words += (
+        f"; a step takes {time_words(run.seconds_per_step, seconds=True)} (median of the last {RECENT_STEPS} steps)"
+    )
     if run.planned_seconds:
         ratio = run.seconds_per_step / run.planned_seconds
         where = "" if run.cores is None else f" for {len(run.devices)} devices on {cores_words(run.cores)}"

@@ -97,9 +97,17 @@ def changes_step(changed: Plan, plan: Plan) -> bool:
     return abs(seconds_per_step(changed) / seconds_per_step(plan) - 1) > MIN_CHANGE
 
 
+_TIMES = "times as long"
+
+
 def slowdown(changed: Plan, plan: Plan) -> str:
     """The slowdown by a change, as the end of a sentence."""
-    return f"the step is predicted to take {seconds_per_step(changed) / seconds_per_step(plan):.3f} times as long"
+    return f"the step is predicted to take {seconds_per_step(changed) / seconds_per_step(plan):.3f} {_TIMES}"
+
+
+def tells_slowdown(sentence: str) -> bool:
+    """Tell whether a sentence ends with a `slowdown`."""
+    return _TIMES in sentence
 
 
 def _units(plan: Plan, options: RunOptions, framework: Framework | None = None) -> Units | None:

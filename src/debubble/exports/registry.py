@@ -15,6 +15,7 @@ from debubble.exports.prices import (
     fits,
     module_offload,
     slowdown,
+    tells_slowdown,
     to_whole_layers,
     with_options,
 )
@@ -142,7 +143,7 @@ def _unit_losses(plan: Plan) -> tuple[str, ...]:
 
 def _total_slowdown(plan: Plan, runs: Plan, losses: Sequence[str]) -> tuple[str, ...]:
     """The slowdown of all that was changed, where more than one sentence has one."""
-    if sum("times as long" in sentence for sentence in losses) < 2:
+    if sum(map(tells_slowdown, losses)) < 2:
         return ()
     waiting = replace(runs, options=replace(runs.options, post_validation=False))
     ratio = seconds_per_step(waiting) / seconds_per_step(plan)

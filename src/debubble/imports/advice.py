@@ -110,7 +110,7 @@ def _changed_jobs(
 
 
 SIZE = "micro-batch size"
-"""What smaller micro-batches are called, whatever a framework's setting for them is."""
+"""The name of smaller micro-batches, whatever a framework's setting for them is."""
 
 
 def advice_words(advice: Sequence[SettingAdvice], yours: Figures) -> str:

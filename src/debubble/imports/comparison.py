@@ -81,7 +81,7 @@ class JobComparison:
 
     @property
     def _gain(self) -> str:
-        """How much less a step of the plan takes, and whether that is less than the interval of the prediction."""
+        """The time that a step of the plan saves, and whether that is less than the interval of the prediction."""
         assert self.planned is not None
         if not self.yours.fits:
             return ""
@@ -158,7 +158,7 @@ def _newly_untested(yours: Plan, plan: Plan) -> list[str]:
 
 def _is_faster(planned: Figures, yours: Figures) -> bool:
     """Tell whether a plan is worth a change: the job does not fit, or takes notably longer."""
-    return not yours.fits or planned.step_time < yours.step_time * (1 - NEGLIGIBLE)
+    return not yours.fits or planned.step_time < yours.step_time * (1 - MIN_GAIN)
 
 
 def _unset(yours: Plan, plan: Plan) -> list[str]:
@@ -175,14 +175,14 @@ def _unset(yours: Plan, plan: Plan) -> list[str]:
     return [f"The configuration has no setting for it; change in the script that it starts: {'; '.join(differing)}."]
 
 
-LIKE = 0.01
+MIN_CORRECTION_DIFFERENCE = 0.01
 """Share of a step by which two corrections may differ without a word."""
 
 
 def _unlike_corrections(yours: Plan, plan: Plan) -> str | None:
     """Say by how much measured runs correct the two steps, where that differs."""
     own, other = (_correction(each).factor for each in (yours, plan))
-    if abs(own / other - 1) < LIKE:
+    if abs(own / other - 1) < MIN_CORRECTION_DIFFERENCE:
         return None
     return (
         f"Measured runs correct your step {own:.2f} times and the planned one {other:.2f} times, as it is another job:"
@@ -212,7 +212,7 @@ def recomputation_words(plan: Plan) -> str:
     return ", ".join(words) or "nothing"
 
 
-NEGLIGIBLE = 0.01
+MIN_GAIN = 0.01
 """Share of a step by which another plan must be faster to be worth a change."""
 
 

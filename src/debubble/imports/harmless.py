@@ -48,7 +48,7 @@ _FILES = """
     *_weighted_split_paths abort_on_unmet_fused_kernel_constraints update_weight_buffer_size use_wandb
     test_data_path per_split_data_args_path cache_dir output_dir remote_save_url
 """
-_WATCHING = """
+_MONITORING = """
     log_* no_log_* logging_level tensorboard_* disable_tensorboard no_tensorboard wandb_* disable_wandb mlflow_*
     disable_mlflow one_logger_* enable_one_logger no_one_logger profile profile_* use_pytorch_profiler timing_log_*
     record_memory_history memory_snapshot_* distributed_backend distributed_timeout_* *throughput steps_per_print
@@ -58,7 +58,7 @@ _WATCHING = """
     nccl_communicator_config_path dump_state manual_gc manual_gc_interval trust_remote_code
     result_rejected_tracker_filename
 """
-_COMMON = _LAUNCHER + _TRAINING + _MODEL + _FILES + _WATCHING
+_COMMON = _LAUNCHER + _TRAINING + _MODEL + _FILES + _MONITORING
 
 
 _OFF = (False, None, 0, 0.0, "0", "0.0", "false", "False", "null")

@@ -26,7 +26,7 @@ FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
 """The facts of a job's summary that are always told, by the names that `unsaid` has for them."""
 
 RECOMPUTATIONS: Mapping[str, tuple[str, str] | None] = {"none": None, "full": ("full", "full")}
-"""What every layer recomputes, as a user says it -> the strategies of its halves; None: nothing."""
+"""Recomputation of every layer, as a user says it -> the strategies of its halves; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The importers' registry: each reads a framework's configuration as an ImportedJob, decorated with `@importer`."""
+"""The importers' registry: each reads a framework's configuration as an ImportedJob."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster
+from debubble.errors import check_at_least_one
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob
@@ -47,9 +48,7 @@ class UserFacts:
     recompute: str | None = None
 
     def __post_init__(self) -> None:
-        for name, number in self._numbers.items():
-            if number is not None and number < 1:
-                raise InputError(f"--{name} must be at least 1, not {number}.")
+        check_at_least_one(**self._numbers)
 
     @property
     def _numbers(self) -> dict[str, int | None]:
@@ -100,18 +99,18 @@ Switches = Callable[[Settings, RunOptions], Iterable[Settings]]
 """Settings that may help a job with these settings and options, as they are when they are on."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Importer:
-    """One framework's way in.
+    """Reads the jobs of one framework.
 
     Attributes:
         name: The target that the framework is.
-        settings: Reads a file's settings, flat.
+        settings: Reads a file's settings, flat; raises InputError with a sentence if it is none.
         read_job: Reads what they say of the job.
         file: Which of the files that an export writes has the settings.
+        defaults: What the framework takes for settings that a file does not have.
         conflicts: The job's settings that cannot stand next to those that a plan changes (None: leaves out).
         environment: The environment variables that settings ask for.
-        defaults: What the framework takes for settings that a file does not have.
         harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
         turned_off: The values that turn settings off where leaving them out does not.
@@ -125,10 +124,10 @@ class Importer:
     settings: Callable[[Path], Settings]
     read_job: ReadJob
     file: str
-    conflicts: Conflicts
-    environment: Environment
     defaults: Defaults
-    harmless: str
+    conflicts: Conflicts = lambda job, changed: ()
+    environment: Environment = lambda settings: {}
+    harmless: str = ""
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
     turned_off: TurnedOff = lambda settings: {}
     required: Required = lambda job, changed: {}
@@ -160,7 +159,7 @@ class Importer:
 
     def _check_marks(self, settings: Settings, path: Path) -> None:
         """Refuse a trainer's file, and one that has another framework's marks and none of this one's."""
-        if any(name in settings for name in _OF_TRAINERS):
+        if any(name in settings for name in _TRAINER_ENTRIES):
             raise InputError(
                 f"{path} is for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the"
                 " DeepSpeed JSON that it names, with --model, --sequence-length and its arguments, as in"
@@ -176,54 +175,9 @@ class Importer:
         return any(fnmatch(name, mark) for mark in self.marks.split() for name in settings)
 
 
-_OF_TRAINERS = ("per_device_train_batch_size", "model_name_or_path", "base_model")
+_TRAINER_ENTRIES = ("per_device_train_batch_size", "model_name_or_path", "base_model")
 """Names by which the files of trainers on Transformers are known."""
 
 imports: Registry[Importer] = Registry(
     "debubble.imports", folders=(FRAMEWORKS, "import_"), what="framework to import from"
 )
-
-
-def importer(
-    name: str,
-    *,
-    settings: Callable[[Path], Settings],
-    file: str,
-    conflicts: Conflicts = lambda job, changed: (),
-    defaults: Defaults,
-    harmless: str = "",
-    environment: Environment = lambda settings: {},
-    with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None,
-    turned_off: TurnedOff = lambda settings: {},
-    required: Required = lambda job, changed: {},
-    notes: Notes = lambda job, changed: (),
-    switches: Switches = lambda job, options: (),
-    marks: str = "",
-) -> Callable[[ReadJob], ReadJob]:
-    """Register an importer under the name of its target.
-
-    Args:
-        name: The target's name.
-        settings: Reads a file's settings; raises InputError with a sentence if it is none.
-        file: The file of an export that has the settings.
-        conflicts: Names the job's settings that cannot stand next to changed ones.
-        environment: The environment variables that settings ask for.
-        defaults: What the framework takes for settings that a file does not have.
-        harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
-        with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
-        turned_off: The values that turn settings off where leaving them out does not.
-        required: Names what the framework asks for next to the job's and the changed settings.
-        notes: Says in sentences what changed settings bring about.
-        switches: Settings that may help a job, as they are when they are on.
-        marks: Patterns of names that its files have and those of others have not, in one text.
-    """
-
-    def register(job: ReadJob) -> ReadJob:
-        made = Importer(
-            name, settings, job, file, conflicts, environment, defaults, harmless, with_arguments, turned_off,
-            required, notes, switches, marks,
-        )  # fmt: skip
-        imports.add(name, made)
-        return job
-
-    return register

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.shell.scripts import OF_TRAINING, ScriptRun, Started
+from debubble.imports.shell.scripts import TRAINING_ARGUMENTS, ScriptRun, Started
 from debubble.imports.training_scripts import SCRIPT, is_other_script, swift_command
 from debubble.ir import InputError
 
 _UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*|\((?!\().*\))", re.DOTALL)
 """A word that is nothing but a variable or a command's output that the script does not tell."""
-_OF_ARGUMENTS = re.compile(r"\[[@*]\]|^\$[@*]$|args|options|opts|flags|extra|params|cmd", re.IGNORECASE)
-"""What is in the names of variables that hold arguments, and no value of one."""
+_ARGUMENT_VARIABLES = re.compile(r"\[[@*]\]|^\$[@*]$|args|options|opts|flags|extra|params|cmd", re.IGNORECASE)
+"""Parts of the names of variables that hold arguments, and no value of one."""
 
 
 def training_command(script: ScriptRun, path: Path) -> Started:
@@ -32,7 +32,7 @@ def training_command(script: ScriptRun, path: Path) -> Started:
     others = [
         line
         for line, arguments in named.items()
-        if any(named[most].get(name, value) != value for name, value in arguments.items() if name in OF_TRAINING)
+        if any(named[most].get(name, value) != value for name, value in arguments.items() if name in TRAINING_ARGUMENTS)
     ]
     if others:
         lines = ", ".join(map(str, sorted({most, *others})))
@@ -43,7 +43,10 @@ def training_command(script: ScriptRun, path: Path) -> Started:
 def _trains(words: Sequence[str]) -> bool:
     """Tell whether a command trains, by its arguments; ms-swift's may have them in a file, or convert a checkpoint."""
     swift = swift_command(words)
-    return bool(OF_TRAINING & _names(words) or swift in ("megatron sft", "megatron pt")) and swift != "megatron export"
+    return (
+        bool(TRAINING_ARGUMENTS & _names(words) or swift in ("megatron sft", "megatron pt"))
+        and swift != "megatron export"
+    )
 
 
 def named_arguments(words: Iterable[str]) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def named_arguments(words: Iterable[str]) -> dict[str, Any]:
             name, _, value = word.partition("=")
             name = f"--{name[2:].replace('_', '-')}"
             arguments[name] = (value,) if value else ()
-        elif _UNSET.fullmatch(word) and (name is None or arguments[name] or _OF_ARGUMENTS.search(word)):
+        elif _UNSET.fullmatch(word) and (name is None or arguments[name] or _ARGUMENT_VARIABLES.search(word)):
             arguments[word] = ()
         elif name is not None:
             arguments[name] += (word,)

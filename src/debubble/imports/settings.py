@@ -20,7 +20,7 @@ from debubble.files import parse, read_file
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.script_arguments import named_arguments, training_command
-from debubble.imports.shell.scripts import OF_TRAINING, RANKS, follow, named_file
+from debubble.imports.shell.scripts import RANKS, TRAINING_ARGUMENTS, follow, named_file
 from debubble.imports.training_scripts import COMMAND, swift_command, swift_file
 from debubble.ir import InputError
 
@@ -51,19 +51,19 @@ def read_tree(path: Path) -> Mapping[Any, Any]:
     tree = parse(_READERS[path.suffix], text, refusal, yaml.YAMLError, AttributeError)
     if not isinstance(tree, dict):
         raise InputError(f"{path} has no settings by name.")
-    if _OF_VERL in tree or str(tree.get("_target_", "")).startswith("verl."):
+    if _VERL_SECTION in tree or str(tree.get("_target_", "")).startswith("verl."):
         raise InputError(_verl_refusal(path))
     return tree
 
 
-_OF_VERL = "actor_rollout_ref"
+_VERL_SECTION = "actor_rollout_ref"
 """The part of every configuration of verl."""
 
 
 def _verl_refusal(path: Path) -> str:
     return (
         f"{path} is verl's, whose steps of reinforcement learning are not predicted: to predict the training of its"
-        f" actor, write the degrees in {_OF_VERL}.actor.megatron as Megatron-LM's arguments into a script"
+        f" actor, write the degrees in {_VERL_SECTION}.actor.megatron as Megatron-LM's arguments into a script"
         " (`pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16`), and"
         " import that with --model and --sequence-length."
     )
@@ -175,7 +175,7 @@ class SettingsReader:
 
     @property
     def has_read(self) -> bool:
-        """Whether any of the file's settings was asked for."""
+        """True if any of the file's settings was asked for."""
         return not self._asked.isdisjoint(self.settings)
 
     def skip(self, prefix: str) -> None:
@@ -242,7 +242,7 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
         InputError: if the file cannot be read, has no arguments, or what they are is not told.
     """
     text = read_file(path, "script").decode(errors="replace")
-    if f"{_OF_VERL}." in text or "-m verl." in text:
+    if f"{_VERL_SECTION}." in text or "-m verl." in text:
         raise InputError(_verl_refusal(path))
     logged = _LOGGED.findall(text)
     if len(logged) >= _DUMP:
@@ -261,7 +261,7 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
             arguments = {COMMAND: swift, **_arguments_of_file(command.words, path), **command.ranks, **arguments}
     if given is not None:
         arguments |= named_arguments(given.words)
-    if not OF_TRAINING & arguments.keys() and COMMAND not in arguments:
+    if not TRAINING_ARGUMENTS & arguments.keys() and COMMAND not in arguments:
         raise InputError(
             f"{path} has no arguments of a training such as --num-layers 32, nor the list of them that Megatron-LM"
             " logs: give the file that has them."

@@ -14,11 +14,11 @@ _OTHERS = re.compile(
     r"(^|_)(bert|t5|ict|retro|vision|vit|dino|mamba|hybrid|vlm|llava|multimodal|mimo|biencoder|generation|generate|server|ptq"
     r"|convert|evalharness)(_|$)"
 )
-_OF_SWIFT = (
+_SWIFT_COMMANDS = (
     "pt", "sft", "rlhf", "export", "infer", "merge-lora", "web-ui", "deploy", "rollout", "sample", "eval", "app",
 )  # fmt: skip
-"""What the command of ms-swift does, by the word after it."""
-_FILE_OF_SWIFT = re.compile(r"(swift[/.]cli|_megatron)[/.](pt|sft|rlhf|export)(?:\.py)?$")
+"""The training of ms-swift's command, by the word after it."""
+_SWIFT_FILE = re.compile(r"(swift[/.]cli|_megatron)[/.](pt|sft|rlhf|export)(?:\.py)?$")
 
 
 def is_other_script(name: str) -> bool:
@@ -33,14 +33,14 @@ def swift_command(words: Sequence[str]) -> str | None:
     """
     for first, second in pairwise([*words, ""]):
         program, does = first.rpartition("/")[2], second.replace("_", "-")
-        if program in ("megatron", "swift") and does in _OF_SWIFT:
+        if program in ("megatron", "swift") and does in _SWIFT_COMMANDS:
             return f"{program} {does}"
-        if (file := _FILE_OF_SWIFT.search(first)) is not None:
+        if (file := _SWIFT_FILE.search(first)) is not None:
             return f"{'megatron' if file[1] == '_megatron' else 'swift'} {file[2]}"
     return None
 
 
 def swift_file(words: Sequence[str]) -> str | None:
     """The file that a command of ms-swift has its arguments in, which is its first word or that of --config."""
-    named = (second for first, second in pairwise(words) if first in (*_OF_SWIFT, "--config"))
+    named = (second for first, second in pairwise(words) if first in (*_SWIFT_COMMANDS, "--config"))
     return next((name for name in named if name.endswith((".yaml", ".yml", ".json"))), None)

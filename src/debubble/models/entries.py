@@ -12,13 +12,13 @@ import msgspec
 from debubble.files import convert
 from debubble.ir import InputError
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """Far more than any model has; a plan names each of them."""
-MOST = 10**9
+MAX_NUMBER = 10**9
 """More than any size or number in a config; products of several are still finite."""
-_Number = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-_Size = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
-_Real = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
+_Real = Annotated[float, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
 
 class _Types(msgspec.Struct):
@@ -112,14 +112,18 @@ class Entries:
         value = self._needed(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"`{key}` must be a positive whole number, but {self._inside} has {value!r}.")
-        if value > MOST:
-            raise InputError(f"`{key}` is more than {MOST:.0e} in {self._inside}.")
+        if value > MAX_NUMBER:
+            raise InputError(f"`{key}` is more than {MAX_NUMBER:.0e} in {self._inside}.")
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
         """A number."""
         value = self._needed(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST * MOST <= value <= MOST * MOST:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not -MAX_NUMBER * MAX_NUMBER <= value <= MAX_NUMBER * MAX_NUMBER
+        ):
             raise InputError(f"`{key}` must be a number, but {self._inside} has {value!r}.")
         return value
 
@@ -147,8 +151,8 @@ class Entries:
     def layers(self) -> int:
         """Number of layers."""
         count = self.number("num_hidden_layers")
-        if count > MOST_LAYERS:
-            raise InputError(f"{self.name} has {count} layers; debubble plans models of up to {MOST_LAYERS}.")
+        if count > MAX_LAYERS:
+            raise InputError(f"{self.name} has {count} layers; debubble plans models of up to {MAX_LAYERS}.")
         return count
 
     def head_dim(self, hidden: int, heads: int) -> int:

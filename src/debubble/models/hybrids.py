@@ -46,10 +46,10 @@ def _mixed(
     return layers
 
 
-def _delta_net(config: Entries, *, key_heads: int = 16, value_heads: int = 32) -> LinearAttention:
+def _delta_net(config: Entries) -> LinearAttention:
     return LinearAttention(
-        key_heads=config.number("linear_num_key_heads", key_heads),
-        value_heads=config.number("linear_num_value_heads", value_heads),
+        key_heads=config.number("linear_num_key_heads", 16),
+        value_heads=config.number("linear_num_value_heads", 32),
         key=config.number("linear_key_head_dim", 128),
         value=config.number("linear_value_head_dim", 128),
         kernel=config.number("linear_conv_kernel_dim", 4),
@@ -205,7 +205,7 @@ def _mamba2(config: Entries) -> Architecture:
     return _of_mixers(config, space, tied=False)
 
 
-def _space(config: Entries, *, inner: int, normed: bool = True, bias: bool | None = None) -> StateSpace:
+def _space(config: Entries, *, inner: int, normed: bool = True) -> StateSpace:
     """Mamba-2 by the entries that Bamba's config has."""
     heads = config.number("mamba_n_heads", 128)
     auto = config.entries.get("mamba_d_head", "auto") in ("auto", None)

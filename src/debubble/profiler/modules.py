@@ -16,7 +16,7 @@ from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.profiler.profile import host_step_bandwidth, offload_bandwidth, static_bytes
 from debubble.profiler.units import DTYPES, UnitSequence, measured_unit, samples_at
 from debubble.runtime.models.loss import Loss, cross_entropy
-from debubble.runtime.models.modules import ModuleUnit
+from debubble.runtime.models.modules import ModuleUnit, modules_of
 from debubble.runtime.steps.batch import Batch, read_batch
 
 
@@ -97,14 +97,12 @@ def profile(
 
 def _modules_of(model: nn.Module) -> list[nn.Module]:
     """The modules in order.  Raises InputError if the model is no sequence of some."""
-    units = getattr(model, "pipeline_units", None)
-    if units is None and not isinstance(model, nn.Sequential):
+    modules = modules_of(model)
+    if modules is None:
         raise InputError(
             "Only a sequence of modules can be measured: give an nn.Sequential or a module with `pipeline_units()`, or"
             " measure a model of transformers with `debubble profile`."
         )
-    # `children()` would name a module that is used twice once.
-    modules = list(model if units is None else units())  # type: ignore[arg-type]
     if not modules:
         raise InputError("The model has no modules to measure.")
     return modules

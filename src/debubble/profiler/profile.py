@@ -24,6 +24,7 @@ from debubble.costs.frameworks import MEGATRON
 from debubble.costs.step import parameter_bytes, step_traffic
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
+from debubble.errors import check_at_least_one
 from debubble.files import write_json
 from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
@@ -32,7 +33,7 @@ from debubble.processes import own_cores
 from debubble.profiler.device_memory import context_bytes
 from debubble.profiler.units import (
     DTYPES,
-    WARM_UP,
+    WARM_UP_REPETITIONS,
     Kind,
     Measurements,
     ModelSlice,
@@ -50,13 +51,13 @@ from debubble.runtime.memory.host import HostMemory
 def median_time(action: Callable[[], object], *, repetitions: int, device: torch.device) -> float:
     """Seconds that the action takes on the device."""
     times: list[float] = []
-    for _ in range(WARM_UP + repetitions):
+    for _ in range(WARM_UP_REPETITIONS + repetitions):
         wait(device)
         start = time.perf_counter()
         action()
         wait(device)
         times.append(time.perf_counter() - start)
-    return statistics.median(times[WARM_UP:])
+    return statistics.median(times[WARM_UP_REPETITIONS:])
 
 
 def wait(device: torch.device) -> None:
@@ -90,7 +91,7 @@ def host_bandwidth(device: torch.device, *, host: HostMemory, size: int = 2**24,
     return size / max(down, up)
 
 
-STEPPED = 2**22
+STEPPED_PARAMETERS = 2**22
 """Parameters of the optimizer step that is timed on the host."""
 
 
@@ -103,11 +104,11 @@ def host_step_bandwidth(options: RunOptions, *, repetitions: int) -> float:
         options: The run, whose bytes per parameter are counted as the cost model counts them.
         repetitions: Steps that are timed.
     """
-    weight = torch.zeros(STEPPED, requires_grad=True)
-    weight.grad = gradient = torch.ones(STEPPED)
+    weight = torch.zeros(STEPPED_PARAMETERS, requires_grad=True)
+    weight.grad = gradient = torch.ones(STEPPED_PARAMETERS)
     optimizer = torch.optim.AdamW([weight], fused=True)
     optimizer.step()
-    kept = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == STEPPED)]
+    kept = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == STEPPED_PARAMETERS)]
     copies = [torch.empty_like(tensor) for tensor in kept]
 
     def step() -> None:
@@ -118,7 +119,7 @@ def host_step_bandwidth(options: RunOptions, *, repetitions: int) -> float:
 
     seconds = median_time(step, repetitions=repetitions, device=torch.device("cpu"))
     run = replace(options, dtype="fp32", optimizer="adamw", post_validation=True)
-    return STEPPED * step_traffic(run, framework=MEGATRON) / seconds
+    return STEPPED_PARAMETERS * step_traffic(run, framework=MEGATRON) / seconds
 
 
 _CHEAP = {"attention": ("norm",), "mlp": ("norm+multiply", "norm+activation")}
@@ -233,13 +234,10 @@ def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
         raise InputError(f"--device must be cpu or cuda, not '{options.device}'.")
     if processes is None:
         processes = max(1, torch.cuda.device_count()) if options.device == "cuda" else 2
-    counts = {
-        "processes": processes, "repetitions": options.repetitions, "micro-batch-size": run.micro_batch_size,
-        "sequence-length": run.sequence_length,
-    }  # fmt: skip
-    for name, value in counts.items():
-        if value < 1:
-            raise InputError(f"--{name} must be at least 1, not {value}.")
+    check_at_least_one(
+        processes=processes, repetitions=options.repetitions, micro_batch_size=run.micro_batch_size,
+        sequence_length=run.sequence_length,
+    )  # fmt: skip
     if model.positions and run.sequence_length > model.positions:
         raise InputError(
             f"The model has positions for {model.positions} tokens, fewer than --sequence-length {run.sequence_length}."

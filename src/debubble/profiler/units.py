@@ -31,18 +31,18 @@ from debubble.profiler.device_memory import WorkspaceMeter
 from debubble.runtime.execution.lanes import Mark, lanes_of
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.host import HostMemory
-from debubble.runtime.memory.recomputation import directly
+from debubble.runtime.memory.recomputation import run_without_recompute
 from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
-from debubble.runtime.models.stage import Keeping, Stage
+from debubble.runtime.models.stage import SavePolicy, Stage
 from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.parameters.stage_parameters import accumulate
 
-IN_FLIGHT = 2
+MICRO_BATCHES_IN_FLIGHT = 2
 """Micro-batches between whose forwards and backwards others run."""
-LAYERS = 2
+LAYERS_PER_KIND = 2
 """Layers of every kind that are measured: those with a mixture of experts or a window apart."""
-WARM_UP = 3
+WARM_UP_REPETITIONS = 3
 """First repetitions, which do not count."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -77,7 +77,7 @@ def measured_layers(config: Mapping[str, Any]) -> list[int]:
     alike: dict[Layer, list[int]] = defaultdict(list)
     for index, layer in enumerate(ModelConfig.from_hf(config).per_layer):
         alike[layer].append(index)
-    return sorted(index for layers in alike.values() for index in layers[:LAYERS])
+    return sorted(index for layers in alike.values() for index in layers[:LAYERS_PER_KIND])
 
 
 def measured_strategies(kind: str, model: ModelConfig) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class UnitSequence:
         """Gradients in fp32 where the units compute in another dtype, as a run sums them."""
         self.inputs, self.targets = inputs.to(device), targets.to(device)
 
-    def measure(self, *, repetitions: int, warm_up: int = WARM_UP) -> Measurements:
+    def measure(self, *, repetitions: int, warm_up: int = WARM_UP_REPETITIONS) -> Measurements:
         """Round after round through all strategies, after `warm_up` rounds that do not count."""
         measured: Measurements = defaultdict(UnitSamples)
         ways = self.ways
@@ -168,7 +168,7 @@ class UnitSequence:
             host.give_back(buffer)
             times.append((perf_counter() - start) / 2)
 
-        for _ in range(WARM_UP + repetitions):
+        for _ in range(WARM_UP_REPETITIONS + repetitions):
             forward(0)
             size = self.ledger.bytes
             mover = Thread(target=move)
@@ -177,7 +177,7 @@ class UnitSequence:
             stage.backward(1, gradient, split=False)
             mover.join()
             stage.backward(0, gradient, split=False)
-        return size / statistics.median(times[WARM_UP:])
+        return size / statistics.median(times[WARM_UP_REPETITIONS:])
 
     def _run(
         self, begins: Sequence[int], strategies: Sequence[str], samples: Sequence[UnitSamples], *, split: bool = False
@@ -186,9 +186,9 @@ class UnitSequence:
         planned = [PlannedUnit(u.type, u.layer, s) for u, s in zip(self.planned, strategies, strict=True)]
         stages = [Stage(self.units[a:b], planned[a:b], self.ledger) for a, b in pairwise((*begins, len(planned)))]
         self._lanes.start_step()
-        for j in range(IN_FLIGHT):
+        for j in range(MICRO_BATCHES_IN_FLIGHT):
             self._forward(j, stages, samples)
-        for j in range(IN_FLIGHT):
+        for j in range(MICRO_BATCHES_IN_FLIGHT):
             self._backward(j, stages, samples, split=split)
             if split:
                 for stage, sample in zip(stages, samples, strict=True):
@@ -206,7 +206,7 @@ class UnitSequence:
         for stage, sample in zip(stages, samples, strict=True):
             before = self.ledger.bytes
             with self._time(sample, "forward"):
-                x = stage.forward(j, x, micro_batch, Keeping(recomputing=len(stage.units)))
+                x = stage.forward(j, x, micro_batch, SavePolicy(recomputing=len(stage.units)))
             sample.kept = self.ledger.bytes - before
 
     def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples], *, split: bool) -> None:
@@ -254,7 +254,7 @@ class ModelSlice(UnitSequence):
     @property
     def boundary(self) -> Tensor:
         """A tensor such as stages hand on."""
-        x: Tensor = self.units[0](self.inputs, MicroBatch(), directly)
+        x: Tensor = self.units[0](self.inputs, MicroBatch(), run_without_recompute)
         return x.detach()
 
 

@@ -28,10 +28,11 @@ from debubble.runtime.models.hf.model import tied_names
 from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
+from debubble.runtime.models.moe_stage import MoeStage
 from debubble.runtime.models.nf4 import quantize
 from debubble.runtime.models.routing import Balance
-from debubble.runtime.models.stage import MoeStage, Stage
-from debubble.runtime.models.units import UnitModule
+from debubble.runtime.models.stage import Stage
+from debubble.runtime.models.units import UnitModule, check_whole_recomputation
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights
 
@@ -142,10 +143,8 @@ def check_follows(plan: Plan, before: Plan, *, moves_units: bool) -> None:
                 " where Pipeline builds them (no `model` is given) and makes their `optimizer`."
             )
         check_runnable(plan, plan.ranks)
-    whole = plan.model is None or plan.model.whole_layers
-    odd = {name for stage in plan.partition for unit in stage for name in unit.strategies} - {"none", "full"}
-    if whole and odd:
-        raise InputError(f"Modules that are called whole recompute in full or not at all, not '{min(odd)}'.")
+    if plan.model is None or plan.model.whole_layers:
+        check_whole_recomputation(sum(plan.partition, ()), "Modules that are called whole")
 
 
 def build_part(
@@ -244,11 +243,11 @@ def _hf_stages(
     if adapters is not None:
         add_adapters(everything, adapters, config, seed=seed, dtype=wide)
     if model is not None:
-        take_over(everything, model)
+        adopt_parameters(everything, model)
     named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
     tables = tied_tables(plan)
     if tables is not None and {*tables} <= named.keys():
-        share(everything, named[tables[1]], named[tables[0]])
+        replace_parameter(everything, named[tables[1]], named[tables[0]])
     return built, adapters
 
 
@@ -267,7 +266,7 @@ def _adapters(plan: Plan, config: ModelConfig, units: Sequence[UnitModule], mode
     return adapters
 
 
-def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
+def adopt_parameters(units: Iterable[UnitModule], model: nn.Module) -> None:
     """Let the units have a Hugging Face model's own parameters (or their values, if these have another dtype)."""
     own = {plain_name(name): parameter for name, parameter in model.state_dict(keep_vars=True).items()}
     for unit in units:
@@ -283,13 +282,13 @@ def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
                     f"The model's '{name}' has shape {list(own[name].shape)}, the plan's {list(parameter.shape)}."
                 )
             if own[name].dtype == parameter.dtype and isinstance(own[name], nn.Parameter):
-                share([unit], parameter, own[name])
+                replace_parameter([unit], parameter, own[name])
             else:
                 parameter.data.copy_(own[name])
                 parameter.requires_grad_(own[name].requires_grad)
 
 
-def share(units: Iterable[UnitModule], parameter: nn.Parameter, instead: nn.Parameter) -> None:
+def replace_parameter(units: Iterable[UnitModule], parameter: nn.Parameter, instead: nn.Parameter) -> None:
     """Replace a parameter wherever the units use it."""
     for module in (module for unit in units for module in unit.modules()):
         for name, p in module.named_parameters(recurse=False):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from debubble.runtime.torch_internals import has_onednn_linear, onednn_linear
 
-WORTHWHILE = 2**21
+MIN_MULTIPLICATIONS = 2**21
 """Multiplications of numbers from which on oneDNN's product is faster, with all that comes before it."""
 
 
@@ -41,7 +41,7 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         x.dtype is torch.float32
         and x.is_cpu
-        and x.numel() * weight.shape[0] >= WORTHWHILE
+        and x.numel() * weight.shape[0] >= MIN_MULTIPLICATIONS
         and bool(torch.backends.mkldnn.enabled)
         and _fills_more_of_a_vector()
     )

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from debubble.ir import InputError
 from debubble.runtime import torch_internals
 from debubble.runtime.matrix_products import add_product_to, linear, product
-from debubble.runtime.memory.activations import Ledger, value
+from debubble.runtime.memory.activations import Ledger, unpack
 
 Deferred = Callable[[], None]
 """Computes a weight gradient and adds it to its parameter's."""
@@ -35,7 +35,7 @@ class WeightGradStore:
     def __init__(self) -> None:
         self._deferring: tuple[Ledger | None, list[Deferred]] | None = None
         self.expected = True
-        """Whether the micro-batch whose forward runs now will leave its weight gradients here."""
+        """True if the micro-batch whose forward runs now will leave its weight gradients here."""
 
     def collect_in(self, ledger: Ledger | None, queue: list[Deferred]) -> None:
         """Leave weight gradients in `queue` from now on, and count in `ledger`, if there is one, what they need."""
@@ -55,7 +55,7 @@ class WeightGradStore:
                 queue.append(partial(accumulate, x.detach(), gradient.detach()))
                 return
             saved_x, saved_gradient = ledger.save(x), ledger.save(gradient)
-            queue.append(lambda: accumulate(value(saved_x), value(saved_gradient)))
+            queue.append(lambda: accumulate(unpack(saved_x), unpack(saved_gradient)))
 
 
 def call(function: type[Function], *arguments: Any) -> Tensor:

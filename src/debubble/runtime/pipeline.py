@@ -118,7 +118,7 @@ class Pipeline:
         self.measured = Measurements(self.ranks, self._lanes, self.status, devices=plan.devices)
         """Memory and times of the last step."""
         self.moves_units = plan.model is not None and model is None and optimizer is not None
-        """Whether `switch_plan` takes plans with other units in their stages."""
+        """True if `switch_plan` takes plans with other units in their stages."""
 
         source = sequence_of(model, plan) if plan.model is None else plan.model
         program, on = lower(plan.schedule, plan.costs), self._lanes.device

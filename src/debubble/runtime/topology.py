@@ -23,7 +23,7 @@ from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order, relay_channels
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.distributed.transport import Alone, Distributed, Transport
+from debubble.runtime.distributed.transport import DistributedTransport, SingleProcessTransport, Transport
 from debubble.runtime.execution.peer_offload import message_channels
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OVER_REPLICAS = frozenset((Kind.G, Kind.D, Kind.S, Kind.P, *UNSHARDS))
+REPLICA_KINDS = frozenset((Kind.G, Kind.D, Kind.S, Kind.P, *UNSHARDS))
 """Kinds that sum or gather over replicas."""
 
 
@@ -49,7 +49,7 @@ class Ranks:
         self.replica, self.slice = divmod(pipeline, options.context)
         """The batch that this rank has, and the slice of its sequences."""
         self.one_clock = True
-        """Whether all ranks are on one host."""
+        """True if all ranks are on one host."""
         self._finish_order: tuple[int, ...] = ()
         copies, on_each = options.data * options.context, plan.devices * options.tensor
         self._replicas, self._pipelines, self._parts = _groups((copies, plan.devices, options.tensor))
@@ -156,7 +156,7 @@ class Ranks:
         self.check_same(self._plan, seed, own_model)
         self.one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
         self._finish_order = finish_order(program)
-        reducing = {i.lane: None for i in program.instructions if i.op.kind in OVER_REPLICAS}
+        reducing = {i.lane: None for i in program.instructions if i.op.kind in REPLICA_KINDS}
         channels = [(ranks[a], ranks[b], what) for ranks in self._pipelines for a, b, what in message_channels(program)]
         working = (*self._pipelines, *self._parts, *self._slices, *self._same_slice, *self._experts)
         sharing = (*self._replicas, *self._same_experts)
@@ -211,7 +211,7 @@ def default_transport() -> Transport:
 
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return Distributed() if dist.is_initialized() else Alone()
+    return DistributedTransport() if dist.is_initialized() else SingleProcessTransport()
 
 
 def default_device() -> torch.device:

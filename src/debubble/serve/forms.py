@@ -15,7 +15,7 @@ from debubble.models import named_model
 from debubble.planners.fixed_plan import fixed_plan
 from debubble.views.scene import Scene
 
-MOST_TRIED = 20_000
+MAX_TRIED = 20_000
 """Operations of a simulation that is drawn at once: larger ones would not follow a slider."""
 
 
@@ -60,7 +60,7 @@ class TrialForm(msgspec.Struct, forbid_unknown_fields=True):
         """Simulate it.  Raises a DebubbleError with a sentence if it does not fit or makes no sense."""
         _check_chosen(self)
         cluster = Cluster.parse(self.cluster)
-        if cluster.count * self.micro_batches > MOST_TRIED:
+        if cluster.count * self.micro_batches > MAX_TRIED:
             raise InputError(f"{cluster.count} devices and {self.micro_batches} micro-batches are too many to follow.")
         plan = fixed_plan(
             named_model(self.model), cluster, schedule=self.schedule, micro_batches=self.micro_batches,

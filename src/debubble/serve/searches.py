@@ -19,7 +19,7 @@ from debubble.serve import cleaner
 
 State = Literal["running", "done", "failed"]
 
-AT_ONCE = 2
+MAX_SEARCHES = 2
 """Searches that may run at the same time: each of them uses all cores."""
 
 
@@ -97,8 +97,8 @@ class Searches:
     def start(self, arguments: Sequence[str]) -> PlanSearch:
         """Start `debubble` with these arguments.  Raises InputError if too many run already."""
         with self._lock:
-            if sum(search.state == "running" for search in self._all) >= AT_ONCE:
-                raise InputError(f"{AT_ONCE} searches run already: wait, or stop one.")
+            if sum(search.state == "running" for search in self._all) >= MAX_SEARCHES:
+                raise InputError(f"{MAX_SEARCHES} searches run already: wait, or stop one.")
             number = len(self._all)
             folder = Path(self._folder.name) / str(number)
             folder.mkdir()

@@ -34,11 +34,11 @@ from debubble.serve.forms import SearchForm, TrialForm, read_form
 from debubble.serve.searches import Searches
 from debubble.views import Scene, views
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Largest size of a request, in bytes."""
-MOST_DIGITS = 9
+MAX_DIGITS = 9
 """Digits of the largest number of a search."""
-MAX_STRANGERS = 64
+MAX_UNAUTHENTICATED = 64
 """Connections that may be open without having sent the token; a further one closes the oldest of them."""
 MAX_TRIALS = 8
 """Trials that may wait for each other; they are computed one at a time."""
@@ -73,7 +73,7 @@ class Workbench(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._strangers: dict[socket.socket, None] = {}
+        self._unauthenticated: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         self._trials, self._trial = threading.BoundedSemaphore(MAX_TRIALS), threading.Lock()
         self.token = secrets.token_urlsafe(16)
@@ -97,12 +97,12 @@ class Workbench(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread of its own, and close the oldest connection that has not said the token, if many are."""
         with self._lock:
-            if len(self._strangers) == MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
+            if len(self._unauthenticated) == MAX_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                del self._unauthenticated[oldest]
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
-            self._strangers[request] = None
+            self._unauthenticated[request] = None
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -115,7 +115,7 @@ class Workbench(ThreadingHTTPServer):
     def trust(self, connection: socket.socket) -> None:
         """Keep a connection that has sent the token until it is answered."""
         with self._lock:
-            self._strangers.pop(connection, None)
+            self._unauthenticated.pop(connection, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of connections that end, as browsers do with what they no longer want."""
@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"search": self._start, "stop": self._stop, "trial": self._trial})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses, such as another method, in the form of every answer."""
+        """Answer what the base class refuses, such as another method, in the form of every answer."""
         self._send(HTTPStatus(code), {"error": f"{code:d}: {message or HTTPStatus(code).phrase}"})
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -206,13 +206,13 @@ class _Handler(BaseHTTPRequestHandler):
             size = int(self.headers.get("Content-Length") or 0)
         except ValueError:
             size = -1
-        if not 0 <= size <= MOST_BYTES:
-            raise InputError(f"A form has at most {MOST_BYTES} bytes.")
+        if not 0 <= size <= MAX_BYTES:
+            raise InputError(f"A form has at most {MAX_BYTES} bytes.")
         return self.rfile.read(size)
 
     def _number(self, name: str = "number") -> int:
         text = self.query.get(name, "")
-        if not text.isdecimal() or len(text) > MOST_DIGITS:
+        if not text.isdecimal() or len(text) > MAX_DIGITS:
             raise InputError(f"Give the search's {name}.")
         return int(text)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from debubble.errors import readable
+from debubble.errors import check_at_least_one, readable
 from debubble.files import check_folder, check_writable
 from debubble.formatting import listed
 from debubble.ir import InputError, Kind, Number
@@ -122,9 +122,8 @@ def _check_units(options: TrainOptions, plan: Plan) -> None:
 
 
 def _check_numbers(options: TrainOptions) -> None:
-    for name in ("steps", "validate_every", "sample_tokens", "save_every", "keep"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
+    names = ("steps", "validate_every", "sample_tokens", "save_every", "keep")
+    check_at_least_one(**{name: getattr(options, name) for name in names})
     if options.seed < 0:
         raise InputError(f"--seed must be 0 or more, not {options.seed}.")
     for option, value in {

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
+END_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals of schedulers before they end a job by force."""
 
 

@@ -24,7 +24,7 @@ from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import problem_of
 from debubble.plans import Plan
 from debubble.runtime.steps.batch import Entries
-from debubble.training.data.datasets import READS
+from debubble.training.data.datasets import READING_PHASE
 from debubble.training.data.packed import PackedSequences
 from debubble.training.online.scheduler import better_orders
 
@@ -41,7 +41,7 @@ class LengthSteps:
     plans: Sequence[Plan]
     """A plan for each class, the fastest first."""
     sequences: PackedSequences
-    phase = READS
+    phase = READING_PHASE
 
     def plan_of(self, first: int) -> Plan:
         """The fastest plan that has room for the micro-batches of the step that begins with a sample."""

@@ -51,9 +51,9 @@ def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | Non
     return f"The {plan.ranks} ranks were planned for {meant}, but run on this machine's CPU: it has {gpus} GPUs."
 
 
-LESS = 0.9
+RETRY_MEMORY_SHARE = 0.9
 """Share of the failed plan's memory that a plan which is to fit may take."""
-EFFORT = 2.0
+RETRY_EFFORT = 2.0
 """Seconds that such a plan is searched."""
 
 
@@ -90,11 +90,11 @@ def _advice(plan: Plan, *, beyond: float) -> str:
         return "Plan again with a lower memory limit."
     timeline = plan.simulate()
     planner = SLICED if plan.schedule.slices > 1 else "portfolio"
-    limit = max(1, int(LESS * float(max(timeline.peak_memory)) - beyond))
+    limit = max(1, int(RETRY_MEMORY_SHARE * float(max(timeline.peak_memory)) - beyond))
     try:
         found = make_plan(
             *described, micro_batches=plan.micro_batches, planner=planner, pipeline=plan.devices,
-            memory_limit=limit, effort=EFFORT, profile=plan.profile, **asdict(plan.options),
+            memory_limit=limit, effort=RETRY_EFFORT, profile=plan.profile, **asdict(plan.options),
         )  # fmt: skip
     except InfeasibleError:
         return (

@@ -18,7 +18,7 @@ from debubble.runtime.parameters.optimizers import MakeOptimizer
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.user_code import named
 
-NAMED: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
+OPTIMIZERS: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
     "adamw": (AdamW, {"betas": (0.9, 0.95), "fused": True}),
     "adam": (Adam, {"betas": (0.9, 0.95), "fused": True}),
     "momentum": (SGD, {"momentum": 0.9}),
@@ -27,7 +27,7 @@ NAMED: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
 """Optimizers by the names that plans have for them, with the settings that they get here."""
 
 
-SLACK = 1.1
+STATE_SIZE_MARGIN = 1.1
 """Factor by which states may take more than a plan counts: those in 8 bits also have a scale for every block."""
 
 
@@ -37,7 +37,7 @@ def optimizer_maker(
     """Make the function that makes the optimizer of some parameters.  Only matrices decay.
 
     Args:
-        name: One of `NAMED`, or an optimizer's class as `module:Class`.
+        name: One of `OPTIMIZERS`, or an optimizer's class as `module:Class`.
         settings: Arguments of the class, next to parameters, learning rate and decay.
         weight_decay: Of matrices.
         learning_rate: Set anew in every step (see `learning_rate`).
@@ -45,7 +45,7 @@ def optimizer_maker(
     Raises:
         InputError: There is no such class.
     """
-    kind, usual = NAMED[name] if name in NAMED else (_optimizer_class(name), {})
+    kind, usual = OPTIMIZERS[name] if name in OPTIMIZERS else (_optimizer_class(name), {})
 
     def make(parameters: list[nn.Parameter]) -> Optimizer:
         matrices = [p for p in parameters if p.dim() > 1]
@@ -59,7 +59,7 @@ def optimizer_maker(
     return make
 
 
-TRIAL = 256
+TRIAL_MATRIX_SIZE = 256
 """Rows and columns of the matrix that an optimizer is tried on: smaller ones some keep in 32 bits."""
 
 
@@ -72,7 +72,10 @@ def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool
         planned: The optimizer that the plan was made for.
         saved: Whether checkpoints hold its states, which must then be tensors and numbers.
     """
-    trial = [nn.Parameter(torch.ones(TRIAL, TRIAL)), nn.Parameter(torch.ones(TRIAL))]
+    trial = [
+        nn.Parameter(torch.ones(TRIAL_MATRIX_SIZE, TRIAL_MATRIX_SIZE)),
+        nn.Parameter(torch.ones(TRIAL_MATRIX_SIZE)),
+    ]
     try:
         optimizer = make(trial)
         for parameter in trial:
@@ -83,7 +86,7 @@ def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool
     matrix = trial[0]
     states = [state for state in optimizer.state[matrix].values() if isinstance(state, Tensor)]
     kept = sum(map(_bytes, states)) / matrix.numel()
-    if kept > SLACK * MOMENTS[planned]:
+    if kept > STATE_SIZE_MARGIN * MOMENTS[planned]:
         raise InputError(
             f"The optimizer {name} keeps {kept:.3g} bytes per parameter, but the plan counts {MOMENTS[planned]} for"
             f" {planned}: plan with an --optimizer that keeps as many."
@@ -112,11 +115,12 @@ def _bytes(state: Tensor) -> int:
 
 def _optimizer_class(name: str) -> Callable[..., Optimizer]:
     if ":" not in name:
-        raise unknown_name(name, [*NAMED, "module:Class"], what="optimizer")
+        raise unknown_name(name, [*OPTIMIZERS, "module:Class"], what="optimizer")
     found = named(name, option="--optimizer")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise InputError(
-            f"--optimizer {name} is no class of torch's optimizers: give one of {', '.join(NAMED)}, or module:Class."
+            f"--optimizer {name} is no class of torch's optimizers: give one of {', '.join(OPTIMIZERS)}, or"
+            " module:Class."
         )
     return found
 
@@ -131,17 +135,17 @@ def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
                 group["lr"] = rate
 
 
-COOLDOWN = 0.2
+DECAY_SHARE = 0.2
 """Share of the steps in which warm-up-stable-decay decays (Hägele et al., arXiv:2405.18392, section 3)."""
 
 SCHEDULES: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     "linear": lambda progress: 1 - progress,
     "constant": lambda progress: 1.0,
-    "wsd": lambda progress: min(1.0, (1 - progress) / COOLDOWN),
+    "wsd": lambda progress: min(1.0, (1 - progress) / DECAY_SHARE),
 }
 """Learning rates after the warm-up, from 1 (the peak) to 0 (the floor), by the share of the steps that are done."""
-FLOOR = 0.1
+FINAL_RATE_SHARE = 0.1
 """Share of the peak to which the learning rate falls."""
 
 
@@ -153,4 +157,4 @@ def learning_rate(step: int, *, peak: float, warmup: int, steps: int, schedule: 
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
-    return peak * (FLOOR + (1 - FLOOR) * SCHEDULES[schedule](progress))
+    return peak * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * SCHEDULES[schedule](progress))

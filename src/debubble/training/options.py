@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,12 @@ class TrainOptions(TrainingData, Checkpoints, Execution, Records):
 
 TRAINING_RATE, FINE_TUNING_RATE = 3e-3, 1e-5
 """Peaks of the learning rate: for initial weights, and for those of a checkpoint, which the former would undo."""
+
+
+def start_remarks(options: TrainOptions, plan: Plan) -> Iterator[str]:
+    """Sentences on what a run reads, and on what was chosen for it."""
+    frozen = frozen_remark(options, plan)
+    return filter(None, (data_remark(options), rate_remark(options), schedule_remark(options), frozen))
 
 
 def rate_remark(options: TrainOptions) -> str | None:
@@ -211,13 +217,13 @@ def maker_of(options: TrainOptions, plan: Plan) -> MakeOptimizer:
 
     Raises InputError if it is not known.
     """
-    from debubble.training.optimizer import NAMED, optimizer_maker
+    from debubble.training.optimizer import OPTIMIZERS, optimizer_maker
 
     name = options.optimizer or plan.options.optimizer
-    if options.optimizer is None and name not in NAMED:
+    if options.optimizer is None and name not in OPTIMIZERS:
         raise InputError(
             f"debubble train has no {name}, for which the plan was made: name a class that is one with --optimizer"
-            f" module:Class, or plan with --optimizer {' or '.join(NAMED)}."
+            f" module:Class, or plan with --optimizer {' or '.join(OPTIMIZERS)}."
         )
     return optimizer_maker(
         name, options.optimizer_settings, weight_decay=options.weight_decay, learning_rate=options.peak_rate

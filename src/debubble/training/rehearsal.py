@@ -18,7 +18,7 @@ from debubble.ir import Instruction, Kind, Number, Op, Program, StageCosts, Trac
 from debubble.ir.trace import TraceStep
 from debubble.plans import Plan
 from debubble.runtime.assembly import DTYPES
-from debubble.runtime.distributed.transport import Distributed, Transport
+from debubble.runtime.distributed.transport import DistributedTransport, Transport
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import CpuLanes
 from debubble.runtime.execution.operations import Execute, Operations, StepState
@@ -141,7 +141,7 @@ class SleepingOperations(Operations):
     def allocate_reload(self, reload: Op) -> None:
         """Do nothing: reloads bring nothing."""
 
-    def set_aside(self, op: Op) -> None:
+    def stash_gradients(self, op: Op) -> None:
         """Do nothing: there are no gradients."""
 
 
@@ -153,7 +153,7 @@ def main(argument: str) -> None:
     options = decode_options(argument, RehearsalOptions)
     plan = scaled(Plan.load(options.plan), options.scale)
     open_process_group("gloo")
-    trace = rehearse(plan, steps=options.steps, transport=Distributed())
+    trace = rehearse(plan, steps=options.steps, transport=DistributedTransport())
     if dist.get_rank() == 0:
         if options.trace is not None:
             trace.save(options.trace)

@@ -31,7 +31,7 @@ from debubble.training.checkpoint.folder import (
 )
 from debubble.training.checkpoint.metadata import CheckpointReader, read_metadata
 from debubble.training.checkpoint.saver import first_failure
-from debubble.training.checkpoint.state import OF_GROUP
+from debubble.training.checkpoint.state import GROUP_MARK
 from debubble.training.options import TrainOptions, refuse_if_all_damaged, start_of
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ def group_numbers_in(checkpoint: Path) -> dict[str, TensorShard]:
     def find() -> dict[str, torch.dtype]:
         entries = read_metadata(checkpoint).state_dict_metadata.items()
         whole = {name: found for name, found in entries if isinstance(found, TensorStorageMetadata)}
-        return {name: found.properties.dtype for name, found in whole.items() if OF_GROUP in name}
+        return {name: found.properties.dtype for name, found in whole.items() if GROUP_MARK in name}
 
     return {name: TensorShard.whole(torch.zeros((), dtype=dtype)) for name, dtype in ask_rank_0(find).items()}
 

@@ -28,18 +28,18 @@ from debubble.runtime.launch.failures import (
     report_failure,
     signal_listener,
 )
-from debubble.runtime.launch.launcher import END_AT_ONCE
+from debubble.runtime.launch.launcher import END_SIGNAL
 from debubble.runtime.pipeline import Pipeline
-from debubble.training.data.datasets import STARTS
-from debubble.training.end_request import REQUESTS
+from debubble.training.data.datasets import STARTING_PHASE
+from debubble.training.end_request import END_SIGNALS
 
-SAVING = "writes a checkpoint"
+SAVING_PHASE = "writes a checkpoint"
 """A phase that may take long."""
 START_TIMEOUT = 300
 """Seconds that the process which reads data may take to start, at least."""
 REQUEST_TIMEOUT = 10
 """Seconds in which a rank that is to end after its step may wait for others, which may have ended before it."""
-SHOWN = 4
+MAX_WAITING_SHOWN = 4
 """Waiting ranks that an error names one by one."""
 
 
@@ -65,7 +65,7 @@ def watch(
     transport = pipeline.ranks.transport
     return Watchdog(
         pipeline.status, store=store, rank=transport.rank, ranks=transport.size, timeout=timeout, exit_rank=exit_rank,
-        request_end=request_end, requests=REQUESTS if launched else (*REQUESTS, signal.SIGINT),
+        request_end=request_end, requests=END_SIGNALS if launched else (*END_SIGNALS, signal.SIGINT),
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         exit_rank: Callable[[BaseException], None],
         period: float = 1.0,
         request_end: Callable[[signal.Signals], None] | None = None,
-        requests: Sequence[signal.Signals] = REQUESTS,
+        requests: Sequence[signal.Signals] = END_SIGNALS,
     ) -> None:
         self._status, self._rank, self._ranks = status, rank, ranks
         self._store, self._timeout, self._exit_rank, self._period = store, timeout, exit_rank, period
@@ -152,7 +152,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._thread = Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watchdog:
-        self._context.enter_context(signal_listener(self._act, END_AT_ONCE, *self._requests))
+        self._context.enter_context(signal_listener(self._act, END_SIGNAL, *self._requests))
         self.start()
         return self
 
@@ -203,15 +203,15 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 return None
             self._beat()
         beats = self._heartbeats()
-        patient = {SAVING, STARTS} if time.monotonic() - since < START_TIMEOUT else {SAVING}
+        patient = {SAVING_PHASE, STARTING_PHASE} if time.monotonic() - since < START_TIMEOUT else {SAVING_PHASE}
         if any(beat is not None and beat.doing in patient and beat != before[r] for r, beat in beats.items()):
             return None
         silent = [f"rank {r} does not answer{_heartbeat_words(beat)}" for r, beat in beats.items() if beat == before[r]]
         answering = {r: beat for r, beat in beats.items() if beat is not None and beat != before[r]}
         delayed = [f"rank {r} {beat.doing} and does not end" for r, beat in answering.items() if beat.local]
         waiting = [f"rank {r} {beat.doing}" for r, beat in answering.items() if not beat.local]
-        rest = [f"{len(waiting) - SHOWN} more ranks wait"] if len(waiting) > SHOWN else []
-        findings = "; ".join([*silent, *delayed, *waiting[:SHOWN], *rest])
+        rest = [f"{len(waiting) - MAX_WAITING_SHOWN} more ranks wait"] if len(waiting) > MAX_WAITING_SHOWN else []
+        findings = "; ".join([*silent, *delayed, *waiting[:MAX_WAITING_SHOWN], *rest])
         return HangError(f"The run hangs, nothing has moved for {self._timeout:g} s: {findings}.")
 
     def _heartbeats(self) -> dict[int, Heartbeat | None]:
@@ -222,7 +222,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _act(self, received: signal.Signals) -> None:
         """Pass a request on to the loop, or end the rank."""
-        if self._request_end is None or received == END_AT_ONCE:
+        if self._request_end is None or received == END_SIGNAL:
             self._end_rank(received)
         else:
             self._request_end(received)

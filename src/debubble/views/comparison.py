@@ -168,7 +168,7 @@ def render(comparison: Comparison) -> RenderableType:
 def _planned_words(comparison: Comparison) -> str | None:
     """A sentence on why the plan has another step than is compared; None: it has the same."""
     planned, predicted = comparison.planned_step, comparison.makespan.predicted
-    if abs(planned - predicted) <= SAME * planned:
+    if abs(planned - predicted) <= MIN_STEP_DIFFERENCE * planned:
         return None
     cores = "" if comparison.cores is None else ", each device with a core of its own"
     step = time_words(planned, seconds=True)
@@ -177,7 +177,7 @@ def _planned_words(comparison: Comparison) -> str | None:
     )
 
 
-SAME = 5e-4
+MIN_STEP_DIFFERENCE = 5e-4
 """Share of a step by which two predictions may differ that are shown alike."""
 
 

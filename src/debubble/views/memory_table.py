@@ -19,7 +19,7 @@ from debubble.views.terminal import titled_table
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
 DEGREES = ("pipeline", "tensor", "data", "context", "expert")
-MAIN = DEGREES[:3]
+MAIN_DEGREES = DEGREES[:3]
 """Degrees that have a column in any case."""
 HEADERS = {
     "weights": "weights", "gradients": "gradi-\nents", "optimizer": "optim-\nizer", "activations": "activ-\nations",
@@ -28,9 +28,9 @@ HEADERS = {
 """Headers in two lines, so that the table fits into 80 characters."""
 UNITS = {"GiB": 2**30, "MiB": 2**20}
 STEP_BUFFERS = "receive buffers and logits that its framework keeps of all micro-batches"
-WITHOUT_DECIMALS = 100
+MIN_WHOLE_SIZE = 100
 """From here on sizes are shown without decimals."""
-SHORT = {"with recomputation": "full"}
+SHORT_FITS = {"with recomputation": "full"}
 STYLES = {"yes": "green", "likely": "green", "with recomputation": "yellow", "no": "red"}
 
 
@@ -44,7 +44,7 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
     """
     limit = readable_bytes(min(each.limit for each in footprints))
     unit = unit_of(each.kept.total for each in footprints)
-    names = [name for name in DEGREES if name in MAIN or any(getattr(f.degrees, name) > 1 for f in footprints)]
+    names = [name for name in DEGREES if name in MAIN_DEGREES or any(getattr(f.degrees, name) > 1 for f in footprints)]
     title = f"{unit} on the fullest device, of {limit} next to a reserve of {readable_bytes(reserve)}"
     sliced = any(each.degrees.slices > 1 for each in footprints)
     columns = ("x".join(name[0] for name in names) + "/n" * sliced, "ZeRO", *PARTS, "total", "recomputed", "fits")
@@ -55,7 +55,7 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         degrees += f"/{each.degrees.slices}" * (each.degrees.slices > 1)
         sizes = (_in_unit(getattr(each.kept, part), unit) for part in PARTS)
         totals = _in_unit(each.kept.total, unit), _in_unit(each.recomputed.total, unit)
-        fits = Text(SHORT.get(each.fits, each.fits), style=STYLES[each.fits])
+        fits = Text(SHORT_FITS.get(each.fits, each.fits), style=STYLES[each.fits])
         table.add_row(degrees, str(each.degrees.zero), *sizes, *totals, fits)
     gathering = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero == 3), default=1)
     chunks = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero < 3), default=gathering)
@@ -94,7 +94,7 @@ _WAYS: Mapping[Fit, str] = {
     "likely": "likely fit",
     "with recomputation": "fit with full recomputation",
 }
-"""How choices fit, in words."""
+"""Words for the ways to fit."""
 
 
 def _least(choices: Sequence[Footprint], *, recomputed: bool) -> str:
@@ -131,7 +131,7 @@ def unit_of(sizes: Iterable[float]) -> str:
 
 
 def _share(part: str, parts: MemoryParts, unit: str) -> str:
-    """How much of the workspace are buffers of a whole step; empty for other parts and where there are none."""
+    """The share of the workspace that is buffers of a whole step; empty for other parts and where there are none."""
     return (
         f" ({_in_unit(parts.step_buffers, unit)} of it {STEP_BUFFERS})"
         if parts.step_buffers and part == "workspace"
@@ -141,7 +141,7 @@ def _share(part: str, parts: MemoryParts, unit: str) -> str:
 
 def _in_unit(size: float, unit: str) -> str:
     value = size / UNITS[unit]
-    return f"{value:.1f}" if value < WITHOUT_DECIMALS else f"{value:.0f}"
+    return f"{value:.1f}" if value < MIN_WHOLE_SIZE else f"{value:.0f}"
 
 
 def memory_words(parts: MemoryParts, *, fragmentation: float = 0.0, reserve: float | None = None) -> str:

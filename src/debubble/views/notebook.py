@@ -24,7 +24,7 @@ from debubble.views.terminal import headline
 WIDTH, ROW = 900, 20
 """Pixels."""
 
-MOST_BARS = 4000
+MAX_BARS = 4000
 """More operations than this make a cell slow: the picture then has the first of them."""
 
 
@@ -107,7 +107,7 @@ def _picture(scene: Scene) -> str:
             at, wide = left + (float(bubble.start) - first) * scale, float(bubble.duration) * scale
             shapes.append(_bar(at, y, wide, LIGHT.causes[bubble.cause], words))
     computed = [o for o in scene.timeline.operations if o.lane is Lane.COMPUTE and o.duration]
-    drawn = sorted(computed, key=lambda o: o.start)[:MOST_BARS]
+    drawn = sorted(computed, key=lambda o: o.start)[:MAX_BARS]
     for o in drawn:
         color = shade(KIND_COLORS[o.op.kind], scene.chunk_of(o.op.stage), chunks=chunks)
         at, wide, y = left + (float(o.start) - first) * scale, float(o.duration) * scale, o.device * ROW

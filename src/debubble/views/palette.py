@@ -66,7 +66,7 @@ PART_COLORS = {
 }  # fmt: skip
 """Colours of the parts of a device's memory, from the bottom up."""
 
-RECOMPUTED = ("#fff0b8", "#fbc95c", "#f0932b", "#cf5a17", "#96360c", "#531c05")
+RECOMPUTE_COLORS = ("#fff0b8", "#fbc95c", "#f0932b", "#cf5a17", "#96360c", "#531c05")
 """Colours of the ways to recompute, the darker the more; all differ from each other and from forwards for every eye."""
 
 PHASE_COLOR = "#8a7f9c"
@@ -82,22 +82,22 @@ def shade(color: str, chunk: int, *, chunks: int) -> str:
 
 def recompute_colors(names: Sequence[str]) -> dict[str, str]:
     """A colour for every way to recompute, as far apart as the scale allows."""
-    last = len(RECOMPUTED) - 1
+    last = len(RECOMPUTE_COLORS) - 1
     if len(names) == 1:
-        return {names[0]: RECOMPUTED[last // 2]}
+        return {names[0]: RECOMPUTE_COLORS[last // 2]}
     step = max(last / max(len(names) - 1, 1), 1)
-    return {name: RECOMPUTED[round(i * step) % len(RECOMPUTED)] for i, name in enumerate(names)}
+    return {name: RECOMPUTE_COLORS[round(i * step) % len(RECOMPUTE_COLORS)] for i, name in enumerate(names)}
 
 
 def ink_on(color: str) -> str:
     """The ink that reads best on a colour: dark blue or white where they are legible by WCAG, else black or white."""
     for ink in ("#1f2733", "#ffffff"):
-        if contrast(ink, color) >= LEGIBLE:
+        if contrast(ink, color) >= LEGIBLE_CONTRAST:
             return ink
     return max("#000000", "#ffffff", key=lambda ink: contrast(ink, color))
 
 
-LEGIBLE = 4.5
+LEGIBLE_CONTRAST = 4.5
 """The least contrast of text (WCAG 2.2, 1.4.3)."""
 
 

@@ -35,23 +35,23 @@ from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.rows import configuration_words, fastest_other, where_simpler_wins
 from debubble.views.scene import Scene, planner_of, subject
 
-LABEL = 13
+LABEL_WIDTH = 13
 """Width of the column of labels."""
 SEPARATOR = " · "
 UNBROKEN = "\N{NO-BREAK SPACE}"
-WAYS = 2
+STRATEGIES_SHOWN = 2
 """Ways to recompute that are named; the others are counted together."""
-ELSEWHERE = 2
+OTHER_TARGETS_SHOWN = 2
 """Frameworks whose nearest plans are named."""
-CHANGES = 2
+CHANGES_SHOWN = 2
 """Changes that are named as what would help."""
-BARS = 4
+MAX_BARS = 4
 """Devices up to which each has a bar; of more, the fullest and the emptiest have one."""
-USUAL = "megatron"
+DEFAULT_TARGET = "megatron"
 """The framework that is named where several could plan for it."""
-LITTLE = 0.5
+MIN_SAVED_PERCENT = 0.5
 """Percent of a step that a faster plan must save to be told."""
-COLUMNS = 2
+BAR_COLUMNS = 2
 """Bars of memory next to each other."""
 
 STEP_PARTS = (
@@ -101,7 +101,7 @@ def plan_screen(
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
     """A label and its phrases, broken into lines between phrases; all but the last end with a separator."""
-    phrases, most = [*phrases], width - LABEL
+    phrases, most = [*phrases], width - LABEL_WIDTH
     parts = [f"{phrase}{SEPARATOR.rstrip()}" for phrase in phrases[:-1]] + phrases[-1:]
     lines = [""]
     for part in parts:
@@ -115,7 +115,7 @@ def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
         lines += [line.replace(UNBROKEN, " ") for line in broken]
     said = [line for line in lines if line] or [""]
     return [
-        Text.assemble((f"{label if n == 0 else '':{LABEL}}", "bold"), line, no_wrap=len(line) <= most)
+        Text.assemble((f"{label if n == 0 else '':{LABEL_WIDTH}}", "bold"), line, no_wrap=len(line) <= most)
         for n, line in enumerate(said)
     ]
 
@@ -189,9 +189,9 @@ def _recomputation(plan: Plan) -> Iterator[str]:
     strategies = Counter(unit.strategy for stage in plan.partition for unit in stage if unit.layer is not None)
     total = sum(strategies.values())
     ways = [(name, count) for name, count in strategies.most_common() if name != "none"]
-    for n, (name, count) in enumerate(ways[:WAYS]):
+    for n, (name, count) in enumerate(ways[:STRATEGIES_SHOWN]):
         yield f"{name} in {count}{f' of {total} {_unit_words(plan)}' if n == 0 else ''}"
-    if others := ways[WAYS:]:
+    if others := ways[STRATEGIES_SHOWN:]:
         yield f"in other ways {sum(count for _, count in others)}"
     if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
         yield f"{deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards recompute more"
@@ -223,7 +223,7 @@ def _faster(plan: Plan) -> Iterator[str]:
         if slower is not None:
             yield f"this plan is {slower}"
             yield "--fastest takes the other"
-        elif 100 * (1 - ratio) >= LITTLE:
+        elif 100 * (1 - ratio) >= MIN_SAVED_PERCENT:
             yield f"{100 * (1 - ratio):.1f}% less time by {planner}"
             yield f"--planner {planner} asks it alone"
             yield f"a plan without recomputation or offload wins {where_simpler_wins(plan)}"
@@ -232,7 +232,7 @@ def _faster(plan: Plan) -> Iterator[str]:
         return
     faster, step = plan.degree_search.fastest, plan.degree_search.configurations[0].step_time
     gained = 100 * (1 - faster.configuration.step_time / step)
-    if gained < LITTLE:
+    if gained < MIN_SAVED_PERCENT:
         return
     yield f"{gained:.1f}% less time with {configuration_words(faster.configuration)}"
     yield "--fastest takes it"
@@ -246,7 +246,7 @@ def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     yield ", ".join(plan_runs_in(plan)) or "no framework (see --for)"
     nearest = sorted(elsewhere.items(), key=lambda entry: entry[1])
     if nearest:
-        named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:ELSEWHERE]]
+        named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:OTHER_TARGETS_SHOWN]]
         yield f"quick plans of these degrees, own kernels: {named[0]}"
         yield from named[1:]
     if plan.options.lora:
@@ -330,13 +330,13 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     first = f"{word[0].upper()}{word[1:]} {scene.fullest}, {when}, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
-    if scene.devices > BARS:
+    if scene.devices > MAX_BARS:
         shares = [peak / float(limit or 1) for peak, limit in zip(peaks, scene.limits, strict=True)]
         devices = sorted({scene.fullest, min(devices, key=shares.__getitem__)})
-    cell = (width - LABEL) // COLUMNS
+    cell = (width - LABEL_WIDTH) // BAR_COLUMNS
     texts = [_bar(d, peaks[d], scene.limits[d], size, cell) for d in devices]
-    for n in range(0, len(texts), COLUMNS):
-        yield Text.assemble(" " * LABEL, *texts[n : n + COLUMNS], no_wrap=True)
+    for n in range(0, len(texts), BAR_COLUMNS):
+        yield Text.assemble(" " * LABEL_WIDTH, *texts[n : n + BAR_COLUMNS], no_wrap=True)
 
 
 def _bar(device: int, peak: float, limit: Number | None, size: int, width: int) -> Text:
@@ -357,14 +357,14 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
         for words, cell, colour, causes in STEP_PARTS
     ]
     parts = [part for part in parts if part[3] >= 0.001 * why.step_time]
-    cells, ends, total = width - LABEL, [0], 0.0
+    cells, ends, total = width - LABEL_WIDTH, [0], 0.0
     for part in parts:
         total += part[3]
         ends.append(min(cells, round(cells * total / why.step_time)))
     spans = [
         (cell * (end - begin), colour) for (_, cell, colour, _), (begin, end) in zip(parts, pairwise(ends), strict=True)
     ]
-    yield Text.assemble((f"{'Time':{LABEL}}", "bold"), *spans, no_wrap=True)
+    yield Text.assemble((f"{'Time':{LABEL_WIDTH}}", "bold"), *spans, no_wrap=True)
     yield from _row("", [f"{cell} {words} {100 * took / why.step_time:.1f}%" for words, cell, _, took in parts], width)
 
 
@@ -391,7 +391,7 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
     told = gains(plan, float(scene.step_time), plan.what_ifs)
     if not plan.searched:
         return
-    best = [gain for gain in helpful(told) if not gain.what_if.more_devices][:CHANGES]
+    best = [gain for gain in helpful(told) if not gain.what_if.more_devices][:CHANGES_SHOWN]
     if not told:
         yield "nothing is tried with --lengths" if plan.has_lengths else "see --why"
         return
@@ -434,8 +434,12 @@ def framework_to_plan_for(plan: Plan, elsewhere: Mapping[str, float]) -> str:
     if plan.options.lora and "debubble" not in plan_runs_in(plan) and _runs_with_other_degrees(plan):
         return "debubble"
     fastest = min(elsewhere, key=elsewhere.__getitem__, default="NAME")
-    if not plan.options.lora and USUAL in elsewhere and 100 * (elsewhere[USUAL] / elsewhere[fastest] - 1) < LITTLE:
-        return USUAL
+    if (
+        not plan.options.lora
+        and DEFAULT_TARGET in elsewhere
+        and 100 * (elsewhere[DEFAULT_TARGET] / elsewhere[fastest] - 1) < MIN_SAVED_PERCENT
+    ):
+        return DEFAULT_TARGET
     return fastest
 
 

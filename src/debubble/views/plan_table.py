@@ -40,7 +40,7 @@ from debubble.views.terminal import (
     stage_table,
 )
 
-SHORT = 3
+CHOICES_SHOWN = 3
 """Choices of degrees that are shown where no details are asked for."""
 
 
@@ -83,7 +83,9 @@ def render(
         parts.insert(1, Text(_cut_off(plan), style="bold red"))
     parts += remark_lines(scene)
     if plan.degree_search is not None:
-        parts.append(rich_table(configuration_rows(plan.degree_search, plan.cluster, most=None if details else SHORT)))
+        parts.append(
+            rich_table(configuration_rows(plan.degree_search, plan.cluster, most=None if details else CHOICES_SHOWN))
+        )
     if front:
         parts.append(rich_table(pareto_rows(front, plan.cluster)))
     if nearest:

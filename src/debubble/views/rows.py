@@ -82,9 +82,9 @@ def chosen_words(plan: Plan) -> str | None:
     if len(answers) < 2:
         return None
     first = answers[0]
-    equal = [c.planner for c in answers[1:] if abs(_score(c) / _score(first) - 1) < EQUAL]
+    equal = [c.planner for c in answers[1:] if abs(_score(c) / _score(first) - 1) < STEP_TOLERANCE]
     fastest, least = fastest_other(plan)
-    if least < 1 - EQUAL:
+    if least < 1 - STEP_TOLERANCE:
         kind = " of one stage" if plan.schedule.stages == 1 else ""
         return (
             f"{first.planner} is taken, {100 * (1 / least - 1):.2f}% slower than {fastest}: a plan{kind} that neither"
@@ -99,7 +99,7 @@ def chosen_words(plan: Plan) -> str | None:
     return None
 
 
-EQUAL = 1e-9
+STEP_TOLERANCE = 1e-9
 """Share by which the steps of equally fast plans may differ."""
 
 

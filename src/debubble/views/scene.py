@@ -20,7 +20,7 @@ from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
 from debubble.simulator.shared_cores import run_shared
 
-FAR = 3
+MAX_LIMIT_TO_PEAK = 3
 """Limits of more than so many times the peak are off the memory axes."""
 
 STATIC_PARTS = ("weights", "gradients", "optimizer", "workspace")
@@ -179,7 +179,7 @@ class Scene:
 
     @cached_property
     def peak_times(self) -> tuple[Number, ...]:
-        """When each device's memory first reaches its peak."""
+        """The times at which each device's memory first reaches its peak."""
         return tuple(max(curve, key=lambda sample: sample[1])[0] for curve in self.memory)
 
     @property
@@ -203,7 +203,9 @@ class Scene:
     def highest(self) -> float:
         """The end of a memory axis: the limits are on it unless the curves would be flat below them."""
         most = max(map(float, self.peak_memory))
-        return max([most, *(float(limit) for limit in self.limits if limit is not None and limit <= FAR * most)])
+        return max(
+            [most, *(float(limit) for limit in self.limits if limit is not None and limit <= MAX_LIMIT_TO_PEAK * most)]
+        )
 
     def chunk_of(self, stage: int) -> int:
         """The stage's index among its device's stages, counted from 0."""

@@ -60,11 +60,11 @@ def _figures(first: Scene, second: Scene) -> Iterator[tuple[str, float, float, W
         seconds = [{each.cause: each.seconds for each in why.causes} for why in (one, two)]
         for cause in dict.fromkeys((*seconds[0], *seconds[1])):
             a, b = (each.get(cause, 0.0) for each in seconds)
-            if max(a / one.step_time, b / two.step_time) >= NOTABLE:
+            if max(a / one.step_time, b / two.step_time) >= MIN_SHARE:
                 yield f"  {cause}", a, b, time
 
 
-NOTABLE = 0.001
+MIN_SHARE = 0.001
 """Share of a step from which on a cause has a row."""
 
 

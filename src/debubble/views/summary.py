@@ -190,11 +190,15 @@ def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
     which = f"{alone}No plan" if plan.model is None else f"{alone}No plan with these degrees"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)
     counted = "" if plan.bound_argument is None or not argument else f"  The bound counts {plan.bound_argument}."
-    wide = f"  {_wide_gap_words(plan, scene)}" if gap >= WIDE and scene.why is not None and scene.why.losses else ""
+    wide = (
+        f"  {_wide_gap_words(plan, scene)}"
+        if gap >= MIN_WIDE_GAP and scene.why is not None and scene.why.losses
+        else ""
+    )
     return f"{which} takes less than {bound}: the gap is {100 * gap:.1f}%.{counted}{wide}"
 
 
-WIDE = 0.1
+MIN_WIDE_GAP = 0.1
 """Gap from which the answer says what stands between bound and step."""
 
 

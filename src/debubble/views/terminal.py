@@ -110,7 +110,7 @@ def stage_table(scene: Scene) -> Table:
 
 def _share_table(title: str, columns: Sequence[str]) -> tuple[Table, int]:
     """A table whose headers fit into 80 characters, and the number of decimals that its shares have room for."""
-    words = {} if len(columns) <= 7 else _TWO_LINES if len(columns) <= 9 else _TWO_LINES | _SHORT
+    words = {} if len(columns) <= 7 else _TWO_LINES if len(columns) <= 9 else _TWO_LINES | _SHORT_HEADERS
     table = titled_table(title, [words.get(column, column) for column in columns], no_wrap=True)
     return table, 1 if len(columns) <= 9 else 0
 
@@ -122,7 +122,7 @@ _TWO_LINES = {
 }  # fmt: skip
 """Headers for tables of many columns, so that they fit into 80 characters."""
 
-_SHORT = {"device": "dev.", "recompute": "re-\ncomp.", "optimizer on the host": "host\noptim."}
+_SHORT_HEADERS = {"device": "dev.", "recompute": "re-\ncomp.", "optimizer on the host": "host\noptim."}
 """Headers that tables of all columns have instead."""
 
 

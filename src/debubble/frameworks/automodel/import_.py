@@ -16,7 +16,7 @@ from debubble.frameworks.torch.shared_settings import (
 )
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SettingsReader, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
@@ -52,15 +52,6 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     yield from filter(None, (divided, once, {**divided, **once} if divided and once else {}))
 
 
-@importer(
-    "automodel",
-    settings=read_settings,
-    file="plan.yaml",
-    defaults=DEFAULTS,
-    harmless=HARMLESS,
-    switches=switches,
-    marks="step_scheduler.* distributed.* model.pretrained_model_name_or_path",
-)
 def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
     _check_recipe(read)
@@ -122,6 +113,21 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         ),
         rest=Unread.of(read, _remarks(read, options, pipeline=pipeline)),
     )
+
+
+imports.add(
+    "automodel",
+    Importer(
+        name="automodel",
+        read_job=automodel,
+        settings=read_settings,
+        file="plan.yaml",
+        defaults=DEFAULTS,
+        harmless=HARMLESS,
+        switches=switches,
+        marks="step_scheduler.* distributed.* model.pretrained_model_name_or_path",
+    ),
+)
 
 
 _RECIPES = (

@@ -128,7 +128,7 @@ def _framework(plan: Plan) -> Decision:
 
 
 def _gradient_dtype(plan: Plan) -> Decision:
-    """Where no states are divided, the dtype depends on DeepSpeed's version, and pipelines keep gradients twice.
+    """The dtype without ZeRO: it depends on DeepSpeed's version, and pipelines keep gradients twice.
 
     Source: get_data_types in runtime/engine.py of 0.17.0 and 0.17.6; runtime/bf16_optimizer.py of 0.19.8.
     """
@@ -149,16 +149,29 @@ def _gradient_dtype(plan: Plan) -> Decision:
 
 def _optimizer(plan: Plan) -> Decision:
     """DeepSpeed takes the optimizer that the script makes; its own default is none."""
-    if plan.options.host_optimizer:
+    if plan.options.host_optimizer and _steps_on_host(plan):
         return Lost("States on hosts: make DeepSpeedCPUAdam, or name the optimizer in the configuration's `optimizer`.")
     return Lost(f"Optimizer {plan.options.optimizer}: give it to DeepSpeed; the plan's memory counts on its states.")
 
 
 def _host_optimizer(plan: Plan) -> Decision:
-    """ZeRO-Offload: the hosts have the states and step."""
+    """ZeRO-Offload: the hosts have the states and step; DeepSpeed refuses other optimizers than its own unless told."""
     if not plan.options.host_optimizer:
         return {}
-    return {"zero_optimization.offload_optimizer.device": "cpu", "zero_optimization.offload_optimizer.pin_memory": True}
+    return {
+        "zero_optimization.offload_optimizer.device": "cpu",
+        "zero_optimization.offload_optimizer.pin_memory": True,
+        **(
+            {}
+            if _steps_on_host(plan)
+            else {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
+        ),
+    }
+
+
+def _steps_on_host(plan: Plan) -> bool:
+    """Tell whether DeepSpeedCPUAdam is the plan's optimizer."""
+    return plan.options.optimizer in ("adam", "adamw")
 
 
 OPTIONS: OptionTable = {

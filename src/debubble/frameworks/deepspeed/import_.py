@@ -11,12 +11,12 @@ from debubble.costs import framework_with
 from debubble.costs.speed import element_bytes
 from debubble.formatting import listed, size_words
 from debubble.frameworks.deepspeed import trainer
-from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
+from debubble.frameworks.deepspeed.partition import DEFAULT_METHOD, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
@@ -90,17 +90,6 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
         yield from ({STAGE: level, _DEVICE: "cpu"} for level in levels if level)
 
 
-@importer(
-    "deepspeed",
-    settings=read_config,
-    file="ds_config.json",
-    defaults=DEFAULTS,
-    harmless=HARMLESS + trainer.HARMLESS,
-    with_arguments=read_with_trainer,
-    conflicts=conflicts,
-    switches=switches,
-    marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
-)
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
     model, length = given.model or trainer.model_of(read), given.sequence_length or trainer.length_of(read)
@@ -112,15 +101,8 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         )
     assert model is not None
     assert length is not None
-    bounds = read.numbers(f"{_MODULE}: BOUNDS")
-    if len(bounds) > 1:
-        counts = [end - begin for begin, end in pairwise(bounds)]
-        counts[0] -= 1
-        counts[-1] -= 1
-    else:
-        stages = given.pipeline or _pipeline(read, given.cluster.count)
-        counts = list(partitioned_layers(_partition(read), model, stages)) if stages > 1 else [model.layers]
-    pipeline = len(counts)
+    layers = _layers_per_stage(read, given, model)
+    pipeline = len(layers)
     data = replicas(given.cluster, read.path, pipeline=pipeline)
     size, number = _micro_batches(read, data, instead=given.micro_batches)
     predicted = size * number * data
@@ -154,15 +136,9 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         options=options,
         pipeline=pipeline,
         micro_batches=number,
-        layers=tuple(counts),
+        layers=layers,
         order="1f1b",
-        strategies=layer_strategies(
-            [
-                *(index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS")),
-                *read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS"),
-                *(range(model.layers) if read.get(trainer.CHECKPOINTING, False) is True else ()),
-            ]
-        ),
+        strategies=layer_strategies([*_recomputed_layers(read, model)]),
         gradients=gradients,
         warnings=(*_batch_warning(batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
         unsaid=read.unsaid(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
@@ -176,6 +152,42 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         ),
         more_memory=gathered,
     )
+
+
+def _layers_per_stage(read: SettingsReader, given: UserFacts, model: Model) -> tuple[int, ...]:
+    """The layers of each stage, as debubble's module of a plan or DeepSpeed's own partition has them."""
+    bounds = read.numbers(f"{_MODULE}: BOUNDS")
+    if len(bounds) > 1:
+        counts = [end - begin for begin, end in pairwise(bounds)]
+        counts[0] -= 1
+        counts[-1] -= 1
+        return tuple(counts)
+    stages = given.pipeline or _pipeline(read, given.cluster.count)
+    return tuple(partitioned_layers(_partition(read), model, stages)) if stages > 1 else (model.layers,)
+
+
+def _recomputed_layers(read: SettingsReader, model: Model) -> Iterator[int]:
+    """The layers that debubble's module or function recomputes, or all of a trainer that checkpoints them."""
+    yield from (index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS"))
+    yield from read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS")
+    yield from range(model.layers) if read.get(trainer.CHECKPOINTING, False) is True else ()
+
+
+imports.add(
+    "deepspeed",
+    Importer(
+        name="deepspeed",
+        read_job=deepspeed,
+        settings=read_config,
+        file="ds_config.json",
+        defaults=DEFAULTS,
+        harmless=HARMLESS + trainer.HARMLESS,
+        with_arguments=read_with_trainer,
+        conflicts=conflicts,
+        switches=switches,
+        marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
+    ),
+)
 
 
 def _check_complete(read: SettingsReader, given: UserFacts, *, model: Model | None, length: int | None) -> None:
@@ -272,8 +284,8 @@ def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[st
 
 def _partition(read: SettingsReader) -> str:
     """DeepSpeed's way to divide layers; `best`, its configuration's own default, is that of PipelineModule."""
-    said = next((str(value) for name in _PARTITIONS if (value := read.get(name)) is not None), DEFAULT)
-    return DEFAULT if said == "best" else said
+    said = next((str(value) for name in _PARTITIONS if (value := read.get(name)) is not None), DEFAULT_METHOD)
+    return DEFAULT_METHOD if said == "best" else said
 
 
 def _micro_batches(read: SettingsReader, data: int, *, instead: int | None) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from itertools import accumulate, pairwise
 from debubble.ir import InputError
 from debubble.models import Model
 
-DEFAULT = "parameters"
-"""What PipelineModule takes where nobody says it."""
+DEFAULT_METHOD = "parameters"
+"""PipelineModule's default partition method."""
 
 
 def partitioned_layers(method: str, model: Model, stages: int) -> tuple[int, ...]:

@@ -15,13 +15,6 @@ from debubble.targets.limits import (
 from debubble.targets.orders import OwnOrders
 from debubble.targets.target import Target, targets
 
-_adam_on_hosts = Refusal(
-    lambda o, model: o.host_optimizer > 0 and not (o.optimizer in ("adamw", "adam") and (o.zero or o.data == 1)),
-    "{title} offloads the states of Adam under ZeRO alone; plan again with --zero 1 and --optimizer adamw, or without"
-    " --host-optimizer.",
-)
-"""Optimizer states on hosts that are not Adam's, or that ZeRO does not divide."""
-
 _divided_masters = Refusal(
     lambda o, model: o.master_dtype != "fp32" and not (o.zero or o.data == 1),
     "{title} steps weights in bf16 under ZeRO alone; plan again with --zero 1, or without --master-dtype.",

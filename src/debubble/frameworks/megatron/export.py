@@ -201,7 +201,7 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     offload = offload_arguments(plan, targets["megatron"])
     arguments = {**arguments_of(plan, stages, settings), **recompute, **offload}
     if offload:
-        losses = (*losses, OF_NEW_VERSIONS)
+        losses = (*losses, OFFLOAD_VERSION_REMARK)
     variables = environment(arguments)
     files = {
         "megatron-arguments.sh": _script(arguments, {**_one_queue(plan), **variables}),
@@ -220,7 +220,7 @@ def untested_settings(plan: Plan) -> tuple[str, ...]:
         return left
     model = plan.model
     assert model is not None
-    return (*left, OF_FSDP_ALONE, *targets["megatron"].untested_parts(plan.options, model, pipeline=plan.devices))
+    return (*left, FSDP_REMARK, *targets["megatron"].untested_parts(plan.options, model, pipeline=plan.devices))
 
 
 MUON_DIVIDED = (
@@ -229,10 +229,10 @@ MUON_DIVIDED = (
 )
 """Source: validate_args of core_v0.16.1, core_v0.17.1 and core_v0.18.0."""
 
-OF_NEW_VERSIONS = "Activation offload (--fine-grained-activation-offloading) is newer than megatron-core 0.16.1."
+OFFLOAD_VERSION_REMARK = "Activation offload (--fine-grained-activation-offloading) is newer than megatron-core 0.16.1."
 """Source: validate_args of core_v0.16.1."""
 
-OF_FSDP_ALONE = f"Checkpoints of Megatron-FSDP are {FSDP_FORMAT}: --load does not read those of a run without it."
+FSDP_REMARK = f"Checkpoints of Megatron-FSDP are {FSDP_FORMAT}: --load does not read those of a run without it."
 
 
 def arguments_of(plan: Plan, stages: Sequence[StageLayers], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,7 +300,9 @@ def _script(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> str:
             '# as in: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" "${DEBUBBLE_ARGS[@]}"',
             "# Leave out of your own arguments, as the plan has none of them or Megatron-LM refuses them next to it:",
             *textwrap.wrap(
-                " ".join([name for name in (*SPLITS, *_SWITCHED) if name not in arguments] + _formats(arguments)),
+                " ".join(
+                    [name for name in (*SPLITS, *_REPLACED_OPTIONS) if name not in arguments] + _formats(arguments)
+                ),
                 width=110,
                 initial_indent="#   ",
                 subsequent_indent="#   ",
@@ -314,7 +316,7 @@ def _script(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> str:
     )
 
 
-_SWITCHED = (
+_REPLACED_OPTIONS = (
     "--recompute-activations", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
     "--recompute-modules", "--fine-grained-activation-offloading", "--optimizer-cpu-offload", "--use-megatron-fsdp",
     "--use-torch-fsdp2", "--overlap-moe-expert-parallel-comm",

@@ -33,7 +33,7 @@ from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, nearest_multiples, replicas
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import SOURCED, SettingsReader, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
@@ -71,14 +71,14 @@ def turned_off(job: Settings) -> Mapping[str, str]:
     return SWIFT_OFF if job.get("framework") == SWIFT else {}
 
 
-OF_RECIPES = {"--bf16": True, "--use-distributed-optimizer": True}
+RECIPE_DEFAULTS = {"--bf16": True, "--use-distributed-optimizer": True}
 DEFAULTS = {
     # arguments.py: fp32, no distributed optimizer, no sequence parallelism, nothing recomputed.
     "megatron": Defaults("Megatron-LM"),
     # The mixed_precision and ddp of the library's recipes, which such a file overrides.
-    "megatron-bridge": Defaults("Megatron-Bridge's recipes", {**OF_RECIPES, "peft.dim": 32}),
+    "megatron-bridge": Defaults("Megatron-Bridge's recipes", {**RECIPE_DEFAULTS, "peft.dim": 32}),
     # slime's arguments.py: set_default_megatron_args.
-    "slime": Defaults("slime", OF_RECIPES),
+    "slime": Defaults("slime", RECIPE_DEFAULTS),
     SWIFT: SWIFT_DEFAULTS,
 }
 """By the framework that starts Megatron-LM."""
@@ -93,14 +93,9 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-@importer(
-    "megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, environment=environment,
-    with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS, turned_off=turned_off,
-    required=required, notes=notes, switches=switches,
-)  # fmt: skip
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
-    framework = "slime" if any(name in read.settings for name in _OF_SLIME) else "megatron"
+    framework = "slime" if any(name in read.settings for name in _SLIME_ARGUMENTS) else "megatron"
     defaults = DEFAULTS[str(read.get("framework", framework))]
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
     arguments = Arguments(read.settings, read.path, defaults, harmless)
@@ -114,6 +109,26 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     return replace(job, rest=job.rest.checked(known_flags(), "Megatron-LM"))
 
 
+imports.add(
+    "megatron",
+    Importer(
+        name="megatron",
+        read_job=megatron,
+        settings=read_job,
+        file="megatron-arguments.sh",
+        conflicts=conflicts,
+        environment=environment,
+        with_arguments=read_job,
+        defaults=DEFAULTS["megatron"],
+        harmless=HARMLESS,
+        turned_off=turned_off,
+        required=required,
+        notes=notes,
+        switches=switches,
+    ),
+)
+
+
 @cache
 def known_flags() -> frozenset[str]:
     """The arguments that Megatron-LM has or had (tools/megatron_flags.py)."""
@@ -121,8 +136,21 @@ def known_flags() -> frozenset[str]:
     return frozenset(f"--{name}" for name in text.split())
 
 
-_OF_SLIME = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
+_SLIME_ARGUMENTS = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
 """Arguments by which slime is known, which sets a few of Megatron-LM's itself."""
+
+
+def _micro_batches(arguments: Arguments, given: UserFacts, data: int) -> tuple[int, int]:
+    """The size and the number of a replica's micro-batches."""
+    size = arguments.size("--micro-batch-size", 1)
+    batch = _global_batch(arguments, size * data * (given.micro_batches or 1))
+    if batch % (size * data) and given.micro_batches is None:
+        raise InputError(
+            f"{arguments.path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences:"
+            f" {nearest_multiples(batch, size * data)}, a --cluster with as many devices as the job has, or"
+            " --micro-batches."
+        )
+    return size, given.micro_batches or batch // (size * data)
 
 
 def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJob:
@@ -144,15 +172,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         )
     context = arguments.size("--context-parallel-size", 1)
     data = replicas(given.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
-    size = arguments.size("--micro-batch-size", 1)
-    batch = _global_batch(arguments, size * data * (given.micro_batches or 1))
-    micro_batches = given.micro_batches or batch // (size * data)
-    if micro_batches * size * data != batch and given.micro_batches is None:
-        raise InputError(
-            f"{arguments.path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences:"
-            f" {nearest_multiples(batch, size * data)}, a --cluster with as many devices as the job has, or"
-            " --micro-batches."
-        )
+    size, micro_batches = _micro_batches(arguments, given, data)
     expert, expert_tensor = _expert_ranks(arguments, model, tensor=tensor, stage_ranks=tensor * context * data)
     layers, mtp_stage = stages_of(arguments, model, pipeline)
     zero = _zero(arguments)

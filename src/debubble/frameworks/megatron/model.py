@@ -18,7 +18,9 @@ _OTHER_LAYERS = re.compile(
     r"|vision-model-type|disable-vision-class-token|patch-size|mrope-section|model-provider|task)"
 )
 """Arguments of layers that are not read here."""
-_READ_ELSEWHERE = re.compile(r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|window-.*|softmax-type)")
+_NAMED_MODEL_ARGUMENTS = re.compile(
+    r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|window-.*|softmax-type)"
+)
 """Arguments of a model's layers that a model that is given by name says too."""
 _PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 
@@ -178,8 +180,8 @@ def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
             " here, only those with --squared-relu: give the model's config.json with --model."
         )
     hidden, heads = arguments.size("--hidden-size"), arguments.size("--num-attention-heads")
-    for name in (*_OF_THE_MODEL, *arguments.names):
-        if name in _OF_THE_MODEL or _READ_ELSEWHERE.fullmatch(name):
+    for name in (*_MODEL_ARGUMENTS, *arguments.names):
+        if name in _MODEL_ARGUMENTS or _NAMED_MODEL_ARGUMENTS.fullmatch(name):
             arguments.get(name)
     experts = _experts(arguments, len(kinds), arguments.number("--ffn-hidden-size", 4 * hidden))
     routed = {} if experts is None else {
@@ -242,10 +244,10 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
                 f"{arguments.path} says {name} {arguments.word(name)}, but the model has {size}: give the right one"
                 " with --model."
             )
-    for name in (*_OF_THE_MODEL, SCRIPT, "model"):
+    for name in (*_MODEL_ARGUMENTS, SCRIPT, "model"):
         arguments.get(name)
     for name in arguments.names:
-        if _OTHER_LAYERS.fullmatch(name) or _READ_ELSEWHERE.fullmatch(name):
+        if _OTHER_LAYERS.fullmatch(name) or _NAMED_MODEL_ARGUMENTS.fullmatch(name):
             arguments.get(name)
     if arguments.number("--mtp-num-layers", model.mtp_layers) != model.mtp_layers:
         raise InputError(
@@ -256,7 +258,7 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
     return model
 
 
-_OF_THE_MODEL = (
+_MODEL_ARGUMENTS = (
     "--ffn-hidden-size", "--swiglu", "--vocab-size", "--padded-vocab-size", "--group-query-attention",
     "--num-query-groups", "--kv-channels", "--normalization", "--position-embedding-type", "--max-position-embeddings",
     "--use-rotary-position-embeddings", "--untie-embeddings-and-output-weights", "--add-qkv-bias", "--qk-layernorm",

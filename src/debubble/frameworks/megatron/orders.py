@@ -18,9 +18,9 @@ _PRIMUS, _ALGORITHM = "--patch-primus-pipeline", "--pp-algorithm"
 
 _HEURISTIC = "zero-bubble-heuristic"
 
-_OF_V = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
+_V_ORDERS = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
 """The fork's names of a V schedule's memory -> the schedule."""
-_OF_PRIMUS = {
+_PRIMUS_ORDERS = {
     "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zb-h1", _HEURISTIC: "zb-h2",
     "zbv-formatted": "zb-v", "v-half": "v-half", "v-min": "v-min",
 }  # fmt: skip
@@ -53,11 +53,11 @@ def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool
         return "zb-h1"
     if pipeline > 1 and _zero_bubble(arguments):
         if has_v(arguments):
-            return _chosen(arguments, _OF_V, _V_MEMORY, "zb")
+            return _chosen(arguments, _V_ORDERS, _V_MEMORY, "zb")
         pending = arguments.word(_PENDING, "auto")
         return "zb-h2" if pending == "auto" or arguments.number(_PENDING) >= 2 * pipeline - 1 else "zb-h1"
     if pipeline > 1 and _PRIMUS in arguments and arguments.word(_ALGORITHM) is not None:
-        order = _chosen(arguments, _OF_PRIMUS, _ALGORITHM, plain)
+        order = _chosen(arguments, _PRIMUS_ORDERS, _ALGORITHM, plain)
         return plain if order in ("1f1b", "interleaved") else order
     return plain
 

@@ -96,7 +96,7 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
             yield f"{name} {said} is no value that Megatron-LM has had ({values}): the prediction may be of another."
     if "--perform-rl-step" in arguments:
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
-    of_teacher = [name for name in arguments.names if name.startswith(_OF_TEACHERS)]
+    of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES)]
     if of_teacher:
         yield f"{of_teacher[0]}: the student alone is predicted, and the time and memory of its teacher are not."
     for name in of_teacher:
@@ -105,7 +105,7 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         yield f"--args has {words}: change it there."
     arguments.get("--world-size")
     for names in _WORLD_SIZES:
-        # The last of a launcher's own arguments has the training script behind its value.
+        # The last of a launcher's own arguments is followed by the training script.
         said = {name: "".join(arguments.words(name)[:1]) for name in names if name in arguments.settings}
         if names[-1] not in said:
             continue
@@ -145,8 +145,8 @@ _VALUES = {
     "--normalization": "LayerNorm RMSNorm",
 }
 """The values that Megatron-LM's parsers have taken of arguments that decide."""
-_OF_TEACHERS = ("--export-kd-teacher", "--kd-config", "--teacher")
-"""What the arguments of a distillation begin with, in Megatron-LM, and in Megatron-Bridge's models."""
+_TEACHER_PREFIXES = ("--export-kd-teacher", "--kd-config", "--teacher")
+"""Prefixes of the arguments of a distillation, in Megatron-LM, and in Megatron-Bridge's models."""
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),

@@ -65,7 +65,7 @@ _DTYPES = {"bfloat16": "--bf16", "float16": "--fp16", "float32": "--fp16"}
 _ADAPTERS = ("--adapters", "--ref-adapters", "--mcore-adapter", "--mcore-ref-adapter")
 """Checkpoints of adapters, with which ms-swift trains adapters."""
 
-_BESIDES = {
+_FURTHER_WORK = {
     "dpo": "runs a reference model",
     "kto": "runs a reference model",
     "grpo": "generates its samples",
@@ -73,7 +73,7 @@ _BESIDES = {
     "rm": "has pairs of sequences (without --packing)",
 }
 """Kind of RLHF -> what its step does besides a training step of sequences of --max_length."""
-_OF_GROUPS = ("embedding", "reranker", "generative_reranker")
+_GROUP_TASKS = ("embedding", "reranker", "generative_reranker")
 """Tasks whose samples are groups of sequences."""
 
 
@@ -155,7 +155,7 @@ def _check_command(settings: dict[str, Any], path: Path) -> None:
     if command not in ("megatron sft", "megatron pt", "megatron rlhf"):
         raise InputError(f"{path} runs `{command}`, which trains nothing: give a script with `megatron sft`.")
     task = settings.get("--task-type")
-    if task in _OF_GROUPS:
+    if task in _GROUP_TASKS:
         raise InputError(
             f"{path}: the samples of --task_type {task} are several sequences each, whose number it does not say: for"
             " a step of one each, give --args '--task_type causal_lm'."
@@ -165,7 +165,7 @@ def _check_command(settings: dict[str, Any], path: Path) -> None:
         settings["--task-type"] = "seq_cls"
     elif kind != "none":
         raise InputError(
-            f"{path}: a step of --rlhf_type {kind} also {_BESIDES.get(kind, 'does other things')}, which is not"
+            f"{path}: a step of --rlhf_type {kind} also {_FURTHER_WORK.get(kind, 'does other things')}, which is not"
             " predicted: for SFT of the same model and batch give --args '--rlhf_type none'."
         )
 

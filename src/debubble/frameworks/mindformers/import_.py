@@ -9,7 +9,7 @@ from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
-from debubble.imports.registry import UserFacts, importer
+from debubble.imports.registry import Importer, UserFacts, imports
 from debubble.imports.settings import SettingsReader, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
@@ -36,14 +36,6 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-@importer(
-    "mindformers",
-    settings=read_settings,
-    file="plan.yaml",
-    defaults=DEFAULTS,
-    harmless=HARMLESS,
-    marks="parallel_config.* runner_config.* recompute_config.*",
-)
 def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     model = given.model or _model(read)
@@ -97,6 +89,20 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         ),
         rest=Unread.of(read, _remarks(read, options, chunks)),
     )
+
+
+imports.add(
+    "mindformers",
+    Importer(
+        name="mindformers",
+        read_job=mindformers,
+        settings=read_settings,
+        file="plan.yaml",
+        defaults=DEFAULTS,
+        harmless=HARMLESS,
+        marks="parallel_config.* runner_config.* recompute_config.*",
+    ),
+)
 
 
 _OTHER_NAMES = {

@@ -15,20 +15,20 @@ from debubble.frameworks.megatron.import_ import job_of, with_arguments
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import ImportedJob
-from debubble.imports.registry import UserFacts, importer
+from debubble.imports.registry import Importer, UserFacts, imports
 from debubble.imports.settings import SettingsReader, read_settings, read_tree
 from debubble.ir import InputError
 
 _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_trainer.")
 _BASES = {"trainers": "primus/configs/modules/megatron", "models": "primus/configs/models/megatron"}
 """Kinds of base configurations -> their folder in a checkout."""
-_INSTEAD = {
+_OTHER_FRAMEWORKS = {
     "torchtitan": "import torchtitan's own configuration of the job with `debubble import torchtitan`",
     "megatron_bridge": "import the configuration that Megatron-Bridge saves with `debubble import megatron`",
 }
 """Primus's other frameworks -> what a user can do with their experiments."""
 _LORA = "--lora."
-_MOST_BASES = 20
+_MAX_BASES = 20
 _SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 
@@ -51,7 +51,7 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
     framework = settings.get(f"{trainer}framework", "megatron")
     if framework != "megatron":
-        instead = _INSTEAD.get(str(framework), "plan the job with `debubble plan`")
+        instead = _OTHER_FRAMEWORKS.get(str(framework), "plan the job with `debubble plan`")
         raise InputError(f"{path} is for Primus's framework '{framework}', and only megatron's are read: {instead}.")
     named = {"trainers": settings.get(f"{trainer}config"), "models": settings.get(f"{trainer}model")}
     bases = {kind: name for kind, name in named.items() if name is not None}
@@ -96,7 +96,7 @@ def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """The entries of a configuration, those that it extends first."""
     tree = dict(read_tree(file))
     bases = tree.pop("extends", None) or []
-    for base in bases if isinstance(bases, list) and depth < _MOST_BASES else ():
+    for base in bases if isinstance(bases, list) and depth < _MAX_BASES else ():
         if (file.parent / str(base)).is_file():
             yield from _with_bases(file.parent / str(base), depth + 1)
     yield from tree.items()
@@ -108,10 +108,6 @@ HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level 
 """Entries that cost neither time nor memory of a step, besides Megatron-LM's."""
 
 
-@importer(
-    "primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts, with_arguments=read_experiment,
-    required=required, notes=notes, switches=switches, defaults=DEFAULTS, harmless=f"{OF_MEGATRON} {HARMLESS}",
-)  # fmt: skip
 def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The job of an experiment, on its base configurations as far as they are there or known."""
     trainer = _base("trainers", read.text("trainers", "pre_trainer"), read.path)
@@ -132,3 +128,21 @@ def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     for kind in _BASES:
         arguments.get(kind)
     return job_of(arguments, given, target="primus")
+
+
+imports.add(
+    "primus",
+    Importer(
+        name="primus",
+        read_job=primus,
+        settings=read_experiment,
+        file="plan.yaml",
+        conflicts=conflicts,
+        with_arguments=read_experiment,
+        required=required,
+        notes=notes,
+        switches=switches,
+        defaults=DEFAULTS,
+        harmless=f"{OF_MEGATRON} {HARMLESS}",
+    ),
+)

@@ -11,7 +11,7 @@ from debubble.frameworks.torch import export as torch_csv
 from debubble.frameworks.torch.shared_settings import balanced_layers, layers_of
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, replicas
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SettingsReader
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
@@ -21,7 +21,6 @@ def _whole(path: Path) -> Settings:
     return {path.name: read_file(path, "schedule file").decode(errors="replace")}
 
 
-@importer("torch", settings=_whole, file="schedule.csv", defaults=Defaults("this importer"))
 def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The order of a CSV; all else is the script's, and given or 1."""
     if given.model is None or given.sequence_length is None:
@@ -45,6 +44,18 @@ def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
         rest=Unread(tuple(_remarks(given, listed=modules.exists()))),
         unsaid=dict.fromkeys(("dtype", "gradients", "zero"), read.defaults.of),
     )
+
+
+imports.add(
+    "torch",
+    Importer(
+        name="torch",
+        read_job=torch,
+        settings=_whole,
+        file="schedule.csv",
+        defaults=Defaults("this importer"),
+    ),
+)
 
 
 def _remarks(given: UserFacts, *, listed: bool) -> Iterator[str]:

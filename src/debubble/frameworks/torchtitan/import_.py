@@ -20,7 +20,7 @@ from debubble.frameworks.torchtitan.models import flavor_model
 from debubble.frameworks.torchtitan.saved import adapter_rank, remarks_on_saved
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
@@ -28,7 +28,7 @@ from debubble.models import Model, hub_model
 
 RECOMPUTED = "plan.py: RECOMPUTED_LAYERS"
 """The setting of debubble's own recipe, in place of a checkpointing mode."""
-LOCAL = "training.local_batch_size"
+LOCAL_BATCH_SIZE = "training.local_batch_size"
 _FLAVORS = {
     "deepseek_v3-671B": "deepseek-v3",
     "llama4-17bx16e": "llama4-scout",
@@ -64,10 +64,10 @@ def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 COMPILE, CHECKPOINTING = "compile", "activation_checkpoint"
 """The parts of a configuration on torch.compile and on activation checkpointing."""
 MODES = ("none", "full", "selective", "memory_budget")
-"""What `activation_checkpoint.mode` may be."""
+"""The values of `activation_checkpoint.mode`."""
 
 _RENAMED = {
-    "training.batch_size": LOCAL,
+    "training.batch_size": LOCAL_BATCH_SIZE,
     **{
         f"{part}.{degree}": f"parallelism.{degree}"
         for part in ("training", "experimental")
@@ -113,7 +113,7 @@ DEFAULTS = Defaults(
     {
         name: value
         for name, value in own_defaults("torchtitan")["values"].items()
-        if name.startswith("activation_checkpoint.") or name in (LOCAL, "training.seq_len")
+        if name.startswith("activation_checkpoint.") or name in (LOCAL_BATCH_SIZE, "training.seq_len")
     },
 )
 """Defaults of torchtitan for settings that the reader has none for."""
@@ -134,15 +134,6 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     yield from filter(None, (compiled, full, {**compiled, **full} if compiled and full else {}))
 
 
-@importer(
-    "torchtitan",
-    settings=read_recipe,
-    file="plan.py",
-    defaults=DEFAULTS,
-    harmless=HARMLESS,
-    switches=switches,
-    marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
-)
 def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     model = given.model or _model(read)
@@ -189,6 +180,21 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         unsaid=_unsaid(read, given),
         rest=Unread.of(read, _remarks(read, options)),
     )
+
+
+imports.add(
+    "torchtitan",
+    Importer(
+        name="torchtitan",
+        read_job=torchtitan,
+        settings=read_recipe,
+        file="plan.py",
+        defaults=DEFAULTS,
+        harmless=HARMLESS,
+        switches=switches,
+        marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
+    ),
+)
 
 
 _CONVERTERS = ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx")
@@ -245,11 +251,15 @@ def _micro_batches(read: SettingsReader, pipeline: int) -> tuple[int, int]:
     """Sequences per micro-batch and micro-batches in a local batch."""
     count, size = "parallelism.num_pp_microbatches", "parallelism.pipeline_parallel_microbatch_size"
     if pipeline == 1:
-        return read.size(LOCAL), 1
+        return read.size(LOCAL_BATCH_SIZE), 1
     if read.get(count):
         number = read.size(count)
-        return read.size(size) if size in read else batches_in(read.size(LOCAL), number, read.path, name=LOCAL), number
-    return read.size(size, 1), batches_in(read.size(LOCAL), read.size(size, 1), read.path, name=LOCAL)
+        return read.size(size) if size in read else batches_in(
+            read.size(LOCAL_BATCH_SIZE), number, read.path, name=LOCAL_BATCH_SIZE
+        ), number
+    return read.size(size, 1), batches_in(
+        read.size(LOCAL_BATCH_SIZE), read.size(size, 1), read.path, name=LOCAL_BATCH_SIZE
+    )
 
 
 def _zero(read: SettingsReader, pipeline: int) -> int:
@@ -358,7 +368,7 @@ def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:
             "activation_checkpoint", "activation_checkpoint.mode", RECOMPUTED,
             *(name for name in read.settings if name.startswith("activation_checkpoint.")),
         ),
-        "local batches of 8": (LOCAL, "training.num_tokens_per_microbatch_per_dp_rank", RECOMPUTED),
+        "local batches of 8": (LOCAL_BATCH_SIZE, "training.num_tokens_per_microbatch_per_dp_rank", RECOMPUTED),
     }  # fmt: skip
     if given.sequence_length is None:
         facts["sequences of 2048"] = ("training.seq_len", "training.max_context_length")

@@ -6,9 +6,8 @@ depends on it; commands are taken to succeed.  Source: the Bash Reference Manual
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from debubble.files import read_file
 from debubble.imports.command_line import CommandLine, how_to_give, variables_in
+from debubble.imports.shell.conditions import holds
 from debubble.imports.shell.statements import (
     ASSIGNMENT,
     DECLARES,
@@ -39,10 +39,10 @@ from debubble.imports.shell.syntax import (
     While,
     parse,
 )
-from debubble.imports.shell.words import ShellVariables, is_known, matches
+from debubble.imports.shell.words import ShellVariables, is_known
 from debubble.ir import InputError
 
-_SILENT = frozenset(
+_IGNORED_COMMANDS = frozenset(
     (
         "echo", "printf", "cat", "ls", "cd", "mkdir", "rm", "cp", "mv", "pwd", "tee", "date", "sleep", "wait", "kill",
         "pkill", "ulimit", "module", "conda", "pip", "chmod", "touch", "ln", "break", "continue", "trap", "grep", "sed",
@@ -51,21 +51,23 @@ _SILENT = frozenset(
     )
 )  # fmt: skip
 """Commands whose words are no arguments of a training script."""
-_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
+_ARITHMETIC_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
 """An assignment in arithmetic, such as `i=0`, `i+=2` or `i++`."""
-_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
-_OF_ARGUMENTS = re.compile(r"\$\{?[#1@]")
-"""What stands for the script's arguments in a condition."""
-_NUMBERED = re.compile(r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
+_OPTION_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
+_ANY_ARGUMENT = re.compile(r"\$\{?[#1@]")
+"""The script's arguments in a condition."""
+_NUMBERED_ARGUMENT = re.compile(
+    r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE
+)
 """A variable that is set to an argument of the script."""
-_WORLD = re.compile(r"^[ \t]*(?:export[ \t]+)?WORLD_SIZE=[\"']?\$\(\(", re.MULTILINE)
+_WORLD_SIZE = re.compile(r"^[ \t]*(?:export[ \t]+)?WORLD_SIZE=[\"']?\$\(\(", re.MULTILINE)
 """An assignment of a product to WORLD_SIZE; what is given from outside may be a number of nodes."""
-_BY_PLACE = re.compile(r"""["']?\$\{?[1-9]\d*\b[^$]*""")
-_MOST_STEPS = 20_000
-_MOST_LETTERS = 1_000_000
+_POSITIONAL = re.compile(r"""["']?\$\{?[1-9]\d*\b[^$]*""")
+_MAX_STEPS = 20_000
+_MAX_LETTERS = 1_000_000
 
 
-OF_TRAINING = frozenset(
+TRAINING_ARGUMENTS = frozenset(
     (
         "--num-layers", "--hidden-size", "--micro-batch-size", "--global-batch-size", "--seq-length",
         "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-attention-heads", "--lr", "--bf16",
@@ -117,7 +119,9 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
     Raises:
         InputError: if it cannot be read, or what it runs depends on what it does not tell.
     """
-    reader = _Follower(path, {name: number for name, number in _NUMBERED.findall(text)}, shifts="shift" in text)
+    reader = _Follower(
+        path, {name: number for name, number in _NUMBERED_ARGUMENT.findall(text)}, shifts="shift" in text
+    )
     if arguments is not None:
         reader.variables.values |= arguments.variables
         reader.variables.arguments = list(arguments.words)
@@ -126,7 +130,7 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
             reader.run(parse(text, str(path)))
     except RecursionError as error:
         raise InputError(f"{path} cannot be read as a shell script: it is nested too deeply.") from error
-    world = reader.variables.values.get("WORLD_SIZE") if _WORLD.search(text) else None
+    world = reader.variables.values.get("WORLD_SIZE") if _WORLD_SIZE.search(text) else None
     return ScriptRun(
         commands=tuple(reader.commands),
         assigned=tuple(reader.assigned),
@@ -157,7 +161,7 @@ class _Follower:
     numbered: Mapping[str, str] = field(default_factory=dict)
     """Variable -> the number of the script's argument that it is set to."""
     shifts: bool = False
-    """Whether the script takes its arguments by name."""
+    """True if the script takes its arguments by name."""
     variables: ShellVariables = field(default_factory=ShellVariables)
     functions: dict[str, Statement] = field(default_factory=dict)
     commands: list[Started] = field(default_factory=list)
@@ -170,7 +174,7 @@ class _Follower:
     def run(self, statement: Statement) -> bool | None:
         """Follow a statement; whether it succeeds, None: that is not told."""
         self.steps += 1
-        if self.steps > _MOST_STEPS or self.depth > 50:
+        if self.steps > _MAX_STEPS or self.depth > 50:
             raise InputError(f"{self.path} has loops or calls that are too long to follow: give a copy without them.")
         match statement:
             case Chain():
@@ -178,7 +182,11 @@ class _Follower:
             case Command():
                 return self._command(statement)
             case Test(kind, text, _):
-                return self._arithmetic(text) if kind == "((" else self._holds(condition_words(text), patterns=True)
+                return (
+                    self._arithmetic(text)
+                    if kind == "(("
+                    else holds(condition_words(text), self.variables, patterns=True)
+                )
             case Either():
                 return self._either(statement)
             case CaseStatement():
@@ -245,7 +253,7 @@ class _Follower:
             self.run(statement.body)
             if self.failures > failures:
                 return True
-        over_arguments = _OF_ARGUMENTS.search(place_of(statement.condition)[1])
+        over_arguments = _ANY_ARGUMENT.search(place_of(statement.condition)[1])
         if not (over_arguments and self.variables.arguments is None):
             self._refuse_if_it_matters(statement.body, statement.condition)
         return True
@@ -272,11 +280,11 @@ class _Follower:
     def _starts(self, command: Command) -> bool:
         """Tell whether a command starts something with arguments, or changes what later ones are."""
         first = command.tokens[0].text
-        if first in _SILENT and first not in ("set", "let"):
+        if first in _IGNORED_COMMANDS and first not in ("set", "let"):
             return False
-        names = {name.replace("_", "-") for token in command.tokens for name in _NAMES.findall(written(token))}
+        names = {name.replace("_", "-") for token in command.tokens for name in _OPTION_NAMES.findall(written(token))}
         assigns = command.tokens[0].elements is not None or ASSIGNMENT.fullmatch(first) is not None
-        named = bool(names) and (assigns or not names.isdisjoint(OF_TRAINING))
+        named = bool(names) and (assigns or not names.isdisjoint(TRAINING_ARGUMENTS))
         return first in ("source", ".", "eval", "set", "shift") or first in self.functions or named
 
     def _command(self, command: Command) -> bool | None:
@@ -284,7 +292,7 @@ class _Follower:
         first = tokens[0].text
         if first in ("[", "test"):
             words = [token.text for token in tokens[1:]]
-            return self._holds(words[:-1] if first == "[" else words, patterns=False)
+            return holds(words[:-1] if first == "[" else words, self.variables, patterns=False)
         if first in DECLARES:
             tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
             for token in tokens:
@@ -327,7 +335,7 @@ class _Follower:
                 self.variables.values.pop(each, None)
         elif name == "printf" and rest[:1] == ["-v"] and len(rest) > 2:
             self.variables.values[rest[1]] = re.sub("%[sd]", lambda _: " ".join(rest[3:]), rest[2])
-        elif name in _SILENT:
+        elif name in _IGNORED_COMMANDS:
             return None if name in ("grep", "which", "command", "type", "let") else True
         else:
             self.commands.append(Started(tuple(words), line, self._ranks(before)))
@@ -381,7 +389,7 @@ class _Follower:
             self._note(new)
             return
         value = self.variables.text_of(text)
-        if value.startswith("--") and _BY_PLACE.fullmatch(text) and not (self.depth or self.shifts):
+        if value.startswith("--") and _POSITIONAL.fullmatch(text) and not (self.depth or self.shifts):
             raise InputError(
                 f"{self.path} takes its arguments by place, and {value} of --args would be {name}: {self._by_place}."
             )
@@ -405,9 +413,9 @@ class _Follower:
         return f"{how}, and the training's own after them; or put those into a copy"
 
     def _check_length(self, length: int) -> None:
-        if length > _MOST_LETTERS:
+        if length > _MAX_LETTERS:
             raise InputError(
-                f"{self.path} sets a variable of more than {_MOST_LETTERS:,} letters: give a copy without it."
+                f"{self.path} sets a variable of more than {_MAX_LETTERS:,} letters: give a copy without it."
             )
 
     def _note(self, words: Sequence[str]) -> None:
@@ -415,7 +423,7 @@ class _Follower:
             self.assigned.append(tuple(words))
 
     def _arithmetic(self, text: str) -> bool | None:
-        step = _STEP.fullmatch(text.strip())
+        step = _ARITHMETIC_STEP.fullmatch(text.strip())
         if step is None:
             total = None if re.search(r"(?<![=!<>])=(?!=)|\+\+|--", text) else self.variables.sum_of(text)
             return None if total is None else total != 0
@@ -424,59 +432,6 @@ class _Follower:
         total = self.variables.sum_of(f"({name}) {sign} ({value})" if sign else value)
         self.variables.values[name] = f"$(({text}))" if total is None else str(total)
         return True
-
-    def _holds(self, words: Sequence[str], *, patterns: bool) -> bool | None:
-        """Tell whether a condition of `[ ]` or `[[ ]]` holds; None: the file does not tell."""
-        for joint, either in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
-            if joint in words:
-                at = words.index(joint)
-                first, second = (self._holds(part, patterns=patterns) for part in (words[:at], words[at + 1 :]))
-                if either in (first, second):
-                    return either
-                return None if None in (first, second) else not either
-        if words[:1] == ["!"]:
-            held = self._holds(words[1:], patterns=patterns)
-            return None if held is None else not held
-        if words[:1] == ["("] and words[-1:] == [")"]:
-            return self._holds(words[1:-1], patterns=patterns)
-        match list(words):
-            case []:
-                return False
-            case [one]:
-                return self._is_filled(one)
-            case ["-z", one]:
-                filled = self._is_filled(one)
-                return None if filled is None else not filled
-            case ["-n", one]:
-                return self._is_filled(one)
-            case [left, sign, right]:
-                return self._compared(left, sign, right, patterns=patterns)
-            case _:
-                return None
-
-    def _is_filled(self, word: str) -> bool | None:
-        """Tell whether a word has letters; a variable that the script does not set has none."""
-        text = self.variables.text_of(word)
-        if is_known(text):
-            return bool(text)
-        return False if re.fullmatch(r"\$(\w+|\{\w+\})", text) else None
-
-    def _compared(self, left: str, sign: str, right: str, *, patterns: bool) -> bool | None:
-        first, second = self.variables.text_of(left), self.variables.text_of(right)
-        if sign in ("=", "==", "!=") and "" in (first, second):
-            filled = self._is_filled(left if second == "" else right)
-            return None if filled is None else filled == (sign == "!=")
-        if not (is_known(first) and is_known(second)):
-            return None
-        if sign in ("=", "==", "!="):
-            same = fnmatchcase(first, second) if patterns and not re.search("['\"]", right) else first == second
-            return same if sign != "!=" else not same
-        if sign == "=~":
-            return matches(second, first)
-        numbers = self.variables.sum_of(first), self.variables.sum_of(second)
-        if sign not in _COMPARISONS or numbers[0] is None or numbers[1] is None:
-            return None
-        return _COMPARISONS[sign](numbers[0], numbers[1])
 
 
 def named_file(name: str, path: Path) -> Path | None:
@@ -490,9 +445,3 @@ def named_file(name: str, path: Path) -> Path | None:
     folders = (path.parent, *path.absolute().parents[1:3])
     places = (folder.joinpath(*parts[begin:]) for begin in range(len(parts)) for folder in folders)
     return next((each for each in places if each.is_file()), None)
-
-
-_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
-    "-ge": operator.ge,
-}  # fmt: skip

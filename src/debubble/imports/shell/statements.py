@@ -1,4 +1,4 @@
-"""What a statement of a script is made of: its commands, the variables that they set, and the place of a condition."""
+"""The parts of a statement of a script: its commands, the variables that they set, and the place of a condition."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ShellVariables:
     arguments: list[str] | None = None
     """None: nobody said them."""
     separator: str = " "
-    """What stands between the elements of `"${A[*]}"`."""
+    """The separator of the elements of `"${A[*]}"`."""
 
     def fields_of(self, word: str) -> list[str]:
         """The words that a word as written becomes: quotes are removed, and values without quotes are divided."""
@@ -96,7 +96,7 @@ class ShellVariables:
                 at = end
             elif letter in "$`":
                 text, end = self._expansion(word, at)
-                value = "" if text == _NOTHING else text.replace(_BREAK, " ")
+                value = "" if text == _NOTHING else text.replace(_ELEMENT_BREAK, " ")
                 pieces.append((value, text != word[at:end]))
                 at = end
             else:
@@ -117,7 +117,7 @@ class ShellVariables:
                 at += 2
             elif text[at] in "$`":
                 value, at = self._expansion(text, at)
-                elements = value.split(_BREAK)
+                elements = value.split(_ELEMENT_BREAK)
                 if value == _NOTHING:
                     pieces = [each for each in pieces if each != ("", False)]
                     continue
@@ -187,7 +187,7 @@ class ShellVariables:
         """A variable's text, the elements of an array with breaks between them; None: nobody sets it."""
         if name in ("@", "*"):
             given = self.arguments or []
-            return (_BREAK if name == "@" else " ").join(given) if given else _NOTHING
+            return (_ELEMENT_BREAK if name == "@" else " ").join(given) if given else _NOTHING
         if name == "#":
             return None if self.arguments is None else str(len(self.arguments))
         if name.isdigit():
@@ -198,7 +198,7 @@ class ShellVariables:
         value = self.values.get(name)
         if isinstance(value, list):
             if index in ("@", "*"):
-                return (_BREAK if index == "@" else self.separator).join(value) if value else _NOTHING
+                return (_ELEMENT_BREAK if index == "@" else self.separator).join(value) if value else _NOTHING
             place_of = self.sum_of(index) if index else 0
             return value[place_of] if place_of is not None and -len(value) <= place_of < len(value) else None
         return value
@@ -260,8 +260,8 @@ class ShellVariables:
         return raw if value is None else f"({value})" if value else "0"
 
 
-_BREAK = "\0"
-"""What stands between the elements of an array in `"${A[@]}"`, where they are words of their own."""
+_ELEMENT_BREAK = "\0"
+"""The separator of the elements of an array in `"${A[@]}"`, where they are words of their own."""
 _NOTHING = "\0\0"
 """The value of an array without elements, which is no word at all."""
 
@@ -269,13 +269,13 @@ _CHANGES: Mapping[str, Callable[[str], str]] = {
     ",,": str.lower, "^^": str.upper, ",": lambda text: text[:1].lower() + text[1:],
     "^": lambda text: text[:1].upper() + text[1:],
 }  # fmt: skip
-_MOST_DIGITS = 30
+_MAX_DIGITS = 30
 
 
 def _number(expression: ast.expr) -> int:
     """The value of an expression of whole numbers; raises ValueError if it is none."""
     match expression:
-        case ast.Constant(value=int(number)) if number < 10**_MOST_DIGITS:
+        case ast.Constant(value=int(number)) if number < 10**_MAX_DIGITS:
             return int(number)
         case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
             return _OPERATIONS[type(operation)](_number(left), _number(right))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from debubble.runtime.distributed.transport import Alone, RankGroup
+from debubble.runtime.distributed.transport import RankGroup, SingleProcessTransport
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,5 @@ class ContextGroup(RankGroup):
         return index, 2 * self.size - 1 - index
 
 
-WHOLE = ContextGroup(Alone(), (0,))
+NO_CONTEXT_GROUP = ContextGroup(SingleProcessTransport(), (0,))
 """The group of a rank that has whole sequences."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.runtime.distributed.cuts import CutGroup
-from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.distributed.transport import SingleProcessTransport
 from debubble.runtime.operators import call
 
 
@@ -41,7 +41,7 @@ class ExpertGroup(CutGroup):
         )
 
 
-ALL_EXPERTS = ExpertGroup(Alone(), (0,))
+NO_EXPERT_GROUP = ExpertGroup(SingleProcessTransport(), (0,))
 """The group of a rank that has all experts."""
 
 
@@ -59,7 +59,7 @@ class TokenExchange:
     order: tuple[Tensor, ...]
     """The indices that sort the rows that arrive by expert; empty where they do not travel."""
 
-    def there(self, rows: Tensor, *order: Tensor) -> Tensor:
+    def dispatch(self, rows: Tensor, *order: Tensor) -> Tensor:
         """Send rows that are sorted by expert; those of this rank's experts, sorted too."""
         if not order:
             return rows
@@ -69,7 +69,7 @@ class TokenExchange:
             return torch.cat((rows, rows.new_zeros(1, rows.shape[1])))
         return rows.index_select(0, *order)
 
-    def back(self, rows: Tensor, *order: Tensor) -> Tensor:
+    def combine(self, rows: Tensor, *order: Tensor) -> Tensor:
         """Send the rows back to where they came from, in the order in which they were sent."""
         if not order:
             return rows

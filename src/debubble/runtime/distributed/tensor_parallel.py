@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from debubble.runtime.distributed.cuts import Cut, CutGroup
-from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.distributed.transport import SingleProcessTransport
 from debubble.runtime.operators import Linear, call, deferrable_linear
 
 if TYPE_CHECKING:
@@ -35,29 +35,29 @@ class TensorGroup(CutGroup):
         self.transport.all_reduce(tensor, self.ranks)
         return tensor
 
-    def enter(self, x: Tensor) -> Tensor:
+    def copy_to_group(self, x: Tensor) -> Tensor:
         """Pass a tensor that is the same on all ranks to their shards: its gradient is the sum over the ranks."""
-        return x if self.size == 1 else call(_Enter, x, self)
+        return x if self.size == 1 else call(_CopyToGroup, x, self)
 
-    def leave(self, x: Tensor) -> Tensor:
+    def reduce_from_group(self, x: Tensor) -> Tensor:
         """The sum of what the ranks have computed with their own shards, the same on all."""
-        return x if self.size == 1 else call(_Leave, x, self)
+        return x if self.size == 1 else call(_ReduceFromGroup, x, self)
 
-    def columns(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
+    def column_parallel(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
         """Apply layers that are divided by columns to their common input: each rank has its own outputs."""
         multiplications = [layer.multiplication(layer.bias) for layer in layers]
-        results = deferrable_linear(self.enter(x), multiplications, weight_grads=layers[0].weight_grads)
+        results = deferrable_linear(self.copy_to_group(x), multiplications, weight_grads=layers[0].weight_grads)
         return tuple(self._adapted(x, y, layer) for y, layer in zip(results, layers, strict=True))
 
-    def rows(self, x: Tensor, layer: Linear) -> Tensor:
+    def row_parallel(self, x: Tensor, layer: Linear) -> Tensor:
         """Apply a layer that is divided by rows to each rank's own inputs: the output is the same on all."""
         if self.size == 1:
             y: Tensor = layer(x)
             return y
         (y,) = deferrable_linear(x, [layer.multiplication(None)], weight_grads=layer.weight_grads)
-        y = self.leave(y)
+        y = self.reduce_from_group(y)
         if layer.lora_A is not None and layer.lora_B is not None:
-            y = torch.add(y, layer.lora_B(self.leave(layer.lora_A(x))), alpha=layer.scaling)
+            y = torch.add(y, layer.lora_B(self.reduce_from_group(layer.lora_A(x))), alpha=layer.scaling)
         return y if layer.bias is None else y + layer.bias
 
     def _adapted(self, x: Tensor, y: Tensor, layer: Linear) -> Tensor:
@@ -65,10 +65,10 @@ class TensorGroup(CutGroup):
         if layer.lora_A is None or layer.lora_B is None:
             return y
         # A is whole on every rank: what meets the shards of B is its result.
-        return torch.add(y, layer.lora_B(self.enter(layer.lora_A(x))), alpha=layer.scaling)
+        return torch.add(y, layer.lora_B(self.copy_to_group(layer.lora_A(x))), alpha=layer.scaling)
 
 
-ALONE = TensorGroup(Alone(), (0,))
+NO_TENSOR_GROUP = TensorGroup(SingleProcessTransport(), (0,))
 
 
 def column_cuts(layer: nn.Module, fused: int = 1) -> Mapping[str, Cut]:
@@ -88,7 +88,7 @@ def _cuts(layer: nn.Module, dims: Mapping[str, int], fused: int = 1) -> Mapping[
     return {name: Cut(dim, parameters[name].shape[dim], fused) for name, dim in dims.items() if name in parameters}
 
 
-class _Enter(Function):
+class _CopyToGroup(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
         ctx.group = group
@@ -99,7 +99,7 @@ class _Enter(Function):
         return ctx.group.sum(gradients[0].clone(memory_format=torch.contiguous_format)), None
 
 
-class _Leave(Function):
+class _ReduceFromGroup(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
         return group.sum(x.clone(memory_format=torch.contiguous_format))

@@ -1,4 +1,4 @@
-"""Transport of tensors between the ranks of a run: torch.distributed, or threads of one process.
+"""Transport of tensors between the ranks of a run: torch.distributed, or a single process.
 
 `send` and `receive` block until the message is through; every directed pair has a channel of its own and a thread at
 each end, so no message waits for one of another pair, and none for the compute lane.  Ranks have a process group for
@@ -7,22 +7,18 @@ each lane whose collectives they meet in: lanes overlap, so that two may meet in
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from debubble.ir import DebubbleError, InputError, Lane
-from debubble.runtime.memory.streams import StreamHandoff
-from debubble.runtime.torch_internals import runs_in_backward
+from debubble.ir import Lane
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -55,6 +51,11 @@ Group = tuple[tuple[int, ...], Lane]
 """Ranks, and the lane on which they meet."""
 
 _lane: ContextVar[Lane] = ContextVar("lane", default=Lane.COMPUTE)
+
+
+def current_lane() -> Lane:
+    """The lane whose collectives are those of this thread."""
+    return _lane.get()
 
 
 @contextmanager
@@ -142,7 +143,7 @@ class Transport:
         return self.gather(numbers)
 
 
-class Alone(Transport):
+class SingleProcessTransport(Transport):
     """A run of one rank."""
 
     rank, size = 0, 1
@@ -176,7 +177,7 @@ class RankGroup:
         return self.transport.rotate(tensor, self.ranks)
 
 
-class Distributed(Transport):
+class DistributedTransport(Transport):
     """torch.distributed: Gloo on CPU, NCCL on CUDA.  The process group is initialised already.
 
     Gloo carries CUDA tensors through the host's memory: so several ranks can share a GPU, which NCCL does not allow.
@@ -257,23 +258,23 @@ class Distributed(Transport):
         """Sum over these ranks, in place; a single rank's tensor is the sum already."""
         if len(ranks) > 1:
             with self._reachable(tensor) as summed:
-                self._dist.all_reduce(summed, group=self._groups[ranks, _lane.get()])
+                self._dist.all_reduce(summed, group=self._groups[ranks, current_lane()])
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
         """Sum over these ranks into the tensor of rank `to`."""
         with self._reachable(tensor) as summed:
-            self._dist.reduce(summed, to, group=self._groups[ranks, _lane.get()])
+            self._dist.reduce(summed, to, group=self._groups[ranks, current_lane()])
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
         """Fill the tensor, in place, with that of rank `source`."""
         with self._reachable(tensor) as message:
-            self._dist.broadcast(message, source, group=self._groups[ranks, _lane.get()])
+            self._dist.broadcast(message, source, group=self._groups[ranks, current_lane()])
 
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """Collect the tensors of these ranks on each of them, through the host's memory where Gloo cannot read it."""
         with self._reachable(tensor, received=False) as own:
             parts = [torch.empty_like(own) for _ in ranks]
-            self._dist.all_gather(parts, own, group=self._groups[ranks, _lane.get()])
+            self._dist.all_gather(parts, own, group=self._groups[ranks, current_lane()])
         return [part.to(tensor.device) for part in parts]
 
     def all_to_all(
@@ -282,15 +283,17 @@ class Distributed(Transport):
         """Exchange rows with these ranks, through the host's memory where Gloo cannot read the device."""
         with self._reachable(tensor, received=False) as own:
             rows = own.new_empty((sum(received), *own.shape[1:]))
-            self._dist.all_to_all_single(rows, own, list(received), list(sent), group=self._groups[ranks, _lane.get()])
+            self._dist.all_to_all_single(
+                rows, own, list(received), list(sent), group=self._groups[ranks, current_lane()]
+            )
         return rows.to(tensor.device)
 
     def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
         """Send to the next of these ranks and receive from the one before, through the host where Gloo needs it."""
-        dist, group = self._dist, self._groups[ranks, _lane.get()]
+        dist, group = self._dist, self._groups[ranks, current_lane()]
         with self._reachable(tensor.contiguous(), received=False) as own:
             arriving = torch.empty_like(own)
-        before, after = _neighbours(self.rank, ranks)
+        before, after = neighbours(self.rank, ranks)
         works = dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, own, after, group), dist.P2POp(dist.irecv, arriving, before, group)]
         )
@@ -333,161 +336,7 @@ class Distributed(Transport):
         return [part.tolist() for part in parts]
 
 
-class Threads(Transport):
-    """The ranks of one process, each on a thread: for tests, and for looking at a plan without a launcher.
-
-    `Threads.run(n, work)` calls `work(transport)` for every rank and returns their answers.
-
-    On a GPU, torch runs all backwards of a process in one thread: ranks whose backwards wait for one another (tensor
-    parallelism, ZeRO-2, rings of context parallelism) must be processes there.
-    """
-
-    def __init__(self, hub: _Hub, rank: int) -> None:
-        self._hub, self.rank, self.size = hub, rank, hub.size
-
-    def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
-        """Put the tensor, not a copy, into the receiver's mailbox, and return at once."""
-        self._hub.mail[self.rank, to, channel].put(StreamHandoff.of(tensor.detach()))
-
-    def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
-        """Take the next tensor from the mailbox and return it; `buffer` stays untouched.
-
-        Raises PeerError if the source has failed.
-        """
-        sent = self._hub.mail[source, self.rank, channel].get()
-        if sent is None:
-            raise PeerError(source)
-        tensor = sent.receive()
-        assert tensor.shape == buffer.shape
-        assert tensor.dtype == buffer.dtype
-        return tensor
-
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
-        """Sum over these ranks, in place.  Raises PeerError if a rank has failed."""
-        tensor.copy_(torch.stack(self.all_gather(tensor, ranks)).sum(0))
-
-    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
-        """Sum over these ranks into the tensor of rank `to`.  Raises PeerError if a rank has failed."""
-        values = self.all_gather(tensor, ranks)
-        if self.rank == to:
-            tensor.copy_(torch.stack(values).sum(0))
-
-    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
-        """Fill the tensor with that of rank `source`.  Raises PeerError if a rank has failed."""
-        tensor.copy_(self.all_gather(tensor, ranks)[ranks.index(source)])
-
-    def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
-        """Collect the tensors of these ranks on each of them.  Raises PeerError if a rank has failed."""
-        _check_can_wait(tensor)
-        return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]
-
-    def all_to_all(
-        self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
-    ) -> Tensor:
-        """Exchange rows with these ranks.  Raises PeerError if a rank has failed."""
-        _check_can_wait(tensor)
-        own = [StreamHandoff.of(rows) for rows in tensor.clone().split(list(sent))]
-        arrived = self._hub.exchange(ranks, self.rank, own)
-        return torch.cat([parts[ranks.index(self.rank)].receive() for parts in arrived])
-
-    def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Put the tensor, not a copy, into the next rank's mailbox.  The answer raises PeerError if one has failed."""
-        _check_can_wait(tensor)
-        before, after = _neighbours(self.rank, ranks)
-        self.send(tensor, after, Channel.RING)
-        return lambda: self.receive(tensor, before, Channel.RING)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Collect every rank's value on every rank.  Raises PeerError if a rank has failed."""
-        return self._hub.exchange(tuple(range(self.size)), self.rank, value)
-
-    @staticmethod
-    def run(ranks: int, work: Callable[[Threads], Any]) -> list[Any]:
-        """Run every rank to its end.  Raises the first error of any."""
-        hub = _Hub(ranks)
-        answers: list[Any] = [None] * ranks
-        errors: list[BaseException] = []
-
-        def one(rank: int) -> None:
-            try:
-                answers[rank] = work(Threads(hub, rank))
-            except BaseException as error:
-                errors.append(error)
-                hub.abort(rank)
-
-        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return answers
-
-
-def _check_can_wait(tensor: Tensor) -> None:
-    if tensor.is_cuda and runs_in_backward():
-        raise InputError(
-            "Ranks that are threads cannot meet in a backward on a GPU, as torch runs one after another there: run them"
-            " as processes, under torchrun."
-        )
-
-
-def _neighbours(rank: int, ranks: tuple[int, ...]) -> tuple[int, int]:
+def neighbours(rank: int, ranks: tuple[int, ...]) -> tuple[int, int]:
     """The ranks before and after one of these, in a circle."""
     at = ranks.index(rank)
     return ranks[at - 1], ranks[(at + 1) % len(ranks)]
-
-
-class PeerError(DebubbleError):
-    """Another rank has failed."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"Rank {rank} has stopped.")
-
-
-class _Hub:
-    """Mailboxes and barriers that the ranks of one process share."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.mail: dict[tuple[int, int, Channel], SimpleQueue[StreamHandoff | None]] = {
-            (a, b, channel): SimpleQueue() for a in range(size) for b in range(size) for channel in Channel
-        }
-        self._barriers: dict[Group, threading.Barrier] = {}
-        self._values: dict[Group, dict[int, Any]] = {}
-        self._failed: int | None = None
-        """The rank that failed first: from then on, nobody waits for another."""
-        self._lock = threading.Lock()
-
-    def exchange(self, ranks: tuple[int, ...], rank: int, value: Any) -> list[Any]:
-        """The values of these ranks, on each of them.  Raises PeerError if a rank has failed."""
-        if len(ranks) == 1:
-            return [value]
-        with self._lock:
-            if self._failed is not None:
-                raise PeerError(self._failed)
-            group = ranks, _lane.get()
-            barrier = self._barriers.setdefault(group, threading.Barrier(len(ranks)))
-            values = self._values.setdefault(group, {})
-            values[rank] = value
-        try:
-            barrier.wait()
-            answers = [values[r] for r in ranks]
-            barrier.wait()
-        except threading.BrokenBarrierError:
-            assert self._failed is not None
-            raise PeerError(self._failed) from None
-        del values[rank]
-        return answers
-
-    def abort(self, rank: int) -> None:
-        """A rank has failed: nobody waits for it any more."""
-        with self._lock:
-            if self._failed is None:
-                self._failed = rank
-            for barrier in self._barriers.values():
-                barrier.abort()
-        for (source, _, _), box in self.mail.items():
-            if source == rank:
-                box.put(None)

@@ -55,7 +55,7 @@ class Interpreter:
         items = [item for _, items in self._queues for item in items]
         self._hosted = {} if self._arena is None else self._hosted_instructions()
         self.events = {event for item in (*items, *self._hosted.values()) for event, _ in item.waits}
-        """What instructions of this device wait for on other lanes of it."""
+        """Events for which instructions of this device wait on other lanes of it."""
         self._threads: list[LaneThread] = []
 
     def run(self, state: StepState) -> list[ExecutedInstruction]:
@@ -127,7 +127,7 @@ class Interpreter:
                         raise DeviceMemoryError(item.instruction, error) from error
                     raise
                 for op in item.completes:
-                    self.operations.set_aside(op)
+                    self.operations.stash_gradients(op)
                 self._allocate_reloads(item, Moment.END, step)
                 if self._arena is not None:
                     self._arena.end(item.instruction.op)

@@ -20,7 +20,7 @@ from weakref import finalize
 import torch
 
 from debubble.ir import Lane
-from debubble.runtime.memory.host import Files, HostMemory, Pinned
+from debubble.runtime.memory.host import DiskMemory, HostMemory, PinnedMemory
 from debubble.runtime.memory.messages import MessageBuffers, ReusedBuffers
 
 
@@ -37,7 +37,7 @@ class CpuLanes:
 
     device = torch.device("cpu")
     posts_messages = True
-    """Whether the compute lane may send and receive itself: what it sends is there when it has returned."""
+    """True if the compute lane may send and receive itself: what it sends is there when it has returned."""
 
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host = host or HostMemory()
@@ -89,7 +89,7 @@ class CudaLanes:
     def __init__(self, device: torch.device, host: HostMemory | None = None) -> None:
         # A device without an index is the current one, of which every thread has its own.
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
-        self.host = host or Pinned()
+        self.host = host or PinnedMemory()
         self.messages: MessageBuffers = ReusedBuffers(self.device)
         self._streams: dict[Hashable, torch.cuda.Stream] = {}
         self._compute = torch.cuda.current_stream(self.device)
@@ -163,7 +163,7 @@ class CudaLanes:
 
 def lanes_of(device: torch.device, *, offload_to: Path | None = None) -> CpuLanes | CudaLanes:
     """The lanes of a device, by its type; offload goes to files in a folder, or to the host's memory."""
-    host = None if offload_to is None else Files(offload_to)
+    host = None if offload_to is None else DiskMemory(offload_to)
     return CudaLanes(device, host) if device.type == "cuda" else CpuLanes(host)
 
 

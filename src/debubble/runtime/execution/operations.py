@@ -22,7 +22,7 @@ from debubble.runtime.execution.link_orders import LinkOrders
 from debubble.runtime.execution.peer_offload import PeerOffload
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.arena import Arena
-from debubble.runtime.models.stage import Keeping, Stage, UnitDone
+from debubble.runtime.models.stage import SavePolicy, Stage, UnitDone
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
 
@@ -46,7 +46,7 @@ class StepState:
     step_stage: Callable[[int], None]
     """S: steps the optimizer of a stage."""
     counts_memory: bool = True
-    """Whether ledgers count what forwards keep."""
+    """True if ledgers count the tensors that forwards save."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     inputs: dict[Op, Tensor] = field(default_factory=dict)
     """Tensors that are there for an operation to consume: an F, a backward, a send."""
@@ -66,7 +66,7 @@ class StepState:
 
 
 Execute = Callable[[StepState, UnitDone | None], None]
-"""What an instruction does in a step.  With a `UnitDone` another one streams with it: it is called after every unit."""
+"""Executes an instruction in a step.  With a `UnitDone` another one streams with it: it is called after every unit."""
 
 
 @dataclass
@@ -107,8 +107,8 @@ class Operations(ABC):
         """Allocate what a reload will fill, on the compute lane."""
 
     @abstractmethod
-    def set_aside(self, op: Op) -> None:
-        """Keep the gradients up to here for a G or D, which begins later."""
+    def stash_gradients(self, op: Op) -> None:
+        """Stash the gradients up to here for a G or D, which begins later."""
 
     def forget(self) -> None:
         """Drop everything that a step has left, whose parameters were taken back."""
@@ -214,7 +214,7 @@ class TensorOperations(Operations):
     stages: Mapping[int, Stage]
     weights: Mapping[int, StageWeights]
     evaluating: bool = False
-    """Whether the program is forwards alone, of which nothing is kept."""
+    """True if the program is forwards alone, of which nothing is saved."""
     observe: Callable[[int, Stage], None] | None = None
     """Called with each stage that the operations are of."""
 
@@ -223,7 +223,7 @@ class TensorOperations(Operations):
         schedule = self.program.schedule
         moved = {stage for stage, _ in schedule.offloaded | schedule.explicit_recompute} | schedule.fused_recompute
         self.needs_ledger = self.arena is not None or not moved.isdisjoint(self.stages)
-        """Whether any stage of the device recomputes or offloads what its ledger knows, or an arena has to."""
+        """True if a stage of the device recomputes or offloads what its ledger knows, or an arena has to."""
         if self.observe is not None:
             for number, stage in self.stages.items():
                 self.observe(number, stage)
@@ -247,7 +247,7 @@ class TensorOperations(Operations):
             case Kind.G:
                 return lambda state, unit_done: self.weights[stage].reduce(op)
             case Kind.D:
-                return lambda state, unit_done: self.weights[stage].bring_down(op)
+                return lambda state, unit_done: self.weights[stage].offload_gradients(op)
             case Kind.S:
                 return lambda state, unit_done: state.step_stage(stage)
             case Kind.P:
@@ -259,9 +259,9 @@ class TensorOperations(Operations):
             case _:
                 raise AssertionError(f"{op.name} is a message")
 
-    def set_aside(self, op: Op) -> None:
-        """Keep the gradients of the stage up to here for a G or D."""
-        self.weights[op.stage].set_aside(op)
+    def stash_gradients(self, op: Op) -> None:
+        """Stash the gradients of the stage up to here for a G or D."""
+        self.weights[op.stage].stash_gradients(op)
 
     def forget(self) -> None:
         """Drop everything that a step has left in stages and messages."""
@@ -274,7 +274,7 @@ class TensorOperations(Operations):
     def _forward(self, op: Op) -> Execute:
         _, number, j = op
         schedule, stage, last = self.program.schedule, self.stages[number], number + 1 == self.program.schedule.stages
-        counted = Keeping(
+        counted = SavePolicy(
             recomputing=self._recomputed_units(number, j),
             deeper=schedule.recomputes_deeper(number, j),
             split=(number, j) in schedule.split_backward,

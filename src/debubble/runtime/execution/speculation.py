@@ -125,7 +125,7 @@ class _InvalidParametersError(Exception):
     """The last update of the parameters is taken back: the step ends here."""
 
 
-BINDING = (Kind.B, Kind.I, Kind.W, Kind.G, Kind.D, Kind.S)
+UPDATING_KINDS = (Kind.B, Kind.I, Kind.W, Kind.G, Kind.D, Kind.S)
 """Kinds that change gradients or parameters."""
 
 
@@ -137,7 +137,7 @@ def speculative_instructions(program: Program) -> frozenset[int]:
         for wait in instruction.waits:
             followers[wait.instruction].append(index)
         kind, stage, j = instruction.op
-        if kind in BINDING or (kind in (Kind.O, Kind.L) and instruction.peer is not None):
+        if kind in UPDATING_KINDS or (kind in (Kind.O, Kind.L) and instruction.peer is not None):
             pending.append(index)
         elif kind in (Kind.RECV_F, Kind.RECV_B):
             # A message is sent only if it is received, else the sender would wait.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch.distributed as dist
@@ -27,40 +27,29 @@ import torch.distributed as dist
 from debubble.processes import child_command, end_with_parent, is_stopped
 from debubble.runtime.launch.failures import LAUNCH_FOLDER, exit_rank
 from debubble.runtime.launch.rank_reports import RankFailedError, first_failure, reasons_in, stopped_rank
-from debubble.torchrun import OF_TORCHRUN, check_started, is_torchrun_rank
+from debubble.torchrun import TORCHRUN_VARIABLES, check_started, is_torchrun_rank
 
 T = TypeVar("T")
+RankProcess = subprocess.Popen[bytes]
 
-GRACE = 3.0
+GRACE_SECONDS = 3.0
 """Seconds that a rank gets to end before it is killed."""
-REQUESTED_GRACE = 30.0
+REQUESTED_GRACE_SECONDS = 30.0
 """Seconds that the others get when the first rank has ended on request."""
 POLL_INTERVAL = 0.05
 """Seconds between two looks at the ranks."""
 HANG_TIMEOUT = 600.0
 """Seconds that a signal may stop a rank."""
 
-END_AT_ONCE = signal.SIGHUP
+END_SIGNAL = signal.SIGHUP
 """Tells a rank to end without another step."""
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals with which a scheduler asks a run to end: ranks that write checkpoints write one first."""
-ENDING = "Ending after the step that runs, with a checkpoint, or at once before the first; Ctrl-C again ends at once."
-FINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ENDING_MESSAGE = (
+    "Ending after the step that runs, with a checkpoint, or at once before the first; Ctrl-C again ends at once."
+)
+FINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end all ranks at once."""
-
-
-class RankProcess(Protocol):
-    """A process that runs a rank, as `subprocess.Popen` has it."""
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-
-    def send_signal(self, number: int, /) -> None:
-        """Send it a signal, unless it has ended."""
 
 
 def start(
@@ -82,7 +71,6 @@ def launch(
     argument: str,
     *,
     ranks: int,
-    threads: int = 1,
     hang_timeout: float = HANG_TIMEOUT,
     interrupts: bool = True,
 ) -> None:
@@ -94,7 +82,7 @@ def launch(
     seconds (the others may have ended, and then none sees it), KeyboardInterrupt on Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="debubble-") as folder, _received_signals() as received:
-        environments = [_environment(Path(folder), rank, ranks=ranks, threads=threads) for rank in range(ranks)]
+        environments = [_environment(Path(folder), rank, ranks=ranks) for rank in range(ranks)]
         processes: list[RankProcess] = []
         requested: signal.Signals | None = None
         stops: dict[int, float] = {}
@@ -103,9 +91,9 @@ def launch(
             while not (failed := _failures(processes)) and any(process.poll() is None for process in processes):
                 for number in _taken(received):
                     if number == signal.SIGINT and not interrupts and requested is None:
-                        print(ENDING, file=sys.stderr)
+                        print(ENDING_MESSAGE, file=sys.stderr)
                         number = signal.SIGTERM
-                    if number in FINAL:
+                    if number in FINAL_SIGNALS:
                         _end(processes)
                         if number == signal.SIGINT:
                             raise KeyboardInterrupt
@@ -119,7 +107,7 @@ def launch(
                 time.sleep(POLL_INTERVAL)
             if failed:
                 # A rank that lost its peer may end before the system says that the peer did; on request all end alike.
-                _wait(processes, POLL_INTERVAL if requested is None else REQUESTED_GRACE)
+                _wait(processes, POLL_INTERVAL if requested is None else REQUESTED_GRACE_SECONDS)
                 failed, ending = _failures(processes), time.monotonic()
                 _end(processes)
                 raise first_failure(failed, reasons_in(Path(folder)), ending=ending, requested=requested)
@@ -132,9 +120,9 @@ def start_rank(module: str, argument: str, environment: Mapping[str, str]) -> Ra
     return subprocess.Popen(child_command(module, argument), env=environment, start_new_session=True)
 
 
-def _environment(folder: Path, rank: int, *, ranks: int, threads: int) -> dict[str, str]:
+def _environment(folder: Path, rank: int, *, ranks: int) -> dict[str, str]:
     """The environment of a rank's process."""
-    inherited = {name: value for name, value in os.environ.items() if name not in OF_TORCHRUN}
+    inherited = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
     own = folder / str(rank)
     own.mkdir()
     loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -145,7 +133,7 @@ def _environment(folder: Path, rank: int, *, ranks: int, threads: int) -> dict[s
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": ",".join(filter(None, silent)),
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
@@ -179,11 +167,11 @@ def _wait(processes: Sequence[RankProcess], seconds: float) -> None:
 def _end(processes: Sequence[RankProcess]) -> None:
     """End all that still run, by force if they do not listen."""
     for process in processes:
-        process.send_signal(END_AT_ONCE)
-    _wait(processes, GRACE)
+        process.send_signal(END_SIGNAL)
+    _wait(processes, GRACE_SECONDS)
     for process in processes:
         process.send_signal(signal.SIGKILL)
-    _wait(processes, GRACE)
+    _wait(processes, GRACE_SECONDS)
 
 
 @contextmanager
@@ -197,7 +185,9 @@ def _received_signals() -> Iterator[list[signal.Signals]]:
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
 
-    heard = [number for number in (*FORWARDED, *FINAL) if signal.getsignal(number) is not signal.SIG_IGN]  # as of nohup
+    heard = [
+        number for number in (*FORWARDED_SIGNALS, *FINAL_SIGNALS) if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # as of nohup
     before = {number: signal.signal(number, receive) for number in heard}
     try:
         yield received

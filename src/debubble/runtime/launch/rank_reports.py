@@ -12,7 +12,7 @@ import msgspec
 
 from debubble.ir import DebubbleError
 
-SHOWN = 4
+MAX_RANKS_SHOWN = 4
 """Ranks of which an error tells what they were doing."""
 
 
@@ -92,4 +92,4 @@ def stopped_rank(rank: int, reasons: Mapping[int, Reason], *, seconds: float) ->
 
 def _others(reasons: Mapping[int, Reason], failed: int) -> str:
     doing = [f"; rank {rank} {r.doing}" for rank, r in sorted(reasons.items()) if r.doing and rank != failed]
-    return "".join(doing[:SHOWN])
+    return "".join(doing[:MAX_RANKS_SHOWN])

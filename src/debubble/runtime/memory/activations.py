@@ -79,7 +79,7 @@ class Ledger:
         return not at or at in self._excluded or tensor.is_cuda != self._is_cuda
 
     def save(self, tensor: Tensor) -> SavedTensor:
-        """Keep the tensor's storage, and count it, as long as the result lives; `value` gives the tensor back."""
+        """Keep the tensor's storage, and count it, as long as the result lives; `unpack` gives the tensor back."""
         # This is called for every saved tensor of every micro-batch: it looks nothing up twice.
         storage = tensor.untyped_storage()
         at: int = storage.data_ptr()
@@ -93,7 +93,7 @@ class Ledger:
         if not at or at in self._excluded or tensor.is_cuda != self._is_cuda:
             return detached
         saved = SavedStorage(self)
-        saved.hold(storage, at)
+        saved.save(storage, at)
         saved.original, saved.version = detached, detached._version
         return saved
 
@@ -195,7 +195,7 @@ class SavedStorage:
         assert self._storage is not None, "a saved activation is used while it is not on the device"
         return self._storage
 
-    def hold(self, storage: torch.UntypedStorage, at: int) -> None:
+    def save(self, storage: torch.UntypedStorage, at: int) -> None:
         """Keep this storage, and count it."""
         nbytes = 0 if self.transient else storage.nbytes()
         self._ledger.count(nbytes, self._owner)
@@ -243,7 +243,7 @@ class SavedStorage:
         """Copy the first bytes to `elsewhere`: as many as it has."""
         elsewhere.copy_(as_bytes(self.storage)[: len(elsewhere)], non_blocking=True)
 
-    def leave(self, moved: int) -> None:
+    def offload(self, moved: int) -> None:
         """Let the storage go, whose first bytes were moved, and keep the rest in a tensor of the current stream."""
         content = as_bytes(self.storage)
         rest = content[moved:].clone() if moved < len(content) else None
@@ -278,7 +278,7 @@ class SavedStorage:
         buffer[:moved].copy_(elsewhere[:moved], non_blocking=True)
         self._return()
         self._reload_buffer = None
-        self.hold(buffer.untyped_storage(), address(buffer))
+        self.save(buffer.untyped_storage(), address(buffer))
         return moved
 
     def _return(self) -> None:
@@ -339,6 +339,6 @@ SavedTensor = SavedStorage | SavedView | Tensor
 """A saved tensor: a storage's first, another one on it, or a parameter or buffer itself."""
 
 
-def value(kept: SavedTensor) -> Tensor:
+def unpack(kept: SavedTensor) -> Tensor:
     """The saved tensor, detached."""
     return kept if isinstance(kept, Tensor) else kept.tensor

@@ -28,7 +28,7 @@ GATHERED: Owner = (-1, -1)
 """The owner of all gathered parameters: a table that is tied belongs to two stages."""
 
 _MAKING = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-"""What makes storages of its own stage and micro-batch, on the compute lane."""
+"""Kinds of operations that make storages of their own stage and micro-batch, on the compute lane."""
 
 Place = Callable[[int], Tensor | None]
 """Gives memory for the next so many bytes of a tensor; None: the arena has no place for them."""

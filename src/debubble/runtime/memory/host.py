@@ -56,7 +56,7 @@ class FreeBuffers(Generic[Buffer]):
             self._of_size[size].append(buffer)
 
 
-class Pinned(HostMemory):
+class PinnedMemory(HostMemory):
     """The host's memory, pinned, so that a GPU copies to and from it while it computes; buffers are used again.
 
     torch's own pinned memory rounds every size up to a power of two, nearly twice what is needed at worst.  Here each
@@ -115,7 +115,7 @@ class OffloadError(DebubbleError):
     """The host's memory, or the folder for offloaded activations, cannot hold them."""
 
 
-class Files(HostMemory):
+class DiskMemory(HostMemory):
     """Memory-mapped files in a folder, such as one on an NVMe disk; buffers are used again.
 
     The files have no names from the start, so that nothing stays of them however the process ends.  The operating

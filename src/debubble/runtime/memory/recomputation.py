@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from debubble.runtime.memory.activations import Ledger, SavedStorage, SavedTensor, SavedView, address, value
+from debubble.runtime.memory.activations import Ledger, SavedStorage, SavedTensor, SavedView, address, unpack
 
 Function = Callable[..., Any]
 
@@ -41,7 +41,7 @@ class Operators(Protocol):
         """Return `function(*inputs)`, computed as the operator `name`."""
 
 
-def directly(name: str, function: Function, *inputs: Tensor) -> Any:
+def run_without_recompute(name: str, function: Function, *inputs: Tensor) -> Any:
     """Call the operator: plain autograd."""
     return function(*inputs)
 
@@ -75,7 +75,7 @@ class Tape:
 
     def watch(self) -> saved_tensors_hooks:
         """Context in which the units' forwards run."""
-        return saved_tensors_hooks(self._pack, value)
+        return saved_tensors_hooks(self._pack, unpack)
 
     def finish(self) -> None:
         """The forward is over: forget what no backward will ask for."""
@@ -96,7 +96,7 @@ class Tape:
 
     @property
     def saves(self) -> int:
-        """How many storages were saved so far, each as often as it was."""
+        """The number of saves so far; a storage counts as often as it was saved."""
         return len(self._saved)
 
     def saved(self, begin: int = 0, end: int | None = None) -> list[SavedStorage]:
@@ -190,7 +190,7 @@ class _Record:
         def fill(tensor: Tensor) -> None:
             _fill(next(packs), tensor)
 
-        inputs = [value(k).detach().requires_grad_(r) for k, r in zip(self._inputs, self._requires_grad, strict=True)]
+        inputs = [unpack(k).detach().requires_grad_(r) for k, r in zip(self._inputs, self._requires_grad, strict=True)]
         with torch.enable_grad(), saved_tensors_hooks(fill, _never), self._put_back():
             results = _tensors(self._function(*inputs))
         for ref, result in zip(self._results, results, strict=True):
@@ -200,7 +200,7 @@ class _Record:
 def _fill(ref: weakref.ref[SavedStorage] | None, tensor: Tensor) -> None:
     saved = None if ref is None else ref()
     if saved is not None and not saved.on_device:
-        saved.hold(tensor.untyped_storage(), address(tensor))
+        saved.save(tensor.untyped_storage(), address(tensor))
 
 
 def _never(_: object) -> Tensor:

@@ -135,12 +135,14 @@ class MoeMlp(GatedUnit):
 
     def _dispatch(self, exchange: TokenExchange, h: Tensor, order: Tensor, *arrived: Tensor) -> Tensor:
         """A row for every token and expert, sorted by expert, where the expert is."""
-        rows = self.group.enter(h).repeat_interleave(self.experts.per_token, 0).index_select(0, order)
-        return exchange.there(rows, *arrived)
+        rows = self.group.copy_to_group(h).repeat_interleave(self.experts.per_token, 0).index_select(0, order)
+        return exchange.dispatch(rows, *arrived)
 
     def _combine(
         self, exchange: TokenExchange, rows: Tensor, weights: Tensor, order: Tensor, *arrived: Tensor
     ) -> Tensor:
         """The weighted sum of every token's rows, where the token is."""
-        results = exchange.back(rows, *arrived).index_select(0, inverse(order)).view(*weights.shape, -1)
-        return self.group.leave(torch.bmm(self.group.enter(weights).unsqueeze(1), results).squeeze(1))
+        results = exchange.combine(rows, *arrived).index_select(0, inverse(order)).view(*weights.shape, -1)
+        return self.group.reduce_from_group(
+            torch.bmm(self.group.copy_to_group(weights).unsqueeze(1), results).squeeze(1)
+        )

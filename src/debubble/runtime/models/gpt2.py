@@ -74,11 +74,11 @@ class Gpt2Attention(UnitModule):
             attention, documents=micro_batch.documents, dropout=p, seed=self.seed(micro_batch, 0),
             first_head=self.group.part * q.shape[1], context=self.context, layer=layer,
         )  # fmt: skip
-        y = op("output", partial(self.group.rows, layer=self.attn.c_proj), op("core", core, q, k, v))
+        y = op("output", partial(self.group.row_parallel, layer=self.attn.c_proj), op("core", core, q, k, v))
         return residual(x, self.drop(y, self.config.residual_dropout, micro_batch, op, 1), op)
 
     def _project(self, h: Tensor, layer: LayerSlice | None) -> tuple[Tensor, ...]:
-        (qkv,) = self.group.columns(h, [self.attn.c_attn])
+        (qkv,) = self.group.column_parallel(h, [self.attn.c_attn])
         q, k, v = qkv.view(*qkv.shape[:-1], 3, -1, self.config.head_dim).transpose(1, 3).unbind(2)
         return (q, k, v) if layer is None else (own_storage(q), *layer.keep(k, v))
 
@@ -108,6 +108,8 @@ class Gpt2Mlp(UnitModule):
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.ln_2, x)
-        (inner,) = op("projections", partial(self.group.columns, layers=[self.mlp.c_fc]), h)
-        y = op("output", partial(self.group.rows, layer=self.mlp.c_proj), op("activation", self.activation, inner))
+        (inner,) = op("projections", partial(self.group.column_parallel, layers=[self.mlp.c_fc]), h)
+        y = op(
+            "output", partial(self.group.row_parallel, layer=self.mlp.c_proj), op("activation", self.activation, inner)
+        )
         return residual(x, self.drop(y, self.p, micro_batch, op, 0), op)

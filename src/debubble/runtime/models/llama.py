@@ -87,7 +87,7 @@ class LlamaAttention(UnitModule):
             dropout=config.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
             first_head=self.group.part * q.shape[1], context=self.context, layer=layer,
         )  # fmt: skip
-        y = op("output", partial(self.group.rows, layer=self.self_attn.o_proj), op("core", core, q, k, v))
+        y = op("output", partial(self.group.row_parallel, layer=self.self_attn.o_proj), op("core", core, q, k, v))
         if self.post_attention_layernorm is not None:
             y = op("output", self.post_attention_layernorm, y)
         return residual(x, y, op)
@@ -96,10 +96,10 @@ class LlamaAttention(UnitModule):
         self, h: Tensor, positions: Tensor | None, first: int, layer: LayerSlice | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         attn, size = self.self_attn, self.config.head_dim
-        flat = self.group.columns(h, [attn.q_proj, attn.k_proj, attn.v_proj])
+        flat = self.group.column_parallel(h, [attn.q_proj, attn.k_proj, attn.v_proj])
         q, k, v = (t.view(*t.shape[:-1], -1, size) for t in flat)
         if self.config.qk_norm:
-            q, k = (norm(t, self.group.enter(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
+            q, k = (norm(t, self.group.copy_to_group(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
         table = self._rotary(h, positions, first)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         q, k = (self.rotate(t, *table) for t in (q, k))
@@ -170,8 +170,10 @@ class LlamaMlp(GatedUnit):
 
     def body(self, h: Tensor, op: Operators) -> Tensor:
         """The gated MLP alone, without norm and residual addition."""
-        gate, up = op("projections", partial(self.group.columns, layers=[self.mlp.gate_proj, self.mlp.up_proj]), h)
-        y: Tensor = op("output", partial(self.group.rows, layer=self.mlp.down_proj), self.product(gate, up, op))
+        gate, up = op(
+            "projections", partial(self.group.column_parallel, layers=[self.mlp.gate_proj, self.mlp.up_proj]), h
+        )
+        y: Tensor = op("output", partial(self.group.row_parallel, layer=self.mlp.down_proj), self.product(gate, up, op))
         return y
 
 

@@ -114,4 +114,4 @@ def embed(tokens: Tensor, table: nn.Embedding, group: TensorGroup) -> Tensor:
     mine = (local >= 0) & (local < rows)
     padding = None if table.padding_idx is None else table.padding_idx - first
     here = padding if padding is not None and 0 <= padding < rows else None
-    return group.leave(look_up(local.where(mine, 0), table.weight, padding=here) * mine.unsqueeze(-1))
+    return group.reduce_from_group(look_up(local.where(mine, 0), table.weight, padding=here) * mine.unsqueeze(-1))

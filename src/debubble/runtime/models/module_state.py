@@ -137,7 +137,7 @@ class ModuleMemory:
     _python: object
     _numpy: object
     checked: bool
-    """Whether the recomputation is compared with the forward."""
+    """True if the recomputation is compared with the forward."""
     _fingerprint: Tensor | None = None
     _ran: bool = field(default=False)
 

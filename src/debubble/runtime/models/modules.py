@@ -26,7 +26,7 @@ from debubble.plans import Plan
 from debubble.runtime.memory.recomputation import Operators, PutBack
 from debubble.runtime.models.compilation import Compiler, untraced_hooks
 from debubble.runtime.models.module_state import ModuleMemory, ModuleState, seeded
-from debubble.runtime.models.units import MicroBatch, UnitModule
+from debubble.runtime.models.units import MicroBatch, UnitModule, check_whole_recomputation
 from debubble.runtime.operators import Deferring, Multiplication, WeightGradStore, deferrable_linear
 from debubble.runtime.torch_internals import FakeTensorMode, saved_tensor_hooks
 
@@ -230,25 +230,30 @@ def sequence_of(model: nn.Module | None, plan: Plan) -> Modules:
     It is an `nn.Sequential`, or has a method `pipeline_units` that returns its modules in order.  Raises InputError if
     it does not fit the plan.
     """
-    units = getattr(model, "pipeline_units", None)
-    if model is None or (units is None and not isinstance(model, nn.Sequential)):
+    modules = None if model is None else modules_of(model)
+    if modules is None:
         raise InputError(
             "The plan has no model: give Pipeline one that is an nn.Sequential or has `pipeline_units()`, or make the"
             " plan for a model."
         )
-    # `children()` would name a module that is used twice once.
-    modules = list(model if units is None else units())  # type: ignore[arg-type]
     planned = [unit for stage in plan.partition for unit in stage]
     if len(modules) != len(planned):
         raise InputError(f"The model has {len(modules)} modules, but the plan's stages have {len(planned)} units.")
     if plan.options.tensor > 1 or plan.options.lora:
         raise InputError("Modules of your own have neither tensor parallelism nor LoRA: make the plan without.")
-    odd = next((name for unit in planned for name in unit.strategies if name not in ("none", "full")), None)
-    if odd is not None:
-        raise InputError(f"Modules of your own recompute in full or not at all, not '{odd}'.")
+    check_whole_recomputation(planned, "Modules of your own")
     sequence = Modules(modules, plan)
     _check_shared(sequence)
     return sequence
+
+
+def modules_of(model: nn.Module) -> list[nn.Module] | None:
+    """The modules of a sequence in order; None if the model is no sequence of some."""
+    units = getattr(model, "pipeline_units", None)
+    if units is None and not isinstance(model, nn.Sequential):
+        return None
+    # `children()` would name a module that is used twice once.
+    return list(model if units is None else units())  # type: ignore[arg-type]
 
 
 def _check_shared(sequence: Modules) -> None:

@@ -2,8 +2,7 @@
 
 Each unit that recomputes, and each run of units that do not, is a segment with an autograd graph of its own: the
 backward walks the segments from last to first and hands the gradient from one to the next.  Both halves of a layer that
-recompute in full are one segment, which keeps the layer's input alone, as plans count it.  `MoeStage` carries the
-routers' auxiliary loss along.
+recompute in full are one segment, which keeps the layer's input alone, as plans count it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -23,9 +22,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from debubble.ir import InputError, Kind, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, SavedStorage, Wait
 from debubble.runtime.memory.arena import Place
-from debubble.runtime.memory.recomputation import Tape, directly
+from debubble.runtime.memory.recomputation import Tape, run_without_recompute
 from debubble.runtime.models.compilation import Compiler
-from debubble.runtime.models.routing import Balance, Routing
 from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.operators import Deferred, Deferring, WeightGradStore, call
 
@@ -53,20 +51,20 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
-    """The tensors that a forward keeps for its backward."""
+class SavePolicy:
+    """The tensors that a forward saves for its backward."""
 
     recomputing: int = 0
-    """The first so many units keep what their strategy says, others all."""
+    """The first so many units save what their strategy says, the others everything."""
     deeper: bool = False
-    """Whether those have their deeper strategy."""
+    """True if those have their deeper strategy."""
     counted: bool = True
-    """Whether the ledger counts what is kept; without, nothing is recomputed or offloaded."""
+    """True if the ledger counts what is saved; without, nothing is recomputed or offloaded."""
     split: bool = True
-    """Whether the backward will be split."""
+    """True if the backward will be split."""
 
 
-EVERYTHING = Keeping()
+SAVE_ALL = SavePolicy()
 
 
 class Stage:
@@ -112,7 +110,7 @@ class Stage:
         j: int,
         x: Tensor,
         micro_batch: MicroBatch,
-        keeping: Keeping = EVERYTHING,
+        keeping: SavePolicy = SAVE_ALL,
         unit_done: UnitDone | None = None,
     ) -> Tensor:
         """F: the stage's output, detached.
@@ -138,7 +136,12 @@ class Stage:
         return y
 
     def _forward(
-        self, state: _MicroBatchState, x: Tensor, micro_batch: MicroBatch, keeping: Keeping, unit_done: UnitDone | None
+        self,
+        state: _MicroBatchState,
+        x: Tensor,
+        micro_batch: MicroBatch,
+        keeping: SavePolicy,
+        unit_done: UnitDone | None,
     ) -> Tensor:
         """The stage's output, whose segments and units it leaves in the state."""
         for first, units, recomputed in self._segments(keeping.recomputing, int(keeping.deeper)):
@@ -161,7 +164,7 @@ class Stage:
         y = entry.connect(x)
         for index, unit in enumerate(self.units):
             with self.timed(Kind.F, index, 1):
-                y = unit(y, micro_batch, directly)
+                y = unit(y, micro_batch, run_without_recompute)
         edge = get_gradient_edge(y) if y.requires_grad else None
         state.segments.append(_Segment(_nothing, entry, edge, 0, len(self.units)))
         return y.detach()
@@ -169,7 +172,7 @@ class Stage:
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
         """Run the units without keeping anything for a backward: the stage's output."""
         for unit in self.units:
-            x = unit(x, micro_batch, directly)
+            x = unit(x, micro_batch, run_without_recompute)
         return x
 
     def _segments(
@@ -264,7 +267,7 @@ class Stage:
         copied = self._states[j].copied
         while copied:
             saved, size = copied.pop()
-            saved.leave(size)
+            saved.offload(size)
 
     def allocate_reload(self, j: int, place: Place | None = None) -> None:
         """Allocate, at a planned place or in the current stream, what `reload` will fill, unless it is there."""
@@ -308,7 +311,7 @@ _MovedUnit = list[tuple[SavedStorage, int]]
 """The storages of a unit that O has moved, and the place in its buffer at which each begins."""
 
 UnitDone = Callable[[], Wait]
-"""What is called when the current lane was given all of a unit's work; the answer waits for that on another lane."""
+"""Called when the current lane was given all of a unit's work; the answer waits for that on another lane."""
 Timed = Callable[[Kind, int, int], AbstractContextManager[None]]
 """A context in which units run within an operation of a kind: from which unit of the stage on, and how many."""
 
@@ -408,71 +411,3 @@ def _take_share(saved: Sequence[SavedStorage], share: float) -> list[tuple[Saved
             parts.append((s, size))
         budget -= size
     return parts
-
-
-class MoeStage(Stage):
-    """A stage whose routers have an auxiliary loss (see routing.py): it passes on their sums with every message.
-
-    Forward go the sums of the layers so far, backward those of all.
-
-    What lies between stages is one message of `balance.message`'s shape; the last one's loss has the auxiliary one.
-    """
-
-    def __init__(
-        self,
-        units: Sequence[UnitModule],
-        planned: Sequence[PlannedUnit],
-        ledger: Ledger,
-        *,
-        balance: Balance,
-        first: bool,
-        last: bool,
-        compiler: Compiler | None = None,
-    ) -> None:
-        super().__init__(units, planned, ledger, compiler=compiler)
-        self._balance, self._first, self._last = balance, first, last
-        self._routings: dict[int, Routing] = {}
-
-    def forward(
-        self,
-        j: int,
-        x: Tensor,
-        micro_batch: MicroBatch,
-        keeping: Keeping = EVERYTHING,
-        unit_done: UnitDone | None = None,
-    ) -> Tensor:
-        """F: the message to the next stage, or the loss with the auxiliary one after the last stage."""
-        routing, x = self._unpack(x, micro_batch)
-        self._routings[j] = routing
-        micro_batch = replace(micro_batch, routing=routing)
-        y = super().forward(j, x, micro_batch, keeping, unit_done)
-        return self._pack(y, routing)
-
-    def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """Run the units as `forward` does, without keeping anything for a backward."""
-        routing, x = self._unpack(x, micro_batch)
-        return self._pack(super().evaluate(x, replace(micro_batch, routing=routing)), routing)
-
-    def backward(self, j: int, gradient: Tensor, *, split: bool) -> Tensor | None:
-        """B, or I if `split`: the message to the previous stage (None if the stage's input is tokens)."""
-        routing = self._routings.pop(j)
-        if not self._last:
-            gradient, routing.sums = self._balance.unpack(gradient, routing.shape)
-        flowing = super().backward(j, gradient, split=split)
-        return None if flowing is None else self._balance.pack(flowing, routing.sums)
-
-    def forget(self) -> None:
-        """Let go of all that forwards have left, the routers' sums included."""
-        super().forget()
-        self._routings.clear()
-
-    def _unpack(self, x: Tensor, micro_batch: MicroBatch) -> tuple[Routing, Tensor]:
-        """The routers' sums of the layers so far, and the stage's input."""
-        assert micro_batch.targets is not None
-        shape = micro_batch.targets.shape
-        x, sums = (x, self._balance.nothing(on=x.device)) if self._first else self._balance.unpack(x, shape)
-        return Routing(self._balance, shape, sums), x
-
-    def _pack(self, y: Tensor, routing: Routing) -> Tensor:
-        """The message to the next stage; after the last one the loss with the auxiliary one."""
-        return y + self._balance.loss(routing.sums) if self._last else self._balance.pack(y, routing.sums)

@@ -8,7 +8,7 @@ Face's names after the unit's `prefix`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -16,11 +16,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from debubble.ir import InputError, PlannedUnit
 from debubble.models.config import ModelConfig
-from debubble.runtime.distributed.context_parallel import WHOLE
+from debubble.runtime.distributed.context_parallel import NO_CONTEXT_GROUP
 from debubble.runtime.distributed.cuts import Cut, CutGroup
-from debubble.runtime.distributed.expert_parallel import ALL_EXPERTS, ExpertGroup
-from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup, column_cuts, row_cuts
+from debubble.runtime.distributed.expert_parallel import NO_EXPERT_GROUP, ExpertGroup
+from debubble.runtime.distributed.tensor_parallel import NO_TENSOR_GROUP, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention.slices import LayerSlice, SequenceSlice
@@ -57,6 +58,13 @@ class MicroBatch:
         return 0 if self.slice is None else self.slice.start
 
 
+def check_whole_recomputation(planned: Iterable[PlannedUnit], modules: str) -> None:
+    """Raise InputError if a unit recomputes some of its operators, which `modules`, called whole, do not have."""
+    odd = next((name for unit in planned for name in unit.strategies if name not in ("none", "full")), None)
+    if odd is not None:
+        raise InputError(f"{modules} recompute in full or not at all, not '{odd}'.")
+
+
 class UnitModule(nn.Module):
     """One unit; `forward(x, micro_batch, op)` maps the unit's input to its output."""
 
@@ -74,11 +82,11 @@ class UnitModule(nn.Module):
     """Number of layers in one, for those of the former that are several."""
     constants: frozenset[str] = frozenset()
     """Hugging Face's names of frozen parameters that keep their dtype, whatever that of the run."""
-    group = ALONE
+    group = NO_TENSOR_GROUP
     """The ranks that divide the unit among them."""
-    context = WHOLE
+    context = NO_CONTEXT_GROUP
     """The ranks that divide sequences among them."""
-    expert_group = ALL_EXPERTS
+    expert_group = NO_EXPERT_GROUP
     """The ranks that divide the experts among them, if the unit has some."""
     ledger: Ledger | None = None
     """The ledger of the device's activations."""
@@ -208,7 +216,9 @@ class Head(UnitModule):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to the loss; without targets, to logits [rows, length, vocab]."""
-        (logits,) = op("projections", partial(self.group.columns, layers=[self.lm_head]), op("norm", self.norm, x))
+        (logits,) = op(
+            "projections", partial(self.group.column_parallel, layers=[self.lm_head]), op("norm", self.norm, x)
+        )
         if self.cap is not None:
             logits = op("cap", partial(capped, cap=self.cap), logits)
         return self.loss_of(logits, micro_batch, op)

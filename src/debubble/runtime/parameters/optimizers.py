@@ -294,9 +294,9 @@ class OptimizerSnapshot:
             self._copies = {t: torch.empty_like(t) for t in changing}
         else:
             self._copies = dict(zip(changing, self._copies.values(), strict=True))
-        for tensor, copied in self._copies.items():
-            copied.copy_(tensor)
-        self._groups = [{k: _copied(v) for k, v in group.items()} for group in settings_of(self._optimizer)]
+        for tensor, copy in self._copies.items():
+            copy.copy_(tensor)
+        self._groups = [{k: copied(v) for k, v in group.items()} for group in settings_of(self._optimizer)]
 
     def end_step(self) -> None:
         """Forget the entries of groups that the step has left: learning rates may change before it is taken back."""
@@ -307,15 +307,16 @@ class OptimizerSnapshot:
 
     def restore(self) -> None:
         """Take the step back: everything is as it was before."""
-        for tensor, copied in self._copies.items():
-            tensor.copy_(copied)
+        for tensor, copy in self._copies.items():
+            tensor.copy_(copy)
         for parameter, state in self._states.items():
             self._optimizer.state[parameter] = state
         change_settings(self._optimizer, self._groups)
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def copied(value: Any) -> Any:
+    """A copy of a tensor; anything else, which is replaced rather than changed, as it is."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -23,7 +23,7 @@ from debubble.models.quantization import NF4_BLOCK
 from debubble.runtime.distributed.cuts import Divisions
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.sharding import TensorShard, viewed_like
-from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
+from debubble.runtime.distributed.tensor_parallel import NO_TENSOR_GROUP, TensorGroup
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.streams import used_here
 from debubble.runtime.models.nf4 import dequantized, packed, quantized, scales_names, shapes_of
@@ -126,7 +126,7 @@ class StageWeights:
         *,
         on_host: bool,
         reduced_inside: bool = False,
-        group: TensorGroup = ALONE,
+        group: TensorGroup = NO_TENSOR_GROUP,
         divisions: Mapping[str, Divisions] = MappingProxyType({}),
         experts: Mapping[str, Replicas] = MappingProxyType({}),
     ) -> None:
@@ -180,11 +180,11 @@ class StageWeights:
             pair.working is view and pair.replicas.size == 1
             for pair, view in zip(self._pairs, self._views, strict=True)
         )
-        """Whether backwards give whole gradients to the masters themselves."""
+        """True if backwards give whole gradients to the masters themselves."""
         self.loss_scale = 1.0
         """Factor of the gradients that backwards give, which masters do not have."""
         self._sums: Sums = [None] * len(self._pairs)
-        self._set_aside: dict[Op, Sums] = {}
+        self._stashed: dict[Op, Sums] = {}
         self._reduced: Sums = [None] * len(self._pairs)
         for index, pair in enumerate(self._pairs):
             # Vectors take next to nothing, and a collective each would take its time.
@@ -214,7 +214,7 @@ class StageWeights:
     @property
     def gradients(self) -> list[Tensor]:
         """The gradients that masters do not have yet, whole or reduced."""
-        aside = (gradient for sums in self._set_aside.values() for gradient in sums)
+        aside = (gradient for sums in self._stashed.values() for gradient in sums)
         found = (*self._sums, *self._reduced, *aside, *(pair.working.grad for pair in self._pairs))
         return [gradient for gradient in found if gradient is not None]
 
@@ -271,17 +271,17 @@ class StageWeights:
                 self._sums[index] = accumulate(self._sums[index], working.grad, master.dtype)
                 working.grad = None
 
-    def set_aside(self, op: Op) -> None:
-        """Set the gradients up to here aside for G or D; later backwards start from nothing."""
-        self._set_aside[op] = self._take_gradients()
+    def stash_gradients(self, op: Op) -> None:
+        """Stash the gradients up to here for G or D; later backwards start from nothing."""
+        self._stashed[op] = self._take_gradients()
 
     def reduce(self, op: Op) -> None:
-        """G: sum what was set aside over the data-parallel ranks."""
-        self._reduce(self._set_aside.pop(op))
+        """G: sum stashed gradients over the data-parallel ranks."""
+        self._reduce(self._stashed.pop(op))
 
-    def bring_down(self, op: Op) -> None:
-        """D: the gradients, reduced, to the host's masters."""
-        if op in self._set_aside:
+    def offload_gradients(self, op: Op) -> None:
+        """D: move the reduced gradients to the host's masters."""
+        if op in self._stashed:
             self.reduce(op)
         self._give_gradients()
 

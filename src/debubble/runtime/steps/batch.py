@@ -149,9 +149,9 @@ class BatchFormat:
     """The entries of a batch that a plan's model takes."""
 
     has_positions: bool = False
-    """Whether its units take positions and documents."""
+    """True if its units take positions and documents."""
     has_masks: bool = False
-    """Whether they may hide tokens, too."""
+    """True if they may hide tokens, too."""
     loss_entries: tuple[str, ...] = ()
     """Names of the entries that the loss asks for."""
     vocabulary: int | None = None

@@ -42,17 +42,17 @@ class Measurements:
         self.optimizers: DeviceOptimizers
         """Optimizers of the device's parameters."""
         self.every_step = False
-        """Whether every step counts the bytes that it keeps.
+        """True if every step counts the bytes that it saves.
 
         The first step of other shapes than those before counts them in any case, as do all of a device that recomputes
         or offloads; peaks are those of the last step that did.  Counting takes time where tensors are small.
         """
         self.counts_memory = False
-        """Whether the last step counted."""
+        """True if the last step counted."""
         self.executed: Sequence[ExecutedInstruction] = []
         """Instructions of the last step."""
         self.origin = 0.0
-        """When the last step began, in seconds on the host's clock."""
+        """Begin of the last step, in seconds on the host's clock."""
         self.step = -1
         """The number of the last step, from 0."""
         self.rolled_back = 0
@@ -101,11 +101,6 @@ class Measurements:
     def peak_memory(self) -> int:
         """Most bytes on the device at any moment of a step: static, saved activations, gathered parameters."""
         return self._static + self.activations.peak_with_gathered
-
-    @property
-    def peak_gathered(self) -> int:
-        """Most bytes of parameters that were gathered at any moment of the last step that counted (ZeRO-3)."""
-        return self.activations.gathered_peak
 
     @property
     def current_memory(self) -> int:

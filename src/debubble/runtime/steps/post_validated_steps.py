@@ -7,7 +7,7 @@ from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.execution.speculation import SpeculativeInterpreter
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
 from debubble.runtime.steps.batch import Batch
-from debubble.runtime.steps.training_step import MEETS, StepRunner
+from debubble.runtime.steps.training_step import MEETING_PHASE, StepRunner
 
 
 class PostValidatedSteps:
@@ -27,7 +27,7 @@ class PostValidatedSteps:
         runner, validation = self._runner, self._validation
         runner.updates.check_finished()
         runner.status.begin_step()
-        with runner.status.phase(MEETS, local=False):
+        with runner.status.phase(MEETING_PHASE, local=False):
             checked = runner.inputs.read(batch)
             if validation.pending:
                 targets, runner.measured.origin = runner.batches.count(checked)

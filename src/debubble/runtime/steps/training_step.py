@@ -24,7 +24,7 @@ from debubble.runtime.steps.step_inputs import StepInputs
 from debubble.runtime.steps.updates import DeviceGradients, ParameterUpdates
 from debubble.runtime.topology import Ranks
 
-MEETS = "meets the other ranks"
+MEETING_PHASE = "meets the other ranks"
 """The phase of a step in which they agree on its batch."""
 
 
@@ -56,7 +56,7 @@ class StepRunner:
         """Forward and backward of one batch; its mean loss over all targets of all replicas."""
         self.updates.check_finished()
         self.status.begin_step()
-        with self.status.phase(MEETS, local=False):
+        with self.status.phase(MEETING_PHASE, local=False):
             checked = self.inputs.read(batch)
             targets, self.measured.origin = self.batches.agree(checked)
         with self.gradients.of_one_step():

@@ -69,7 +69,7 @@ class DeviceGradients:
             return self.ranks.total_sums(own + PartialSums(ahead=int(ahead)), on=self.on)
 
 
-UPDATES = "updates parameters"
+UPDATE_PHASE = "updates parameters"
 """The phase of a step in which they change."""
 
 
@@ -85,7 +85,7 @@ class ParameterUpdates:
         self._gradients, self._optimizers, self._loss_scale = gradients, gradients.optimizers, loss_scale
         self._update = self._optimizers.tentative_update()
         self._pending = False
-        """Whether hosts of any device have taken steps that no `finish` has made right."""
+        """True if hosts of any device have taken steps that no `finish` has made right."""
         self.rolled_back = 0
         """Devices whose hosts took their steps back in the last update."""
 
@@ -130,7 +130,7 @@ class ParameterUpdates:
             )
         total = self.total()
         clip = math.inf if max_norm is None else max_norm
-        with self._gradients.status.phase(UPDATES, local=True):
+        with self._gradients.status.phase(UPDATE_PHASE, local=True):
             self._update.finish(total, clip)
         if self._loss_scale is not None:
             self._loss_scale.update(finite=total.finite)

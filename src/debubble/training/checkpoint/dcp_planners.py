@@ -27,7 +27,7 @@ State = Mapping[str, TensorShard]
 """A rank's shard of each tensor, by name."""
 
 
-OF_A_PART = " of the part "
+PART_MARK = " of the part "
 """The word before the place of a part of a parameter, in the name of a state that belongs to this part alone."""
 
 
@@ -80,7 +80,7 @@ class LoadPieces(DefaultLoadPlanner):
         items: list[ReadItem] = []
         for name, piece in self._state.items():
             found = self.metadata.state_dict_metadata.get(name)
-            if found is None and OF_A_PART in name:
+            if found is None and PART_MARK in name:
                 raise OtherPartsError(name)
             if not isinstance(found, TensorStorageMetadata):
                 raise OtherModelError(f"it has no '{name}'")

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from debubble.runtime.distributed.sharding import TensorShard, inner_tensors, local_tensor
-from debubble.runtime.parameters.optimizers import parameters_of
+from debubble.runtime.parameters.optimizers import copied, parameters_of
 from debubble.runtime.pipeline import Pipeline
-from debubble.training.checkpoint.dcp_planners import OF_A_PART
+from debubble.training.checkpoint.dcp_planners import PART_MARK
 
 AVERAGE = "average."
 """Prefix of the entries with moving averages of parameters."""
-OF_GROUP = ".group."
+GROUP_MARK = ".group."
 """Stands between a parameter's name and that of a number of its group."""
-SETTINGS = frozenset({"params", "lr", "weight_decay"})
+GROUP_SETTINGS = frozenset({"params", "lr", "weight_decay"})
 """Entries of groups that the options of a run say, for each group or step its own."""
 
 
@@ -35,9 +35,7 @@ def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
     pipeline.finish_update()
     state: dict[str, TensorShard] = {}
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
-    group_of = {
-        p: group for optimizer in pipeline.optimizers for group in optimizer.param_groups for p in group["params"]
-    }
+    group_of = _groups(pipeline)
     for optimizer in pipeline.optimizers:
         make_states(optimizer)
     if pipeline.averages is not None:
@@ -51,7 +49,7 @@ def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
             for what, value in optimizer_of[parameter].state[parameter].items():
                 state.update(_entries(f"optimizer.{name}.{what}", value, piece))
             for what, value in group_numbers(optimizer_of[parameter], group_of[parameter]).items():
-                state[f"optimizer.{name}{OF_GROUP}{what}"] = TensorShard.whole(value)
+                state[f"optimizer.{name}{GROUP_MARK}{what}"] = TensorShard.whole(value)
     return state
 
 
@@ -64,7 +62,7 @@ def group_numbers(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, T
     for what, value in group.items():
         single = isinstance(value, Tensor) and not value.dim()
         if (
-            what not in SETTINGS
+            what not in GROUP_SETTINGS
             and (single or isinstance(value, int | float))
             and value != optimizer.defaults.get(what)
         ):
@@ -76,11 +74,9 @@ def group_numbers(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, T
 def take_numbers(pipeline: Pipeline, state: Mapping[str, TensorShard]) -> None:
     """Give the optimizers the numbers that were loaded into `state`, where they keep Python's own, or in groups."""
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
-    group_of = {
-        p: group for optimizer in pipeline.optimizers for group in optimizer.param_groups for p in group["params"]
-    }
+    group_of = _groups(pipeline)
     for name, parameter, _ in pipeline.part.shards():
-        beginning = f"optimizer.{name}{OF_GROUP}"
+        beginning = f"optimizer.{name}{GROUP_MARK}"
         for entry in [entry for entry in state if entry.startswith(beginning)] if parameter in group_of else ():
             _put(group_of[parameter], entry.removeprefix(beginning), state[entry].tensor)
     for name, parameter, _ in pipeline.part.shards():
@@ -102,7 +98,7 @@ def make_states(optimizer: Optimizer) -> None:
     if not parameters:
         return
     gradients = {p: p.grad for p in parameters_of(optimizer)}
-    groups = [{what: _copy(value) for what, value in group.items()} for group in optimizer.param_groups]
+    groups = [{what: copied(value) for what, value in group.items()} for group in optimizer.param_groups]
     for parameter in gradients:
         parameter.grad = None
     for parameter in parameters:  # one by one, so that there is one copy at a time
@@ -118,11 +114,6 @@ def make_states(optimizer: Optimizer) -> None:
                 _put(group, what, value)
     for parameter, gradient in gradients.items():
         parameter.grad = gradient
-
-
-def _copy(value: Any) -> Any:
-    """A copy of a tensor; anything else, which is replaced rather than changed, as it is."""
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _put(group: dict[str, Any], what: str, value: Any) -> None:
@@ -147,4 +138,4 @@ def _entries(name: str, value: Any, piece: TensorShard) -> Iterator[tuple[str, T
         elif piece.blocks:
             place = " ".join(f"{block.offsets}+{block.size}" for block in piece.blocks)
             for number, part in enumerate(inner or [tensor]):
-                yield f"{name}.{number}{OF_A_PART}{place}", TensorShard.whole(part)
+                yield f"{name}.{number}{PART_MARK}{place}", TensorShard.whole(part)

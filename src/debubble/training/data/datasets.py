@@ -198,9 +198,9 @@ def _whole_numbers(values: Any, place: int) -> Tensor:
     return found.long()
 
 
-READS, STARTS = "reads data", "starts the process that reads data"
+READING_PHASE, STARTING_PHASE = "reads data", "starts the process that reads data"
 """Phases of a rank; the second one takes as long as Python does to import what the dataset needs."""
-AHEAD = 2
+PREFETCHED_BATCHES = 2
 """Batches that are made before they are asked for."""
 
 
@@ -219,7 +219,7 @@ class Prefetcher:
     @property
     def phase(self) -> str:
         """The status of a rank that asks for the next batch."""
-        return READS if self._next is not None or not self._samples.separate else STARTS
+        return READING_PHASE if self._next is not None or not self._samples.separate else STARTING_PHASE
 
     def batch(self, first: int, *, count: int) -> Entries:
         """Samples `first` to `first + count`.
@@ -246,7 +246,7 @@ class Prefetcher:
             batch_size=None,
             sampler=range(first, sys.maxsize, self._stride),
             num_workers=1 if separate else 0,
-            prefetch_factor=AHEAD if separate else None,
+            prefetch_factor=PREFETCHED_BATCHES if separate else None,
             multiprocessing_context="spawn" if separate else None,
             worker_init_fn=_end_with_rank,
             generator=torch.Generator(),  # or else it draws a seed from the one of the training

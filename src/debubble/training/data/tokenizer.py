@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 VERSION = 1
-PIECE = 2**20
+PIECE_CHARACTERS = 2**20
 """Characters that are tokenized at a time; pieces end at line ends."""
-AT_ONCE = 64
+PIECES_PER_CALL = 64
 """Pieces that the tokenizer is given at a time, which it divides among its threads."""
 
 
@@ -100,7 +100,7 @@ class HfTokenizer:
     def _encode(self, files: Sequence[Path]) -> Iterator[list[int]]:
         for file in files:
             pieces = _pieces(file)
-            while group := list(islice(pieces, AT_ONCE)):
+            while group := list(islice(pieces, PIECES_PER_CALL)):
                 for encoded in self._tokenizer.encode_batch(group, add_special_tokens=False):
                     yield encoded.ids
             if self.separator is not None:
@@ -108,17 +108,19 @@ class HfTokenizer:
 
     def _fingerprint(self, files: Sequence[Path]) -> str:
         facts = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-        facts_and_file = json.dumps([VERSION, PIECE, self.separator, facts]).encode() + self._file.read_bytes()
+        facts_and_file = (
+            json.dumps([VERSION, PIECE_CHARACTERS, self.separator, facts]).encode() + self._file.read_bytes()
+        )
         return hashlib.sha256(facts_and_file).hexdigest()[:32]
 
 
 def is_text(file: Path) -> bool:
     """Tell whether the file's beginning has no zero byte, which no text contains."""
     with file.open("rb") as opened:
-        return b"\0" not in opened.read(PIECE)
+        return b"\0" not in opened.read(PIECE_CHARACTERS)
 
 
 def _pieces(file: Path) -> Iterator[str]:
     with file.open(encoding="utf-8", errors="replace", newline="") as text:
-        while piece := text.read(PIECE):
+        while piece := text.read(PIECE_CHARACTERS):
             yield piece + text.readline()

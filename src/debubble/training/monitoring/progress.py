@@ -56,7 +56,7 @@ class StepReport:
         return "   ".join([*figures, f"peak {readable(max(self.peak_memory))}"])
 
 
-WIDE = 140
+MIN_BAR_WIDTH = 140
 """Characters of a terminal's line from which a bar of the steps stands before the figures."""
 LINE_INTERVAL = 10
 """Steps between the lines that are printed where standard error is piped."""
@@ -72,7 +72,7 @@ def display(*, steps: int, done: int) -> Iterator[Show]:
     console = Console(stderr=True, highlight=False)
     # On a narrow terminal the last figures are cut off, and not the step or the time that is left.
     figures = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
-    bar_of_steps = [BarColumn(20)] if console.width >= WIDE else []
+    bar_of_steps = [BarColumn(20)] if console.width >= MIN_BAR_WIDTH else []
     columns = (
         TextColumn("step", table_column=Column(no_wrap=True)), MofNCompleteColumn(table_column=Column(no_wrap=True)),
         *bar_of_steps, TimeRemainingColumn(table_column=Column(no_wrap=True)), figures,

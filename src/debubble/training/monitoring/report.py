@@ -23,9 +23,9 @@ from debubble.training.online.journal import JournalEntry
 from debubble.views import Scene, views
 from debubble.views.comparison import Comparison, as_dict, compare, render
 
-WARM_UP = 3
+WARM_UP_STEPS = 3
 """First steps of a run that say nothing of its speed."""
-NOTICED = 0.05
+MIN_DRIFT = 0.05
 """Drift of the steps' length over a run that its summary mentions."""
 
 
@@ -39,7 +39,7 @@ class TrainingSummary:
     switches: Sequence[JournalEntry] = ()
     """Switches of the schedule in an online run."""
     allocator: Sequence[AllocatorPeaks] | None = None
-    """What torch's allocator had on each device at most; None on CPUs."""
+    """Peaks of torch's allocator on each device; None on CPUs."""
 
     def render(self) -> RenderableType:
         """Render the report for people."""
@@ -51,7 +51,7 @@ class TrainingSummary:
         if last.validation_loss is not None:
             trained += f"  Validation loss {last.validation_loss:.3f}."
         slower = self.slowdown
-        if slower is not None and abs(slower - 1) > NOTICED:
+        if slower is not None and abs(slower - 1) > MIN_DRIFT:
             trained += f"  Its last steps took {slower:.2f} times as long as its first."
         saved = [Text(f"Checkpoint: {self.checkpoint}")] if self.checkpoint else []
         memory = [Text(self._allocator_sentence(self.allocator))] if self.allocator else []
@@ -90,7 +90,7 @@ class TrainingSummary:
     @property
     def slowdown(self) -> float | None:
         """Median step of the run's last quarter over that of its first, the very first steps apart."""
-        seconds = [report.seconds for report in self.reports[WARM_UP:]]
+        seconds = [report.seconds for report in self.reports[WARM_UP_STEPS:]]
         quarter = len(seconds) // 4
         return median(seconds[-quarter:]) / median(seconds[:quarter]) if quarter else None
 

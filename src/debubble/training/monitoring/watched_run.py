@@ -1,4 +1,4 @@
-"""State of a run beside its plan: pace, loss, memory, and the device that the others wait for.  Needs no torch."""
+"""A run compared with its plan: pace, loss, memory, and the device that the others wait for.  Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from debubble.simulator import Timeline
 from debubble.simulator.shared_cores import run_shared
 from debubble.training.monitoring.run_record import RunRecord, RunStep
 
-RECENT = 20
+RECENT_STEPS = 20
 """Steps whose median is the pace."""
-SLOWER = 1.1
+SLOWDOWN_RATIO = 1.1
 """A device that takes so many times as long as planned, and as the others for the same work, is slow itself."""
-WAITING = 0.05
+MIN_WAITING_SHARE = 0.05
 """Share of the step that devices may wait beyond what is planned."""
 
 
@@ -71,7 +71,7 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         start, steps = record.start, record.steps
         last = steps[-1] if steps else None
-        recent = steps[-RECENT:]
+        recent = steps[-RECENT_STEPS:]
         pace = median(step.seconds for step in recent) if recent else None
         validated = [step.validation_loss for step in steps if step.validation_loss is not None]
         mfu = [step.mfu for step in recent if step.mfu is not None]
@@ -83,7 +83,7 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bubble = None if last is None else last.bubble_fraction
         planned_bubble = None if timeline is None else timeline.bubble_fraction
         waits = None
-        if bubble is not None and planned_bubble is not None and bubble > planned_bubble + WAITING:
+        if bubble is not None and planned_bubble is not None and bubble > planned_bubble + MIN_WAITING_SHARE:
             waits = f"devices wait {bubble:.0%} of the step, {planned_bubble:.0%} by the plan"
         reason = None if slowest is None else _reason(devices, slowest, waits)
         done = start.done if last is None else last.step
@@ -152,7 +152,7 @@ def _devices(
     ]  # fmt: skip
 
 
-EQUAL = 0.99
+EQUAL_SHARE = 0.99
 """Share of a device's planned work from which another's is as much."""
 
 
@@ -163,7 +163,7 @@ def _reason(devices: list[DeviceState], slowest: int, waits: str | None) -> str:
         words = "it computes longest"
     else:
         others = median(ratio for device, ratio in enumerate(ratios) if device != slowest)
-        if ratios[slowest] > SLOWER * max(others, 1.0):
+        if ratios[slowest] > SLOWDOWN_RATIO * max(others, 1.0):
             return "; ".join(
                 [
                     f"it takes {ratios[slowest]:.2f} times as long as planned, the others {others:.2f} times: look at"
@@ -173,6 +173,8 @@ def _reason(devices: list[DeviceState], slowest: int, waits: str | None) -> str:
             )
         planned = devices[slowest].planned_busy or 0.0
         most = max(device.planned_busy or 0.0 for device in devices)
-        given = "it the most" if planned == most else "others as much" if planned > EQUAL * most else "others more"
+        given = (
+            "it the most" if planned == most else "others as much" if planned > EQUAL_SHARE * most else "others more"
+        )
         words = f"the plan gives {given} work"
     return words if waits is None else f"{words}; {waits}: look at messages, loading of data and the host"

@@ -250,18 +250,14 @@ class OnlineScheduler:
         self._pipeline, self._controller = pipeline, controller
 
     @staticmethod
-    def start(
-        pipeline: Pipeline, journal: Journal, *, steps: int | None = None, policy: Policy | None = None
-    ) -> OnlineScheduler:
+    def start(pipeline: Pipeline, journal: Journal, *, steps: int | None = None) -> OnlineScheduler:
         """Start with a search in a process of its own on rank 0's machine.  All ranks call it.
 
         Args:
             pipeline: What trains.
             journal: Rank 0 notes there what happens.
             steps: Steps of the run, in which moving units between devices must pay; None: units stay.
-            policy: Settings.
         """
-        policy = policy or Policy()
         pipeline.measured.unit_times.enabled = True
         rank, ranks_here = pipeline.ranks.transport.rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         core = spare_core(ranks_here)
@@ -269,12 +265,11 @@ class OnlineScheduler:
             leave_core(core)
         if rank:
             return OnlineScheduler(pipeline, None)
-        search = partial(SearchProcess, effort=policy.effort, core=core)
+        search = partial(SearchProcess, effort=Policy().effort, core=core)
         return OnlineScheduler(
             pipeline,
             Controller(
-                pipeline.plan, search=search, journal=journal, policy=policy,
-                steps=steps if pipeline.moves_units else None,
+                pipeline.plan, search=search, journal=journal, steps=steps if pipeline.moves_units else None
             ),
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ from debubble.plans import Plan
 Price = Callable[[Plan], tuple[float, float]]
 """Bytes by which a plan exceeds its memory limit, and the seconds of its step."""
 
-LEAST_GAIN = 1e-3
+MIN_GAIN = 1e-3
 """Share of a step by which one more move must make it faster."""
 
 
@@ -62,7 +62,7 @@ def better_partition(plan: Plan, price: Price) -> Plan | None:
 
 def _better(price: tuple[float, float], before: tuple[float, float]) -> bool:
     excess, seconds = price
-    return excess < before[0] or (excess == before[0] and seconds < (1 - LEAST_GAIN) * before[1])
+    return excess < before[0] or (excess == before[0] and seconds < (1 - MIN_GAIN) * before[1])
 
 
 def move_seconds(before: Plan, after: Plan) -> float:
@@ -133,7 +133,7 @@ def replanned(plan: Plan, *, effort: float) -> Plan | None:
 
 
 def _usual(units: Units, stage: Sequence[tuple[int, str]], new: int) -> str:
-    """How a stage recomputes a unit that is new to it: as one of its type, or else as any other."""
+    """The strategy of a unit that is new to a stage: that of one of its type, or else of any other."""
     unit = units.units[new]
     alike = [strategy for index, strategy in stage if units.units[index].type == unit.type]
     return next((s for s in (*alike, *(s for _, s in stage)) if s in unit.strategies), "none")

@@ -96,7 +96,7 @@ def _time(unit: Unit, kind: Kind) -> float:
 
 
 def _paces(ran: Iterator[tuple[Sequence[Unit], float]]) -> dict[UnitKind, float]:
-    """How much longer units take than assumed, by what ran with the fewest others."""
+    """Measured over assumed times of units, by what ran with the fewest others."""
     found: defaultdict[UnitKind, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for together, pace in ran:
         for unit in together:

@@ -17,7 +17,7 @@ from debubble.views.memory_table import PARTS
 from debubble.views.rows import Rows, training_words
 from debubble.views.scene import model_title
 
-MOST = 10
+MAX_CHOICES = 10
 """Choices of degrees that are shown."""
 
 
@@ -29,7 +29,7 @@ def misfit_page(misfit: Misfit, *, origin: Origin) -> bytes:
         origin: The call that asked for it.
     """
     job = misfit.job
-    smallest = sorted(_footprints(job), key=lambda each: each.recomputed.total - each.limit)[:MOST]
+    smallest = sorted(_footprints(job), key=lambda each: each.recomputed.total - each.limit)[:MAX_CHOICES]
     return render(
         "misfit.html",
         title="Nothing fits",

@@ -80,7 +80,7 @@ def _likely(plan: Plan, seconds: float) -> str:
 
 
 def _caption(sweep: Sweep) -> str:
-    """What the intervals are, and for which values no published runs are on such devices."""
+    """Explain the intervals, and name the values for which no published runs are on such devices."""
     planned = ((str(point.value), point.plan) for point in sweep.points if point.plan is not None)
     known = {value: accuracy for value, plan in planned if (accuracy := plan_accuracy("step", plan)) is not None}
     few = [value for value, accuracy in known.items() if "," not in accuracy.group]

@@ -18,7 +18,7 @@ from debubble.runtime import torch_internals
 from debubble.runtime.operators import capped, widen
 
 _FUSED_ON_CUDA = (torch.bfloat16, torch.float16)
-"""What the kernels on CUDA take; other dtypes are written out there."""
+"""Dtypes of the kernels on CUDA; others are written out there."""
 
 
 @dataclass(frozen=True, kw_only=True)

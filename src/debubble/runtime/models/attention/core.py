@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.models.mixers import Rope
-from debubble.runtime.distributed.context_parallel import WHOLE, ContextGroup
+from debubble.runtime.distributed.context_parallel import NO_CONTEXT_GROUP, ContextGroup
 from debubble.runtime.models.attention.blocks import Scores
 from debubble.runtime.models.attention.masked import masked_attention
 from debubble.runtime.models.attention.ring import ring_attention
@@ -83,7 +83,7 @@ def attention(
     dropout: float = 0.0,
     seed: int = 0,
     first_head: int = 0,
-    context: ContextGroup = WHOLE,
+    context: ContextGroup = NO_CONTEXT_GROUP,
     layer: LayerSlice | None = None,
 ) -> Tensor:
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.

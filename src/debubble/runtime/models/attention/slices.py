@@ -8,7 +8,6 @@ Source: Zhuohan Li et al., TeraPipe, ICML 2021, section 3; Ao Sun et al., Seq1F1
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,24 +26,20 @@ class Counted(NamedTuple):
     entry: SavedTensor | None
 
 
-@dataclass
-class LayerSlices:
-    """Keys and values [2, batch, heads, length, head_dim] of a sequence's slices in one layer, by slice."""
-
-    pairs: dict[int, Counted] = field(default_factory=dict)
-    gradients: dict[int, Counted] = field(default_factory=dict)
-    """What later slices have given so far."""
-
-
 @dataclass(frozen=True)
 class SlicedSequence:
-    """The slices of one micro-batch: how many tokens each has, and what each layer has of them."""
+    """The slices of one micro-batch: how many tokens each has, and its keys and values in each layer.
+
+    Keys and values are [2, batch, heads, length, head_dim], by the number that tells layers of a device apart and the
+    slice's.
+    """
 
     lengths: tuple[int, ...]
     counted: bool = True
-    """Whether ledgers count what its slices leave."""
-    layers: defaultdict[int, LayerSlices] = field(default_factory=lambda: defaultdict(LayerSlices))
-    """By a number that tells the layers of a device apart."""
+    """True if ledgers count the tensors that its slices save."""
+    pairs: dict[tuple[int, int], Counted] = field(default_factory=dict)
+    gradients: dict[tuple[int, int], Counted] = field(default_factory=dict)
+    """Gradients that later slices have given so far."""
 
     def slice(self, index: int) -> SequenceSlice:
         """One of them, by its place."""
@@ -65,56 +60,50 @@ class SequenceSlice:
 
     def in_layer(self, layer: int, ledger: Ledger | None) -> LayerSlice:
         """The slice as the attention of one layer sees it; the ledger counts what it leaves."""
-        return LayerSlice(self, self.sequence.layers[layer], ledger if self.sequence.counted else None)
+        return LayerSlice(self.sequence, self.index, layer, ledger if self.sequence.counted else None)
 
 
 @dataclass(frozen=True)
-class LayerSlice:
+class LayerSlice(SequenceSlice):
     """A slice in one layer, between those before and those after it."""
 
-    of: SequenceSlice
-    layer: LayerSlices
+    layer: int
     ledger: Ledger | None
-
-    @property
-    def start(self) -> int:
-        """Tokens before it."""
-        return self.of.start
 
     def keep(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the slice's keys and values until `take_gradients`; a recomputation gets those of the forward."""
-        if self.of.index in self.layer.pairs:
+        if (self.layer, self.index) in self.sequence.pairs:
             keys, values = self.own
         else:
             keys, values = pair = torch.stack((k, v))
-            self.layer.pairs[self.of.index] = self._counted(pair.detach())
+            self.sequence.pairs[self.layer, self.index] = self._counted(pair.detach())
         return keys, values
 
     @property
     def own(self) -> Tensor:
         """Keys and values of the slice."""
-        return self.layer.pairs[self.of.index].tensor
+        return self.sequence.pairs[self.layer, self.index].tensor
 
     def before(self, window: int | None = None) -> Iterator[tuple[int, Tensor]]:
         """The earlier slices of which its first token sees some, each with its keys and values, in order."""
         end = 0
-        for index, length in enumerate(self.of.sequence.lengths[: self.of.index]):
+        for index, length in enumerate(self.sequence.lengths[: self.index]):
             end += length
             if window is None or end > self.start - window + 1:
-                yield index, self.layer.pairs[index].tensor
+                yield index, self.sequence.pairs[self.layer, index].tensor
 
     def give(self, index: int, gradient: Tensor) -> None:
         """Add to the gradients of an earlier slice's keys and values."""
-        gradients = self.layer.gradients
-        if index in gradients:
-            gradients[index].tensor.add_(gradient)
+        gradients, place = self.sequence.gradients, (self.layer, index)
+        if place in gradients:
+            gradients[place].tensor.add_(gradient)
         else:
-            gradients[index] = self._counted(widen(gradient).clone())
+            gradients[place] = self._counted(widen(gradient).clone())
 
     def take_gradients(self, own: Tensor) -> Tensor:
         """The whole gradient of its keys and values, of which `own` is this slice's part; they are then forgotten."""
-        given = self.layer.gradients.pop(self.of.index, None)
-        del self.layer.pairs[self.of.index]
+        given = self.sequence.gradients.pop((self.layer, self.index), None)
+        del self.sequence.pairs[self.layer, self.index]
         return own if given is None else given.tensor.add_(own).to(own.dtype)
 
     def _counted(self, tensor: Tensor) -> Counted:

@@ -61,11 +61,11 @@ def divide_module(module: nn.Module, group: TensorGroup, *, by_rows: bool) -> No
 
 
 def _columns(x: Tensor, *, layer: Any, group: TensorGroup) -> Tensor:
-    return functional.linear(group.enter(x), layer.weight, layer.bias)
+    return functional.linear(group.copy_to_group(x), layer.weight, layer.bias)
 
 
 def _rows(x: Tensor, *, layer: Any, group: TensorGroup) -> Tensor:
-    y = group.leave(functional.linear(x, layer.weight))
+    y = group.reduce_from_group(functional.linear(x, layer.weight))
     return y if layer.bias is None else y + layer.bias
 
 

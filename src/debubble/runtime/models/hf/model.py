@@ -23,7 +23,7 @@ from debubble.models.config import ModelConfig
 from debubble.runtime.models.hf.initialization import INITIALISING, materialise
 from debubble.runtime.models.hf.names import HEAD_TABLE, TABLE
 
-TRIAL = 1, 4
+TRIAL_SHAPE = 1, 4
 """Rows and tokens of the trial that shows how the model calls its layers."""
 
 
@@ -48,7 +48,7 @@ class ForwardProbe:
         self.result: Tensor | None = None
         """The tensor that the last layer is to return; None: the one that the first is given."""
         self.before: dict[str, bool] = {}
-        """Whether a module that other units have runs before the layers, by name."""
+        """True if a module that other units have runs before the layers, by its name."""
 
     def past(self, given: LayerArguments) -> Any:
         """Note a layer's arguments, and return what the model is to continue with in place of the layer's result."""
@@ -65,7 +65,7 @@ class ForwardProbe:
         return self.embedded if before else x
 
 
-class _StandIn(nn.Module):
+class _LayerProbe(nn.Module):
     """A module in a layer's place, with the plain attributes that the model may ask it for."""
 
     def __init__(self, layer: nn.Module, probe: ForwardProbe) -> None:
@@ -79,7 +79,7 @@ class _StandIn(nn.Module):
         return self.probe.past(LayerArguments(hidden_states, arguments, named))
 
 
-class _Absent(nn.Module):
+class _MissingModule(nn.Module):
     """A module in the place of one that another unit has: its result there is of no account."""
 
     def __init__(self, name: str, probe: ForwardProbe) -> None:
@@ -91,7 +91,7 @@ class _Absent(nn.Module):
 
 
 @dataclass(frozen=True)
-class Frame:
+class NonLayerModules:
     """The model with stand-ins for its layers, and perhaps for what comes before or after them."""
 
     causal: Any
@@ -149,7 +149,7 @@ class ModelParts:
         self._before: frozenset[str] = frozenset()
         self._probe = ForwardProbe(len(self.layers))
         owner, _, own = self.path.rpartition(".")
-        standing = nn.ModuleList(_StandIn(layer, self._probe) for layer in self.layers)
+        standing = nn.ModuleList(_LayerProbe(layer, self._probe) for layer in self.layers)
         setattr(self.model.get_submodule(owner), own, standing)
         self._around = self._trial(config)
         embedding = _name_in(self.model, self.model.get_input_embeddings())
@@ -160,17 +160,17 @@ class ModelParts:
         )
 
     @property
-    def before(self) -> Frame:
+    def before(self) -> NonLayerModules:
         """The frame with the modules before the layers."""
         return self._frame(lambda name: name in self._before)
 
     @property
-    def after(self) -> Frame:
+    def after(self) -> NonLayerModules:
         """The frame with the modules after the layers."""
         return self._frame(lambda name: name not in self._before)
 
     @property
-    def around(self) -> Frame:
+    def around(self) -> NonLayerModules:
         """The frame without any module that has parameters; buffers are in place."""
         return self._around
 
@@ -188,19 +188,19 @@ class ModelParts:
             if (f"{parent}.{name}" if parent else name) not in around
         }
 
-    def _frame(self, held: Callable[[str], bool]) -> Frame:
+    def _frame(self, held: Callable[[str], bool]) -> NonLayerModules:
         """A copy that has the modules outside of the list of layers that are `held`."""
         model = copy.deepcopy(self.model)
-        probe = next(module for module in model.modules() if isinstance(module, _StandIn)).probe
+        probe = next(module for module in model.modules() if isinstance(module, _LayerProbe)).probe
         for name, child in self._outside(model).items():
             if not held(name) and any(True for _ in child.parameters()):
                 parent, _, own = name.rpartition(".")
-                setattr(model.get_submodule(parent), own, _Absent(name, probe))
-        return Frame(model, probe)
+                setattr(model.get_submodule(parent), own, _MissingModule(name, probe))
+        return NonLayerModules(model, probe)
 
-    def _trial(self, config: Mapping[str, Any]) -> Frame:
+    def _trial(self, config: Mapping[str, Any]) -> NonLayerModules:
         """The frame without parameters, once it has shown how layers are called."""
-        x = torch.full((*TRIAL, self.model.get_input_embeddings().weight.shape[-1]), torch.nan)
+        x = torch.full((*TRIAL_SHAPE, self.model.get_input_embeddings().weight.shape[-1]), torch.nan)
         why = ""
         for self._probe.tuple_size in range(3):
             frame = self._frame(lambda _: False)
@@ -307,9 +307,7 @@ def _read_config(transformers: Any, config: Mapping[str, Any]) -> Any:
     try:
         return type(transformers.AutoConfig.for_model(family)).from_dict(without_kernels(config))
     except ValueError as error:
-        raise InputError(
-            f"transformers builds no causal model of the type '{family}': {_first_line(error)}."
-        ) from error
+        raise _no_model(family, error) from error
 
 
 def ignored_names(config: Mapping[str, Any]) -> Sequence[str]:
@@ -351,9 +349,7 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
             build: Any = transformers.AutoModelForCausalLM.from_config
             return build(read, dtype=torch.float32, **chosen)
     except (ImportError, ValueError) as error:
-        raise InputError(
-            f"transformers builds no causal model of the type '{family}': {_first_line(error)}."
-        ) from error
+        raise _no_model(family, error) from error
 
 
 class _ComputedValues(TorchFunctionMode):
@@ -362,14 +358,14 @@ class _ComputedValues(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         made = function(*args, **kwargs)
-        if function in _COMPUTED and kwargs.get("device") is None and made.numel() <= _SMALL:
+        if function in _COMPUTED and kwargs.get("device") is None and made.numel() <= _MAX_COMPUTED_SIZE:
             return function(*args, **{**kwargs, "device": "cpu"})
         return made
 
 
 _COMPUTED = frozenset((torch.arange, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros))
 """The functions that make tensors with values; linear layers and tables begin empty."""
-_SMALL = 2**22
+_MAX_COMPUTED_SIZE = 2**22
 """Elements of the largest tensor that is computed: a causal mask of 2048 tokens."""
 
 
@@ -384,6 +380,10 @@ def without_kernels(config: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in config.items()
         if name not in _KERNELS
     }
+
+
+def _no_model(family: str, error: Exception) -> InputError:
+    return InputError(f"transformers builds no causal model of the type '{family}': {_first_line(error)}.")
 
 
 def _first_line(error: Exception) -> str:

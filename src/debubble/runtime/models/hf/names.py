@@ -61,7 +61,7 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
     "lfm3": {"self_attn.g_proj.": "self_attn.gate_proj."},
     **dict.fromkeys(("granitemoe", "granitemoehybrid", "granitemoeshared"), _GRANITE),
 }  # fmt: skip
-"""What parts of names are in a family's files."""
+"""Parts of names as they are in a family's files."""
 
 
 def stored(name: str, tensor: Tensor, family: str) -> dict[str, Tensor]:

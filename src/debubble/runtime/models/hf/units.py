@@ -20,10 +20,10 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.hf.division import divide_module, planned
 from debubble.runtime.models.hf.initialization import materialise
-from debubble.runtime.models.hf.model import Frame, ModelParts
+from debubble.runtime.models.hf.model import ModelParts, NonLayerModules
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from debubble.runtime.models.modules import ModuleUnit
-from debubble.runtime.models.units import UnitModule
+from debubble.runtime.models.units import UnitModule, check_whole_recomputation
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -119,7 +119,7 @@ def _path(model: nn.Module, part: nn.Module) -> str:
 class LayerContext:
     """The arguments that a model gives its layers after the hidden states, noted for the newest shapes of these."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: NonLayerModules) -> None:
         self._frame = frame
         self._noted: dict[tuple[torch.Size, torch.dtype, torch.device], list[Arguments]] = {}
         self.ledger = Ledger()
@@ -168,9 +168,7 @@ def build_hf_stage(
 
 
 def _unit(parts: ModelParts, planned: PlannedUnit, layer_context: LayerContext) -> ModuleUnit:
-    odd = next((name for name in planned.strategies if name not in ("none", "full")), None)
-    if odd is not None:
-        raise InputError(f"transformers' modules recompute in full or not at all, not '{odd}'.")
+    check_whole_recomputation([planned], "transformers' modules")
     match planned.type, planned.layer:
         case "embedding", _:
             return HfEmbedding(parts)

@@ -15,13 +15,13 @@ from typing import Any
 from torch import Tensor
 
 from debubble.ir import InputError, Kind, Op, Program
-from debubble.runtime.distributed.transport import Alone, Channel
+from debubble.runtime.distributed.transport import Channel, SingleProcessTransport
 
 Supply = Callable[[Op, Tensor], None]
 """Fills the buffer of a receive, such as `2RECV_F5`, with what the other device would have sent."""
 
 
-class SingleRankTransport(Alone):
+class SingleRankTransport(SingleProcessTransport):
     """The transport of one rank that runs without the others of its pipeline.
 
     Args:

@@ -1,0 +1,142 @@
+"""The options of `debubble simulate`: a schedule or an order of operations, and the costs that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from debubble.cli import options as o
+from debubble.cli.names import schedule_names
+from debubble.cli.options import option
+from debubble.ir import InputError, Schedule
+
+MICRO_BATCHES = 8
+"""Micro-batches per step where nobody says how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleChoice(o.OptionGroup):
+    """A schedule by name, or an order of operations, and what it is given."""
+
+    section: ClassVar[str] = "The schedule"
+
+    schedule: str | None = option(
+        "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`); several, as 1f1b,interleaved:4 (of 4"
+        " chunks), are compared.",
+        names=schedule_names,
+        what="schedule",
+        several=True,
+    )
+    csv: Path | None = option("An order of operations as torch writes it; with --schedule they are compared.")
+    micro_batches: int | None = option("Micro-batches per step (default: 8).")
+    chunks: o.Chunks = None
+    memory_limit: o.MemoryLimit = None
+    options: list[str] | None = option("An option of the schedule, as NAME=VALUE.", "--option")
+    recompute: str | None = option(
+        "With MODEL: none, selective or full, on every layer, or on those of the stages that the schedule's options"
+        " choose (default: full on such stages, none elsewhere)."
+    )
+    layers: str | None = option("With MODEL: decoder layers of every stage, as 15,6x16,15 (default: units evenly).")
+    host_chunks: int = option(
+        "With --schedule: the last N chunks of every device have their optimizer states on the host, which steps them"
+        " beside the pipeline.",
+        default=0,
+        metavar="N",
+    )
+
+    @property
+    def each(self) -> dict[str, ScheduleChoice]:
+        """The choices by label: of the order of one's own and of every schedule that is named, or the only one."""
+        if self.schedule is None:
+            return {str(self.csv): self}
+        labels = self.schedule.split(",")
+        names = [label.partition(":")[0] for label in labels]
+        own = {} if self.csv is None else {str(self.csv): replace(self, schedule=None, options=None, chunks=None)}
+        return own | {
+            label: replace(self, schedule=name, csv=None, chunks=self._chunks_of(label, names))
+            for label, name in zip(labels, names, strict=True)
+        }
+
+    def _chunks_of(self, label: str, compared: Sequence[str]) -> int | None:
+        """The chunks that a label or `--chunks` asks for; None for a schedule that takes none among others that do."""
+        from debubble.schedules import schedules
+
+        name, colon, chunks = label.partition(":")
+        if colon and not chunks.isdecimal():
+            raise InputError(f"--schedule {label}: write NAME:CHUNKS, such as {name}:4.")
+        taking = [each for each in compared if "chunks" in schedules[each].options]
+        otherwise = None if taking and name not in taking else self.chunks
+        return int(chunks) if colon else otherwise
+
+    def sized_as(self, own: Schedule) -> ScheduleChoice:
+        """The choice with as many micro-batches as an order of one's own."""
+        return replace(self, micro_batches=own.micro_batches) if self.csv is None else self
+
+    @property
+    def step_micro_batches(self) -> int:
+        """Micro-batches of the step."""
+        return MICRO_BATCHES if self.micro_batches is None else self.micro_batches
+
+    @property
+    def stage_layers(self) -> tuple[int, ...] | None:
+        """The layers of every stage, if they are given."""
+        from debubble.planners.partitioning.by_layers import layers_named
+
+        return None if self.layers is None else layers_named(self.layers)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options of the schedule by name: whole numbers, numbers and words."""
+        settings: dict[str, Any] = {}
+        for text in self.options or []:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise InputError(f"--option {text}: write NAME=VALUE.")
+            name = name.replace("-", "_")
+            if name in ("chunks", "devices", "micro_batches", "costs"):
+                raise InputError(f"--option {text}: give --{name.replace('_', '-')} {value}, an option of its own.")
+            settings[name] = _value(value)
+        return settings
+
+    def check_with_order(self, given: AbstractCosts) -> None:
+        """Raise InputError for what an order of one's own leaves no choice of."""
+        alone = {} if self.schedule is not None else {"chunks": self.chunks, "option": self.options}
+        options = {"micro-batches": self.micro_batches, "devices": given.devices, **alone}
+        self._refuse("the CSV says the order of all operations", options)
+
+    def refuse(self, given: AbstractCosts, reason: str, **others: Any) -> None:
+        """Raise InputError for the first option of a schedule that was given, where there is none to choose."""
+        of_a_schedule = {
+            "micro-batches": self.micro_batches, "chunks": self.chunks, "option": self.options,
+            "devices": given.devices, **others,
+        }  # fmt: skip
+        self._refuse(reason, of_a_schedule)
+
+    @staticmethod
+    def _refuse(reason: str, options: Mapping[str, Any]) -> None:
+        for name, value in options.items():
+            if value is not None:
+                raise InputError(f"Leave --{name} out: {reason}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractCosts(o.OptionGroup):
+    """Stages whose costs are given."""
+
+    section: ClassVar[str] = o.GIVEN
+
+    costs: Path | None = option("Stage costs, as a costs file; stages that are too many are joined.")
+    devices: o.Devices = None
+
+
+def _value(text: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return text
