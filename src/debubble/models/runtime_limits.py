@@ -50,8 +50,8 @@ def _missing_degrees(options: RunOptions, config: ModelConfig | None) -> str | N
         most = gcd(options.expert, options.data * options.context)
         fewer = "" if most == options.expert else f" --expert {most}"
         return (
-            "the runtime divides each expert over all tensor-parallel ranks: make the plan with --expert-tensor"
-            f" {options.tensor}{fewer}."
+            "the runtime divides each expert over all tensor-parallel ranks: make the plan with --tensor"
+            f" {options.tensor} --expert-tensor {options.tensor}{fewer}."
         )
     if options.zero > 0 and options.optimizer == "muon":
         return "ZeRO leaves every replica rows of each parameter and Muon needs whole ones: make the plan with zero 0."

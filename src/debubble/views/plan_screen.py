@@ -54,6 +54,9 @@ MIN_SAVED_PERCENT = 0.5
 BAR_COLUMNS = 2
 """Bars of memory next to each other."""
 
+FULL_HOST_SHARE = 0.95
+"""Share of a host's memory above which nothing is certain to fit."""
+
 STEP_PARTS = (
     ("compute", "█", KIND_COLORS[Kind.F], ("compute",)),
     ("recompute", "▓", KIND_COLORS[Kind.R], ("recomputation",)),
@@ -123,6 +126,7 @@ def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
 def _title(plan: Plan, scene: Scene) -> str:
     """The answer to the first question, with the schedule and who planned it."""
     fits = "likely fits" if may_not_fit(plan, scene.peak_memory) else "fits"
+    fits = "likely fits" if scene.why is not None and _host_is_full(scene.why) else fits
     fits = "does not fit" if scene.misfit else fits
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
     planner = planner_of(plan)
@@ -212,6 +216,14 @@ def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
         yield f"{size_words(most)}{there} of host memory per {device}, {size_words(total)} in all"
         if limit is not None and "host_memory" not in why.cluster.to_dict():
             yield "assumed: host_memory in a cluster file"
+        if _host_is_full(why):
+            yield "give less as host_memory if the system needs more than the rest"
+
+
+def _host_is_full(why: Explanation) -> bool:
+    """Tell whether a plan takes nearly all of some host's memory, of which the system needs a part."""
+    limit = why.units.host_memory
+    return limit is not None and max(why.host_memory, default=0.0) > FULL_HOST_SHARE * float(limit)
 
 
 def _faster(plan: Plan) -> Iterator[str]:
@@ -222,15 +234,21 @@ def _faster(plan: Plan) -> Iterator[str]:
         slower = next((remark for remark in remarks if remark.endswith(WITH_LEVERS)), None)
         if slower is not None:
             yield f"this plan is {slower}"
+            yield f"it wins {where_simpler_wins(plan)}"
             yield "--fastest takes the other"
         elif 100 * (1 - ratio) >= MIN_SAVED_PERCENT:
             yield f"{100 * (1 - ratio):.1f}% less time by {planner}"
             yield f"--planner {planner} asks it alone"
             yield f"a plan without recomputation or offload wins {where_simpler_wins(plan)}"
         return
+    step = plan.degree_search.configurations[0].step_time
+    for usual in plan.degree_search.usual:
+        saved = 0.0 if usual.configuration is None else 100 * (1 - usual.configuration.step_time / step)
+        if saved >= MIN_SAVED_PERCENT and "--" in usual.name:
+            yield f"{saved:.1f}% less time as {usual.name}"
     if plan.degree_search.fastest is None:
         return
-    faster, step = plan.degree_search.fastest, plan.degree_search.configurations[0].step_time
+    faster = plan.degree_search.fastest
     gained = 100 * (1 - faster.configuration.step_time / step)
     if gained < MIN_SAVED_PERCENT:
         return
@@ -410,7 +428,7 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     if plan.degree_search is None:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:
-        yield f"{left} choices of degrees, for lack of time"
+        yield f"{left} choices of degrees and CPU optimizers, for lack of time"
     elif 0 < plan.gap <= plan.degree_search.tolerance:
         yield "a search for what the gap leaves (--fastest)"
     if plan.planner == "auto" and plan.degree_search is None and plan.target is None:

@@ -194,14 +194,15 @@ def configuration_rows(search: DegreeSearch, cluster: Cluster | None, *, most: i
     first, *others = _equal_steps(best)
     timed = [(equal[0].step_time, _configuration_row(equal)) for equal in others]
     timed += [(math.inf if u.configuration is None else u.configuration.step_time, _usual_row(u)) for u in usual]
-    left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
-    chosen = chosen_degrees_words(search)
+    left = f"; {search.unplanned} were not looked at" if search.unplanned else ""
+    misfits = "".join(f"  {words}" for words in map(_misfit_words, usual) if words)
+    counts = f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}."
     return Rows(
         title=f"Degrees: the best {len(best)} of {search.legal}{', and usual ones' * bool(usual)}",
         columns=_configuration_columns(cluster),
         rows=[_configuration_row(first), *(row for _, row in sorted(timed, key=lambda each: each[0]))],
         texts=frozenset({"degrees"}),
-        caption=f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}.{chosen}",
+        caption=f"{counts}{chosen_degrees_words(search)}{misfits}",
     )
 
 
@@ -252,10 +253,18 @@ def _equal_steps(configurations: Sequence[ConfigurationSummary]) -> Iterator[lis
         yield run
 
 
+def _misfit_words(usual: UsualChoice) -> str:
+    """A sentence on why a usual choice does not fit as it is; empty: it does."""
+    name, option, _ = usual.name.partition(", --")
+    if usual.configuration is None:
+        return f"{name} does not fit: {(usual.reason or '').partition(';')[0].removesuffix('.')}."
+    return f"{name} does not fit without its options." if option else ""
+
+
 def _usual_row(usual: UsualChoice) -> tuple[str, ...]:
     """One row for a choice that users expect to see."""
     if usual.configuration is None:
-        return f"{usual.name}: {(usual.reason or '').partition(';')[0]}", "does not fit", "", "", ""
+        return usual.name, "does not fit", "", "", ""
     words, *figures = _configuration_row([usual.configuration])
     return f"{usual.name}: {words}", *figures
 

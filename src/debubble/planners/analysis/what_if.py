@@ -28,7 +28,7 @@ from debubble.planners.analysis.likely_fit import safe_limit
 from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.degrees.choice_plans import LARGE_JOB_PAIRS, PLANNERS_OF_LARGE_JOBS, thorough
 from debubble.planners.degrees.estimate import quick_step
-from debubble.planners.degrees.space import slice_choices
+from debubble.planners.degrees.space import slice_choices, with_cpu_optimizer
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -36,6 +36,7 @@ from debubble.planners.process_pool import Task, by_completion, side_by_side
 from debubble.planners.progress import Progress
 from debubble.planners.registry import planners, verify
 from debubble.plans import Plan
+from debubble.targets.target import targets
 
 UNCHANGED = "the same job again"
 """The plan's own problem, planned again as the changes are."""
@@ -350,6 +351,10 @@ class _Changes:
                     count = plan.micro_batches * o.micro_batch_size
                     small = self._problem(micro_batches=count, master_dtype="bf16", micro_batch_size=1)
                     yield self._change("--master-dtype bf16 --micro-batch-size 1", small, option=True)
+        if plan.target is not None and (hosted := with_cpu_optimizer(o)) is not None:
+            with suppress(DebubbleError):
+                targets[plan.target].check(hosted, self.model, pipeline=plan.devices)
+                yield self._change("--host-optimizer 1", self._problem(host_optimizer=1.0), option=True)
         overlapping = _overlapping(plan)
         if overlapping is not None:
             yield self._change(f"--framework {overlapping}", self._problem(framework=overlapping), option=True)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from debubble.ir import DebubbleError, InfeasibleError
-from debubble.ir.degrees import QUICK_PLAN, ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, UsualChoice
+from debubble.ir.degrees import (
+    CPU_OPTIMIZER,
+    OFFLOAD,
+    QUICK_PLAN,
+    ConfigurationSummary,
+    Degrees,
+    DegreeSearch,
+    FasterPlan,
+    UsualChoice,
+)
 from debubble.planners.auto import without_levers
 from debubble.planners.degrees.choice_plans import MIN_SECONDS_LEFT, summary_of
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking
@@ -18,6 +28,7 @@ from debubble.planners.degrees.usual import usual_choices, usual_elsewhere
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.registry import Result, verify
 from debubble.search.effort import Deadline
+from debubble.targets.target import targets
 
 BEST = 5
 """Choices of degrees that are planned thoroughly and shown."""
@@ -142,7 +153,7 @@ class FoundPlans:
             ]
         known = [*self.results.values(), *self.simpler.values()]
         while True:
-            plan = simplest(plans, tolerance=self.job.tolerance) if self.job.tolerance else fastest
+            plan = simplest(self._preferred(plans), tolerance=self.job.tolerance) if self.job.tolerance else fastest
             result = next((result for result in known if result.solution is plan.solution), None)
             if result is not None:
                 self.results[plan.degrees] = result
@@ -152,6 +163,22 @@ class FoundPlans:
             known.append(result)
             plans.remove(plan)
             plans.append(replace(plan, solution=result.solution, step=float(result.time)))
+
+    def _preferred(self, plans: Sequence[PlannedChoice]) -> Sequence[PlannedChoice]:
+        """The plans that some framework runs, if one of them is nearly as fast as the fastest; else all."""
+        most = min(plan.step for plan in plans) * (1 + self.job.tolerance)
+        run = [plan for plan in plans if plan.step <= most and self._runs(plan)]
+        return run or plans
+
+    def _runs(self, plan: PlannedChoice) -> bool:
+        """Tell whether debubble's runtime runs the plan, or what another framework does not refuse."""
+        job, degrees = self.job, plan.degrees
+        if job.runs_as_planned(degrees):
+            return True
+        if job.target is not None or {OFFLOAD, CPU_OPTIMIZER} & set(plan.levers):
+            return False
+        options = job.run_options(degrees)
+        return any(target.refusal(options, job.model, pipeline=degrees.pipeline) is None for target in targets.values())
 
     def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
         if isinstance(choice, str):

@@ -40,6 +40,13 @@ MOST_SEQUENCES = 10**9
 """More than any step has; its divisors are found by trying."""
 
 
+def with_cpu_optimizer(options: RunOptions) -> RunOptions | None:
+    """The options with all optimizer states on hosts; None if they are there, or the optimizer is not Adam's."""
+    if options.host_optimizer or options.lora or options.optimizer not in ("adam", "adamw"):
+        return None
+    return replace(options, host_optimizer=1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A model to train on given devices: all of a plan's inputs but its degrees."""
@@ -86,11 +93,9 @@ class Job:
         )  # fmt: skip
 
     def with_cpu_optimizer(self) -> Job | None:
-        """The job with all optimizer states on hosts; None if they are there, or the optimizer is not Adam's."""
-        options = self.options
-        if options.host_optimizer or options.lora or options.optimizer not in ("adam", "adamw"):
-            return None
-        return replace(self, options=replace(options, host_optimizer=1.0))
+        """The job with all optimizer states on hosts; None as of its options."""
+        options = with_cpu_optimizer(self.options)
+        return None if options is None else replace(self, options=options)
 
     def for_target(self, name: str) -> Job:
         """The job as a framework runs it, at the price of its kernels where the job names none."""
