@@ -36,15 +36,16 @@ def test_it_says_what_was_predicted_and_what_is_now(run: Any, plan: db.Plan) -> 
     code, out, error = run("calibrate", "plan.json", "--step", slower(plan, 1.1))
 
     assert code == 0
-    first, shared, last = out.splitlines()
-    assert first.startswith("Step: predicted ")
-    assert "(1.100 times)" in first
-    assert shared.startswith(
+    said = " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    assert said.startswith("Step: predicted ")
+    assert "(1.100 times)" in said
+    assert (
         f"The run moves the step of its own job by {100 * STEP.of_job:.0f}% of the difference, and that of other jobs"
-    )
+    ) in said
     several = 3 * STEP.of_model / (1 + 2 * STEP.of_model)
-    assert f"by {100 * STEP.of_model:.0f}% (3 such runs by {100 * several:.0f}%)" in shared
-    assert last.endswith("other dense models in bf16, on A100-80GB with no --framework.")
+    assert f"by {100 * STEP.of_model:.0f}% (3 such runs by {100 * several:.0f}%)" in said
+    assert said.endswith("other dense models in bf16, on A100-80GB with no --framework.")
     assert "give it with --cluster cluster.yaml" in error
 
 

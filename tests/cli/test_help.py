@@ -62,7 +62,7 @@ def test_commands_options_and_names_are_called_by_a_beginning() -> None:
 
 def test_repeated_options_show_the_type_of_one_value(run: Any) -> None:
     assert "  --option <str> " in run("simulate", "-h")[1]
-    assert "  [LOG] ... <path> " in run("calibrate", "-h")[1]
+    assert "  LOG <path> " in run("calibrate", "-h")[1]
 
 
 def test_an_empty_path_is_no_working_directory(run: Any) -> None:

@@ -159,6 +159,19 @@ def test_a_gain_within_the_interval_is_told() -> None:
     assert ["less than the interval: measure both" in words for words in said] == [True, False]
 
 
+def test_settings_of_a_command_line_are_quoted_for_the_shell() -> None:
+    change = SettingChange(name="--pipeline-model-parallel-layout", now=None, then="Et|(t|)*2tL")
+
+    assert str(change) == "--pipeline-model-parallel-layout 'Et|(t|)*2tL'"
+
+
+def test_a_job_that_does_not_fit_is_told_what_does(megatron: Any) -> None:
+    _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-40GB")
+
+    assert "What fits (tried, in options of `debubble plan`; --degrees plans other degrees):" in unwrapped(out)
+    assert re.search(r"^  --.*: [0-9.]+ s per step", out, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

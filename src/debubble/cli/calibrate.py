@@ -14,6 +14,7 @@ from debubble.cli.names import cluster_completion
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable
+from debubble.formatting import wrapped
 
 
 @app.command(rich_help_panel="Run")
@@ -22,7 +23,7 @@ def calibrate(
     plan: PlanFile,
     measured: Annotated[
         list[Path] | None,
-        typer.Argument(help="Its log, or the traces of all ranks.", metavar="[LOG] ...", show_default=False),
+        typer.Argument(help="Its log, or the traces of all ranks.", metavar="LOG", show_default=False),
     ] = None,
     step: Annotated[float | None, typer.Option(help="Seconds of a measured step, in place of the log's.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory allocated on the fullest device, such as 61.3GiB.")] = None,
@@ -71,4 +72,4 @@ def calibrate(
         print_answer(output=str(output), run=found.run, replaced=found.replaced, figures=answers)
         return
     for sentence in sentences:
-        console().print(sentence, soft_wrap=True)
+        console().print(wrapped(sentence, console().width), soft_wrap=True)

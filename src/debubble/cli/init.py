@@ -48,6 +48,7 @@ def init(
         "model": "A built-in name (`debubble models`), a Hugging Face config.json, or a folder with one.",
         "global_batch": "Sequences per step: degrees, ZeRO and micro-batches that are not given are searched.",
     }
+    notes["profile"] = "Measured units (`debubble profile`), with micro_batches in place of global_batch."
     others = dict.fromkeys(name for name in notes if name not in given)
     write_whole(file, job_text({**given, **others}, notes).encode())
     console().print(f"Wrote {file}: edit it, then `debubble plan {file}`.", soft_wrap=True)

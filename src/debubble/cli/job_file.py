@@ -27,7 +27,7 @@ DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "
 """Keys of the degrees."""
 PLACES = "debubble.job_file"
 """Entry of a context's `meta`: name of a parameter -> the file and the entry that it comes from."""
-FILES = ("model", "cluster")
+FILES = ("model", "cluster", "profile")
 """Keys whose values may name files, which are looked for next to the job file too."""
 
 

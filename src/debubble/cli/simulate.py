@@ -75,6 +75,9 @@ def simulate(
     divided = source is None and _divided([*choices.values()], given.costs)
     scenes, errors = _scenes(source, choices, given, run, divided=divided)
     misfits = {name: str(error) for name, error in errors.items()}
+    if misfits:
+        unfit = (f"{name} is not drawn: {reason}" for name, reason in misfits.items())
+        scenes = [replace(scenes[0], remarks=(*scenes[0].remarks, *unfit)), *scenes[1:]]
     _draw(scenes, html=html, pictures={"png": png, "svg": svg, "pdf": pdf}, theme=theme, size=size)
     if output is not None:
         _save(scenes[0], output)

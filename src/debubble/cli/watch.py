@@ -123,9 +123,8 @@ def _speed(run: WatchedRun) -> str | None:
         return None
     words = f"{run.tokens_per_second:,.0f} tokens/s"
     words += "" if run.mfu is None else f", MFU {run.mfu:.1%}"
-    words += (
-        f"; a step takes {time_words(run.seconds_per_step, seconds=True)} (median of the last {RECENT_STEPS} steps)"
-    )
+    counted = f"the last {RECENT_STEPS}" if run.step > RECENT_STEPS else "all"
+    words += f"; a step takes {time_words(run.seconds_per_step, seconds=True)} (median of {counted} steps)"
     if run.planned_seconds:
         ratio = run.seconds_per_step / run.planned_seconds
         where = "" if run.cores is None else f" for {len(run.devices)} devices on {cores_words(run.cores)}"

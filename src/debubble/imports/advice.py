@@ -114,5 +114,6 @@ SIZE = "micro-batch size"
 
 
 def advice_words(advice: Sequence[SettingAdvice], yours: Figures) -> str:
-    """Say in a line which settings would help the job as it is."""
-    return f"Would help: {'; '.join(each.words(yours) for each in advice)}."
+    """Say in a line which settings would help the job as it is, or, if it fits with none, which take least memory."""
+    label = "Would help" if any(each.fits for each in advice) else "Least memory"
+    return f"{label}: {'; '.join(each.words(yours) for each in advice)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,8 @@ from debubble.imports.advice import SettingAdvice, advice_words
 from debubble.imports.figures import Figures
 from debubble.imports.registry import Importer, Settings
 from debubble.ir import DebubbleError, InfeasibleError
+from debubble.planners.degrees.remedies import remedies
+from debubble.planners.degrees.space import Job
 from debubble.plans import Plan
 from debubble.targets import targets
 
@@ -32,8 +35,14 @@ class SettingChange:
         if self.then is None:
             return f"leave out {self.name}"
         on = "" if self.name.startswith("-") else "true"
-        then, now = (on if value is True else _words(value) for value in (self.then, self.now))
+        then, now = (on if value is True else self._value(value) for value in (self.then, self.now))
         return f"{self.name}{then and f' {then}'}" + ("" if self.now is None else f" (now {now or 'on'})")
+
+    def _value(self, value: Any) -> str:
+        """A value as the configuration has it; one of a command line is quoted for the shell."""
+        if isinstance(value, str) and self.name.startswith("-"):
+            return shlex.quote(value)
+        return _words(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +116,7 @@ class JobComparison:
             if self.changes:
                 yield f"Change {count} setting{'s' * (count > 1)}:"
             yield from (f"  {change}" for change in self.changes)
+        if self.planned is None or self._is_better:
             yield from self.notes
 
 
@@ -133,7 +143,8 @@ def compare(
         changes = tuple(_changes(importer, settings, yours, plan))
     except DebubbleError as error:
         refused = isinstance(error, UnsupportedError) or not isinstance(error, InfeasibleError)
-        return JobComparison(yours=figures, planned=None, reason=str(error), refused=refused), yours
+        fitting = () if refused else tuple(_what_fits(yours))
+        return JobComparison(yours=figures, planned=None, reason=str(error), refused=refused, notes=fitting), yours
     corrections = _unlike_corrections(yours, plan)
     notes = (
         importer.notes(settings, {change.name: change.then for change in changes}) if changes else _unset(yours, plan)
@@ -143,6 +154,23 @@ def compare(
         notes=(*notes, *_newly_untested(yours, plan)),
     )  # fmt: skip
     return comparison, plan
+
+
+def _what_fits(yours: Plan) -> list[str]:
+    """A line for what fits in place of a job that does not, as options of `debubble plan`."""
+    described, options = yours.model_on_cluster, yours.options
+    assert described is not None
+    names = ("tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size")
+    fixed = {name: value for name in names if (value := getattr(options, name)) is not None}
+    job = Job(
+        model=described.model, cluster=described.cluster, global_batch=yours.degrees.global_batch, options=options,
+        fixed={**fixed, "micro_batches": yours.micro_batches}, target=yours.target,
+    )  # fmt: skip
+    found = [f"  {remedy}" for remedy in remedies(job)]
+    return [FITTING, *found] if found else []
+
+
+FITTING = "What fits (tried, in options of `debubble plan`; --degrees plans other degrees):"
 
 
 def _newly_untested(yours: Plan, plan: Plan) -> list[str]:
