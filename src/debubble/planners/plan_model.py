@@ -182,8 +182,8 @@ def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compa
     """Raise InputError for what is planned for given degrees alone."""
     if profile is not None:
         raise InputError(
-            "A profile is of one choice of degrees: give it with micro_batches and micro_batch_size in place of a global"
-            " batch."
+            "A profile is of one choice of degrees: give it with micro_batches and micro_batch_size in place of a"
+            " global batch."
         )
     if swap != "host":
         raise InputError("Where activations go can be chosen for given degrees alone: leave out the global batch.")

@@ -58,6 +58,13 @@ def test_the_plan_with_fewest_levers_within_the_tolerance_is_chosen() -> None:
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.001) is BOTH
 
 
+def test_a_plan_that_something_runs_comes_before_a_simpler_one() -> None:
+    plans = [BOTH, PIPELINE, PLAIN]
+
+    assert simplest(plans, tolerance=0.02, runs=lambda plan: plan is not PLAIN) is PIPELINE
+    assert simplest(plans, tolerance=0.02, runs=lambda _: False) is PLAIN
+
+
 @pytest.mark.slow
 def test_what_a_target_offloads_counts_as_a_lever() -> None:
     """Without pipelines over two context-parallel ranks it would take recomputation and offload to fit."""

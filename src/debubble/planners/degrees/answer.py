@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -153,7 +152,9 @@ class FoundPlans:
             ]
         known = [*self.results.values(), *self.simpler.values()]
         while True:
-            plan = simplest(self._preferred(plans), tolerance=self.job.tolerance) if self.job.tolerance else fastest
+            plan = fastest
+            if self.job.tolerance:
+                plan = simplest(plans, tolerance=self.job.tolerance, runs=self._runs)
             result = next((result for result in known if result.solution is plan.solution), None)
             if result is not None:
                 self.results[plan.degrees] = result
@@ -163,12 +164,6 @@ class FoundPlans:
             known.append(result)
             plans.remove(plan)
             plans.append(replace(plan, solution=result.solution, step=float(result.time)))
-
-    def _preferred(self, plans: Sequence[PlannedChoice]) -> Sequence[PlannedChoice]:
-        """The plans that some framework runs, if one of them is nearly as fast as the fastest; else all."""
-        most = min(plan.step for plan in plans) * (1 + self.job.tolerance)
-        run = [plan for plan in plans if plan.step <= most and self._runs(plan)]
-        return run or plans
 
     def _runs(self, plan: PlannedChoice) -> bool:
         """Tell whether debubble's runtime runs the plan, or what another framework does not refuse."""

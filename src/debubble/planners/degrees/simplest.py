@@ -6,7 +6,7 @@ recomputation, offload.  Each is something to configure, to debug and to rely on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from debubble.ir import Kind, Schedule
@@ -66,14 +66,20 @@ def levers_of(
         yield CPU_OPTIMIZER
 
 
-def simplest(plans: Sequence[PlannedChoice], *, tolerance: float) -> PlannedChoice:
+def simplest(
+    plans: Sequence[PlannedChoice], *, tolerance: float, runs: Callable[[PlannedChoice], bool] = lambda _: True
+) -> PlannedChoice:
     """The plan with the fewest levers of those whose step is at most that share above the fastest; then the fastest.
+
+    Plans that some framework `runs` come before others.
 
     Of as many levers, those with the least context parallelism come first: few tokens per rank are nothing that people
     run where data parallelism is as fast.  Of equally fast ones the least complex is taken.
     """
     most = min(plan.step for plan in plans) * (1 + tolerance)
-    near = [(len(plan.levers), plan.degrees.context, plan) for plan in plans if plan.step <= most]
+    fast = [plan for plan in plans if plan.step <= most]
+    runnable = [plan for plan in fast if runs(plan)]
+    near = [(len(plan.levers), plan.degrees.context, plan) for plan in runnable or fast]
     fewest = min((levers, context) for levers, context, _ in near)
     simple = [plan for levers, context, plan in near if (levers, context) == fewest]
     step = min(plan.step for plan in simple) * (1 + NEGLIGIBLE)
