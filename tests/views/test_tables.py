@@ -14,7 +14,6 @@ from debubble.papers.chronospipe.offload import offload_states
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
-from debubble.views.memory_table import memory_words
 from debubble.views.plan_screen import framework_to_plan_for
 from debubble.views.plan_table import render as render_plan
 from debubble.views.rows import chosen_degrees_words, chosen_words, configuration_rows
@@ -29,13 +28,6 @@ def printed(what: RenderableType) -> str:
     with console.capture() as capture:
         console.print(what)
     return capture.get()
-
-
-def test_fragmentation_is_a_part_of_the_memory_where_there_is_some() -> None:
-    parts = MemoryParts(weights=2**30, gradients=0, optimizer=0, activations=2**31, workspace=0)
-    words = "weights 1.0, gradients 0.0, optimizer 0.0, activations 2.0, workspace 0.0"
-    assert memory_words(parts) == f"{words} GiB"
-    assert memory_words(parts, fragmentation=2**29) == f"{words}, fragmentation 0.5 GiB"
 
 
 def test_the_table_gives_each_devices_shares_and_peak() -> None:

@@ -53,8 +53,20 @@ class SearchFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     interrupted: bool
 
 
-class ModelFigures(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The figures that only a model's plan has."""
+class StepFigures(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Time and memory of a step."""
+
+    step_time: Annotated[Seconds, Meta(description="The whole step.")]
+    makespan: Annotated[Seconds, Meta(description="The pipeline's, over all lanes.")]
+    span: Annotated[Seconds, Meta(description="The longest of a pipeline device's computing.")]
+    peak_memory: Annotated[list[Bytes], Meta(description="Per pipeline device.")]
+    peak_times: PeakTimes
+    fullest: Fullest
+    devices: Annotated[int, Meta(description="Devices of the pipeline.")]
+
+
+class ModelFigures(StepFigures, forbid_unknown_fields=True, kw_only=True):
+    """A step's figures, and those that only a model's plan has."""
 
     degrees: Degrees | UnsetType = UNSET
     tokens_per_second: Annotated[float | UnsetType, Meta(description="Of all devices together.")] = UNSET
@@ -87,18 +99,11 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     schema: Literal[2]
     planner: str
     schedule: str
-    devices: Annotated[int, Meta(description="Devices of the pipeline.")]
     chunks: Annotated[int, Meta(description="Stages per pipeline device.")]
     micro_batches: int
-    step_time: Annotated[Seconds, Meta(description="The whole step.")]
-    makespan: Annotated[Seconds, Meta(description="The pipeline's, over all lanes.")]
-    span: Annotated[Seconds, Meta(description="The longest of a pipeline device's computing.")]
     lower_bound: Annotated[Seconds, Meta(description="No step takes less, by `bound_argument`.")]
     bound_argument: Annotated[str | None, Meta(description="What the bound counts.")]
     gap: Annotated[float, Meta(description="How far the step is above its bound, as a share of the step.")]
-    peak_memory: Annotated[list[Bytes], Meta(description="Per pipeline device.")]
-    peak_times: PeakTimes
-    fullest: Fullest
     partition: Annotated[list[list[PlannedUnit]], Meta(description="Per stage, its units with their strategies.")]
     recompute: Annotated[list[str], Meta(description="Per stage, a summary of its units' strategies.")]
     solve_seconds: Annotated[float, Meta(description="How long the planner took.")]
@@ -174,22 +179,16 @@ class FitsAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
 
 
-class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+class SimulateAnswer(StepFigures, forbid_unknown_fields=True, kw_only=True):
     """`debubble simulate --json`."""
 
+    schema: Literal[2]
     schedule: str
-    step_time: Seconds
-    makespan: Seconds
-    span: Seconds
     ideal_fraction: Annotated[float, Meta(description="The busiest device's computing over the makespan.")]
     bubble_fraction: Annotated[float, Meta(description="Idle time of compute lanes over all of their time.")]
     forward_bubbles: Annotated[list[Seconds], Meta(description="Idle from first F to first backward, per device.")]
     backward_bubbles: Annotated[list[Seconds], Meta(description="Idle from first to last backward, per device.")]
     bubbles: Annotated[list[dict[str, float]], Meta(description="Idle seconds by cause, per device.")]
-    peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
-    peak_times: PeakTimes
-    fullest: Fullest
-    devices: int
     stages: int
     micro_batches: int
     operations: int
@@ -205,15 +204,8 @@ class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
 class SceneFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     """A predicted or measured timeline."""
 
-    step_time: Annotated[Seconds, Meta(description="The whole step.")]
-    makespan: Annotated[Seconds, Meta(description="The pipeline's, over all lanes.")]
-    span: Annotated[Seconds, Meta(description="The longest of a pipeline device's computing.")]
     ideal_fraction: Annotated[float, Meta(description="The busiest device's computing over the makespan.")]
     bubble_fraction: Annotated[float, Meta(description="Idle time of compute lanes over all of their time.")]
-    peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
-    peak_times: PeakTimes
-    fullest: Fullest
-    devices: int
     operations: int
     per_device: list[DeviceFigures]
     per_stage: list[StageFigures]

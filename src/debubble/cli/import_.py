@@ -66,17 +66,11 @@ class JobFacts(o.OptionGroup):
         from debubble.imports.registry import UserFacts
         from debubble.models import named_model
 
+        names = ("pipeline", "sequence_length", "micro_batches", "dtype", "lora", "quantize", "framework", "recompute")
         return UserFacts(
             cluster=o.with_memory_limit(o.parse_cluster(self.cluster), self.memory_limit),
             model=None if self.model is None else named_model(self.model),
-            pipeline=self.pipeline,
-            sequence_length=self.sequence_length,
-            micro_batches=self.micro_batches,
-            dtype=self.dtype,
-            lora=self.lora,
-            quantize=self.quantize,
-            framework=self.framework,
-            recompute=self.recompute,
+            **{name: getattr(self, name) for name in names},
         )
 
 

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from debubble.errors import readable_bytes
 from debubble.formatting import listed
-from debubble.ir.degrees import MemoryParts
 from debubble.planners.degrees.memory import Fit, Footprint
 from debubble.planners.degrees.remedies import option_words
 from debubble.views.scene import Scene
@@ -130,23 +129,6 @@ def unit_of(sizes: Iterable[float]) -> str:
     return "GiB" if max(sizes) >= UNITS["GiB"] else "MiB"
 
 
-def _share(part: str, parts: MemoryParts, unit: str) -> str:
-    """The share of the workspace that is buffers of a whole step; empty for other parts and where there are none."""
-    return (
-        f" ({_in_unit(parts.step_buffers, unit)} of it {STEP_BUFFERS})"
-        if parts.step_buffers and part == "workspace"
-        else ""
-    )
-
-
 def _in_unit(size: float, unit: str) -> str:
     value = size / UNITS[unit]
     return f"{value:.1f}" if value < MIN_WHOLE_SIZE else f"{value:.0f}"
-
-
-def memory_words(parts: MemoryParts, *, fragmentation: float = 0.0, reserve: float | None = None) -> str:
-    """The parts of one device's memory in one line."""
-    unit = unit_of([parts.total])
-    sizes = {part: getattr(parts, part) for part in PARTS} | ({"fragmentation": fragmentation} if fragmentation else {})
-    words = ", ".join(f"{part} {_in_unit(size, unit)}{_share(part, parts, unit)}" for part, size in sizes.items())
-    return f"{words} {unit}" if reserve is None else f"{words} {unit}, beside a reserve of {readable_bytes(reserve)}"

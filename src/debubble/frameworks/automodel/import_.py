@@ -118,16 +118,11 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
 imports.add(
     "automodel",
     Importer(
-        name="automodel",
-        read_job=automodel,
-        settings=read_settings,
-        file="plan.yaml",
-        defaults=DEFAULTS,
-        harmless=HARMLESS,
-        switches=switches,
+        name="automodel", read_job=automodel, settings=read_settings, file="plan.yaml", defaults=DEFAULTS,
+        harmless=HARMLESS, switches=switches,
         marks="step_scheduler.* distributed.* model.pretrained_model_name_or_path",
     ),
-)
+)  # fmt: skip
 
 
 _RECIPES = (

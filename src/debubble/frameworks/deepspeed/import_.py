@@ -176,18 +176,11 @@ def _recomputed_layers(read: SettingsReader, model: Model) -> Iterator[int]:
 imports.add(
     "deepspeed",
     Importer(
-        name="deepspeed",
-        read_job=deepspeed,
-        settings=read_config,
-        file="ds_config.json",
-        defaults=DEFAULTS,
-        harmless=HARMLESS + trainer.HARMLESS,
-        with_arguments=read_with_trainer,
-        conflicts=conflicts,
-        switches=switches,
+        name="deepspeed", read_job=deepspeed, settings=read_config, file="ds_config.json", defaults=DEFAULTS,
+        harmless=HARMLESS + trainer.HARMLESS, with_arguments=read_with_trainer, conflicts=conflicts, switches=switches,
         marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
     ),
-)
+)  # fmt: skip
 
 
 def _check_complete(read: SettingsReader, given: UserFacts, *, model: Model | None, length: int | None) -> None:

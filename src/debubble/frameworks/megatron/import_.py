@@ -112,21 +112,11 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
 imports.add(
     "megatron",
     Importer(
-        name="megatron",
-        read_job=megatron,
-        settings=read_job,
-        file="megatron-arguments.sh",
-        conflicts=conflicts,
-        environment=environment,
-        with_arguments=read_job,
-        defaults=DEFAULTS["megatron"],
-        harmless=HARMLESS,
-        turned_off=turned_off,
-        required=required,
-        notes=notes,
-        switches=switches,
+        name="megatron", read_job=megatron, settings=read_job, file="megatron-arguments.sh", conflicts=conflicts,
+        environment=environment, with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS,
+        turned_off=turned_off, required=required, notes=notes, switches=switches,
     ),
-)
+)  # fmt: skip
 
 
 @cache

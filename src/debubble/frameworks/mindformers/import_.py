@@ -94,15 +94,11 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
 imports.add(
     "mindformers",
     Importer(
-        name="mindformers",
-        read_job=mindformers,
-        settings=read_settings,
-        file="plan.yaml",
-        defaults=DEFAULTS,
+        name="mindformers", read_job=mindformers, settings=read_settings, file="plan.yaml", defaults=DEFAULTS,
         harmless=HARMLESS,
         marks="parallel_config.* runner_config.* recompute_config.*",
     ),
-)
+)  # fmt: skip
 
 
 _OTHER_NAMES = {

@@ -133,16 +133,8 @@ def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
 imports.add(
     "primus",
     Importer(
-        name="primus",
-        read_job=primus,
-        settings=read_experiment,
-        file="plan.yaml",
-        conflicts=conflicts,
-        with_arguments=read_experiment,
-        required=required,
-        notes=notes,
-        switches=switches,
-        defaults=DEFAULTS,
+        name="primus", read_job=primus, settings=read_experiment, file="plan.yaml", conflicts=conflicts,
+        with_arguments=read_experiment, required=required, notes=notes, switches=switches, defaults=DEFAULTS,
         harmless=f"{OF_MEGATRON} {HARMLESS}",
     ),
-)
+)  # fmt: skip

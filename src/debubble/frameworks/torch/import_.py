@@ -49,13 +49,9 @@ def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
 imports.add(
     "torch",
     Importer(
-        name="torch",
-        read_job=torch,
-        settings=_whole,
-        file="schedule.csv",
-        defaults=Defaults("this importer"),
+        name="torch", read_job=torch, settings=_whole, file="schedule.csv", defaults=Defaults("this importer"),
     ),
-)
+)  # fmt: skip
 
 
 def _remarks(given: UserFacts, *, listed: bool) -> Iterator[str]:

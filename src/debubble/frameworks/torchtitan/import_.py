@@ -185,16 +185,11 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
 imports.add(
     "torchtitan",
     Importer(
-        name="torchtitan",
-        read_job=torchtitan,
-        settings=read_recipe,
-        file="plan.py",
-        defaults=DEFAULTS,
-        harmless=HARMLESS,
-        switches=switches,
+        name="torchtitan", read_job=torchtitan, settings=read_recipe, file="plan.py", defaults=DEFAULTS,
+        harmless=HARMLESS, switches=switches,
         marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
     ),
-)
+)  # fmt: skip
 
 
 _CONVERTERS = ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx")
