@@ -1,4 +1,4 @@
-"""How far off predictions were on measured runs that no cost was fitted to, and the interval that this gives a plan.
+"""Errors of predictions on measured runs that no cost was fitted to, and the interval that this gives a plan.
 
 Source: `python -m measured --docs` in benchmarks/, which writes `accuracy.json`: residuals of the half of its records
 that is kept for testing, by group (dense or a mixture of experts, generation of the hardware, dtype of products).

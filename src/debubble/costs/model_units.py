@@ -207,7 +207,7 @@ def _first_equal(layers: tuple[Layer, ...]) -> tuple[int, ...]:
 class _Builder:
     shapes: Shapes
     shares_table: bool = False
-    """Whether the head's table is the embedding's: of tied tables where no pipeline divides the model.  A V, which has
+    """True if the head's table is the embedding's: of tied tables where no pipeline divides the model.  A V, which has
     both ends on one device, counts two, though training keeps one: its memory is predicted too high by a table."""
 
     @property

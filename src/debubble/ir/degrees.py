@@ -71,7 +71,7 @@ class MemoryParts:
     workspace: float
     """Buffers of the operation that runs, and `buffers`."""
     buffers: float | UnsetType = UNSET
-    """Of the workspace: receive buffers and logits of all micro-batches that a framework keeps for a step; UNSET, and
+    """Workspace for receive buffers and logits of all micro-batches that a framework keeps for a step; UNSET, and
     absent in files: none."""
 
     @property
@@ -110,7 +110,7 @@ class ConfigurationSummary:
     planner: str
     schedule: str
     levers: tuple[str, ...] = ()
-    """What the plan uses beyond data parallelism with ZeRO, in words."""
+    """Levers that the plan uses beyond data parallelism with ZeRO, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class FasterPlan:
 
     configuration: ConfigurationSummary
     levers: tuple[str, ...]
-    """What it uses beyond data parallelism with ZeRO, in words."""
+    """Levers that it uses beyond data parallelism with ZeRO, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

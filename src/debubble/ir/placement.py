@@ -83,7 +83,7 @@ class Placement(PickledFields):
         """The stages of the last so many chunks of every device.  Raises InputError if there are fewer."""
         if not 0 <= chunks <= self.chunks:
             raise InputError(f"The last {chunks} chunks of each device are asked for, but there are {self.chunks}.")
-        return frozenset(stage for held in self.stages_of for stage in held[max(0, len(held) - chunks) :])
+        return frozenset(stage for own in self.stages_of for stage in own[max(0, len(own) - chunks) :])
 
 
 def _check(devices: int, chunks: int) -> None:

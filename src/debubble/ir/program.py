@@ -36,7 +36,7 @@ class Moment(Enum):
     START = "start"
     END = "end"
     STREAM = "stream"
-    """When what waits can run next to the rest of it: the `lead` of what waits before its end, after its start.
+    """The `lead` of what waits before its end, and after its start: what waits can run next to the rest of it.
 
     An O waits so for its F, and a B, I or R for its L, if their stage's units stream."""
 
@@ -82,7 +82,7 @@ class Instruction(NamedTuple):
     peer: int | None = None
     """The other device of a message or swap."""
     lead: Number = 0
-    """How long before the end of what it streams with it may start; read where it waits for a STREAM."""
+    """Time before the end of what it streams with at which it may start; read where it waits for a STREAM."""
 
 
 class Queue(NamedTuple):
@@ -184,10 +184,10 @@ class Program:
     def predecessors(self) -> Edges:
         """The predecessors of each instruction: its waits, and last the one before it in an exclusive queue."""
         q = self.queue_arrays
-        behind = np.ones(len(q.instructions), dtype=np.bool_)
-        behind[q.first[:-1]] = False
-        behind &= np.repeat(q.exclusive, np.diff(q.first))
-        after = q.instructions[behind]
+        follows = np.ones(len(q.instructions), dtype=np.bool_)
+        follows[q.first[:-1]] = False
+        follows &= np.repeat(q.exclusive, np.diff(q.first))
+        after = q.instructions[follows]
         counts = np.diff(self.waits.first)
         counts[after] += 1
         first = np.concatenate(([0], np.cumsum(counts)))
@@ -195,7 +195,7 @@ class Program:
         last[first[after + 1] - 1] = True
         other, moment = np.empty(len(last), dtype=np.int64), np.full(len(last), END)
         other[~last], moment[~last] = self.waits.other, self.waits.moment
-        other[first[after + 1] - 1] = q.instructions[np.flatnonzero(behind) - 1]
+        other[first[after + 1] - 1] = q.instructions[np.flatnonzero(follows) - 1]
         return Edges(first, other, moment)
 
     @cached_property

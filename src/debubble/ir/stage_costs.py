@@ -99,11 +99,11 @@ class StageCosts:
     """The keys that a token attends to on average, over those where they are least, per slice of a sequence or per
     micro-batch; equal slices have 1, 3, 5 and so on.  None: all tokens attend to equally many."""
     attention_forward: PerStage = (0,)
-    """What F takes more for each such measure of tokens more."""
+    """Time that F takes more for each such measure of tokens more."""
     attention_backward: PerStage = (0,)
-    """What the backward for inputs takes more."""
+    """Time that the backward for inputs takes more."""
     attention_recompute: PerStage = (0,)
-    """What the recomputation takes more."""
+    """Time that the recomputation takes more."""
     keys_and_values: PerStage = (0,)
     """Bytes of a slice's keys and values, a part of every `activation` that is neither dropped nor offloaded."""
     key_value_gradient: PerStage = (0,)
@@ -435,6 +435,12 @@ def check_counts(
     last = max((device for group in link_groups for device in group), default=0)
     if last >= devices:
         raise InputError(f"'link_groups' names device {last}, but there are {devices} devices.")
+
+
+def limits_of(memory_limit: Sequence[Number] | None, devices: int) -> list[float]:
+    """The memory limit of each device, of one entry for all of them or one for each; infinite if there is none."""
+    limits = (float("inf"),) if memory_limit is None else memory_limit
+    return [float(limits[device if len(limits) > 1 else 0]) for device in range(devices)]
 
 
 def link_groups_of(value: Any) -> tuple[tuple[int, ...], ...]:

@@ -61,7 +61,7 @@ class UnitTime(NamedTuple):
     first: int
     """The first of the units, within the stage."""
     length: int
-    """How many they are."""
+    """Number of them."""
     seconds: float
 
 

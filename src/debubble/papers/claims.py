@@ -17,11 +17,11 @@ _NUMBER = re.compile(r"-?\d+(?:\.(\d+))?")
 
 
 Word = Literal["same", "near", "mended", "differs", "cannot be had", "input"]
-"""How a cell of ours compares with the paper's; an input was chosen so that it is the paper's."""
+"""Ways in which a cell of ours compares with the paper's; an input was chosen so that it is the paper's."""
 WORDS: Sequence[Word] = get_args(Word)
 Kind = Literal["printed", "derived", "read off a figure", "qualitative", "ours"]
-"""Whether the paper prints a claim's figures, they follow from its formulas, are the heights of its bars, or are none;
-`ours` is no claim of a paper: debubble beside itself, or an answer that no paper has."""
+"""Sources of a claim's figures: the paper prints them, they follow from its formulas, are the heights of its bars, or
+are none; `ours` is no claim of a paper: debubble beside itself, or an answer that no paper has."""
 KINDS: Sequence[Kind] = get_args(Kind)
 NEAR = 0.05
 """Share of the paper's figure within which ours is near it."""

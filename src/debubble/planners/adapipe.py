@@ -50,7 +50,7 @@ def adapipe(problem: Problem) -> Solution:
 
 
 _Run = tuple[bool, tuple[int, ...]]
-"""Whether a run of units begins inside a block, and its numbers of each kind: runs that are equal so cost the same."""
+"""True if a run of units begins inside a block, and its numbers of each kind: runs that are equal so cost the same."""
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,17 @@ class DynamicPrograms:
 
     @cached_property
     def _inside(self) -> frozenset[int]:
-        """Where a stage that begins there would cut a block of units that share inputs."""
+        """The units that lie inside a block of units that share inputs: a stage that begins there cuts it."""
         ends = set(accumulate(map(len, blocks(self.units.units)), initial=0))
         return frozenset(range(len(self.units.units))) - ends
 
     @cached_property
     def _kinds(self) -> list[tuple[int, ...]]:
         """Numbers of each kind of unit before every unit.  Units of other blocks are of another kind."""
-        alike = [[(u.type, u.work, u.static, u.workspace, u.activation) for u in b] for b in blocks(self.units.units)]
-        kinds = [(kind, *block) for block in alike for kind in block]
+        signatures = [
+            [(u.type, u.work, u.static, u.workspace, u.activation) for u in b] for b in blocks(self.units.units)
+        ]
+        kinds = [(kind, *block) for block in signatures for kind in block]
         distinct = list(dict.fromkeys(kinds))
         rows = [(0,) * len(distinct)]
         for kind in kinds:

@@ -23,15 +23,15 @@ with fewest stages is taken."""
 PLAIN_TOLERANCE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
 OF_ROBUSTNESS = "slower undisturbed than the fastest plan that was found"
-"""What a plan that stands disturbances better is said to be."""
+"""Remark on a plan that stands disturbances better."""
 WITH_LEVERS = "slower than with recomputation, offload or steps on hosts"
-"""What a plan without levers is said to be."""
+"""Remark on a plan without levers."""
 ONE_STAGE = 0.02
 """Share of a step for such a plan that runs the model as a whole, as every framework does."""
 
 
 def tolerance_of(problem: Problem) -> float:
-    """How many times the fastest step a plan without levers may take: any, where hosts have the devices' own cores."""
+    """Times the fastest step that a plan without levers may take: any, where hosts have the devices' own cores."""
     tail = problem.tail
     return math.inf if tail is not None and tail.cluster.slowest.name == "CPU" else 1 + PLAIN_TOLERANCE
 

@@ -22,6 +22,7 @@ from debubble.ir import (
     RunOptions,
     StageCosts,
 )
+from debubble.ir.stage_costs import limits_of
 from debubble.plans import Simulated
 from debubble.search.effort import Effort
 from debubble.search.problem import Objective
@@ -204,10 +205,7 @@ class Problem:
     @property
     def limits(self) -> list[float]:
         """The memory limit of each device; infinite if there is none."""
-        limit = self.memory_limit
-        if limit is None:
-            return [float("inf")] * self.devices
-        return [float(limit[d if len(limit) > 1 else 0]) for d in range(self.devices)]
+        return limits_of(self.memory_limit, self.devices)
 
     @property
     def equally_long(self) -> bool:

@@ -111,6 +111,20 @@ Answers = Solution | Iterator[Solution]
 """A planner's answer, or its answers, each faster than those before it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostEstimate:
+    """A planner's estimate of a step with optimizer states and activations on hosts, by which degrees are ranked.
+
+    Attributes:
+        promise: Seconds that a step may take; infinite if nothing seems to fit.
+        quick_step: Seconds of a step of a quick plan; the second argument is called with the effort spent.  Raises
+            InfeasibleError if nothing fits.
+    """
+
+    promise: Callable[[Problem], float]
+    quick_step: Callable[[Problem, Callable[[float], None]], float]
+
+
 @dataclass(frozen=True)
 class PlannerEntry:
     """One published planner, as `planner` registers it."""
@@ -122,6 +136,7 @@ class PlannerEntry:
     peers: bool = False
     slices: bool = False
     plain: bool = False
+    host_estimate: HostEstimate | None = None
 
     @property
     def summary(self) -> str:
@@ -270,6 +285,7 @@ def planner(
     peers: bool = False,
     slices: bool = False,
     plain: bool = False,
+    host_estimate: HostEstimate | None = None,
 ) -> Callable[[Callable[[Problem], FoundT]], Callable[[Problem], FoundT]]:
     """Register a planner.
 
@@ -282,10 +298,11 @@ def planner(
         slices: Whether it plans sequences that are cut into slices.
         plain: Whether its answers are 1F1B or interleaved 1F1B without offload, for frameworks that have orders of
             their own.
+        host_estimate: Its estimate of a step with hosts, if it has one.
     """
 
     def register(find: Callable[[Problem], FoundT]) -> Callable[[Problem], FoundT]:
-        planners.add(name, PlannerEntry(name, find, paper, searches, peers, slices, plain))
+        planners.add(name, PlannerEntry(name, find, paper, searches, peers, slices, plain, host_estimate))
         return find
 
     return register

@@ -65,7 +65,7 @@ class _Disturbed:
         self.lead = np.asarray(program.lead, dtype=np.float64)
         streams = program.waits.moment == STREAM
         self.streaming, self.streamed = program.waits.after[streams], program.waits.other[streams]
-        """What waits for a part of another instruction, and that one."""
+        """The instructions that wait for a part of another one, and those that they wait for."""
         chunk = np.zeros(program.schedule.stages, dtype=np.int64)
         for stages in program.schedule.placement.stages_of:
             chunk[list(stages)] = np.arange(len(stages)) % _CHUNKS

@@ -163,7 +163,7 @@ def _chain(timeline: Timeline, index: int, begin: Number) -> Iterator[_Piece]:
 
 
 def _time(timeline: Timeline, waiting: int, index: int, moment: Moment) -> Number:
-    """When the moment of an instruction was that another one waits for."""
+    """Time of the moment of an instruction for which another one waits."""
     start, end = timeline.starts[index], timeline.ends[index]
     if moment is Moment.STREAM:
         return max(start, end - timeline.program.instructions[waiting].lead)

@@ -23,7 +23,7 @@ CHANGES, PAIRS = 3_000, 5 * 10**8
 CHANGED, WIDTH = (0.01, 0.1, 0.3), 1.0
 """Shares of the priorities of which a change concerns one, and the range of what it adds to their logarithms."""
 FIT = 1.0
-"""What is added to the logarithm of a priority for each end of the lifetime that is an end of the segment."""
+"""Addend to the logarithm of a priority for each end of the lifetime that is an end of the segment."""
 BLOCK = 32
 """Tensors in a block; blocks whose highest priority is not above the one found are skipped."""
 

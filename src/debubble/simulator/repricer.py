@@ -172,6 +172,6 @@ class _Structure:
 
 
 def _ends(schedule: Schedule) -> Ints:
-    """Where each device's list but the last ends among all operations."""
+    """Place among all operations at which each device's list ends, but for the last."""
     ends: Ints = np.cumsum([*map(len, schedule.orders)])[:-1]
     return ends

@@ -35,7 +35,7 @@ class _Machine:
     virtual_time: Number = 0
     """CPU seconds that every lane that was busy throughout has received: the clock of processor sharing."""
     running: int = 0
-    """How many instructions share the cores."""
+    """Number of instructions that share the cores."""
     busy: list[tuple[Number, int, int]] = field(default_factory=list)
     """(Virtual time, moment, instruction) of the ends of what the cores share and of what streams with it, a heap."""
     others: list[tuple[Number, int]] = field(default_factory=list)

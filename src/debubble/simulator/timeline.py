@@ -167,15 +167,15 @@ class Timeline:
     def memory(self) -> tuple[tuple[tuple[Number, Number], ...], ...]:
         """The memory of each device as (time, bytes from then on): static and activations, one entry per change."""
         return tuple(
-            ((0, self.program.static[device]), *zip(at.tolist(), held.tolist(), strict=True))
-            for device, (at, held) in enumerate(self._memory)
+            ((0, self.program.static[device]), *zip(at.tolist(), used.tolist(), strict=True))
+            for device, (at, used) in enumerate(self._memory)
         )
 
     @cached_property
     def peak_memory(self) -> tuple[Number, ...]:
         """The most bytes of each device at any instant, activations and static together."""
         return tuple(
-            max([static, *held.tolist()]) for static, (_, held) in zip(self.program.static, self._memory, strict=True)
+            max([static, *used.tolist()]) for static, (_, used) in zip(self.program.static, self._memory, strict=True)
         )
 
     @cached_property
@@ -211,8 +211,8 @@ class Timeline:
         order = _by(device, at, change)
         ends = np.cumsum(np.bincount(device, minlength=program.devices))[:-1]
         changes = zip(program.static, np.split(change[order], ends), strict=True)
-        held = [np.cumsum(np.concatenate((exact([static]), change)))[1:] for static, change in changes]
-        return tuple(zip(np.split(at[order], ends), held, strict=True))
+        used = [np.cumsum(np.concatenate((exact([static]), change)))[1:] for static, change in changes]
+        return tuple(zip(np.split(at[order], ends), used, strict=True))
 
 
 _BUSY, _BACKWARDS = ([CODE[kind] for kind in kinds] for kinds in (BUSY_KINDS, BACKWARDS))

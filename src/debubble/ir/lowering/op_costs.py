@@ -32,7 +32,7 @@ class Tables(NamedTuple):
     freed: Numbers
     """Bytes at its end."""
     lead: Numbers
-    """How long before the end of its F an O may start, and before that of its L a B, I or R; 0 for all others."""
+    """Time before the end of its F at which an O may start, and before that of its L a B, I or R; 0 for all others."""
 
     def at(self, level: Ints, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
         """Return the places of operations in the raveled tables."""
@@ -170,7 +170,7 @@ class _TableBuilder:
             shares = (*all_shares(op_costs.recompute_fraction), *all_shares(op_costs.offload_fraction))
             count = max(len(pattern), self.scale.shape[1], *(len(each) for _, each in shares))
             self.longer = (np.array([pattern * (count // len(pattern))], dtype=dtype) - 1) * self.scale
-            """What attention takes more than where its tokens attend to the fewest keys, over what it takes there."""
+            """Time that attention takes more than where tokens attend to the fewest keys, over what it takes there."""
         self.recomputed_fraction = self._fractions(op_costs.recompute_fraction)
         self.fused = self._mask(() if self.explicit else op_costs.fused_recompute)
         self.whole = self._column(self.costs.activation)

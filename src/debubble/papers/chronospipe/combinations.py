@@ -251,8 +251,8 @@ class _UnitsBuilder(CombinationBuilder):
         stages = [dict(stage) for stage in Partition.cut(self._units, combination.lengths)]
         for (chunk, kind, strategy), count in quarters.items():
             for stage in stages[chunk * p : (chunk + 1) * p]:
-                alike = [index for index in stage if _kind(self._units.units[index]) == kind]
-                for index in alike[: -(-len(alike) * count // PARTS)]:
+                of_kind = [index for index in stage if _kind(self._units.units[index]) == kind]
+                for index in of_kind[: -(-len(of_kind) * count // PARTS)]:
                     stage[index] = strategy
         partition = Partition(stage.items() for stage in stages)
         hosted = range((combination.chunks - combination.hosted) * p, combination.chunks * p)

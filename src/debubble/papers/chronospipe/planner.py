@@ -12,7 +12,7 @@ backwards whole, as in the paper, and split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from debubble.costs.host_memory import check_host_memory
@@ -22,10 +22,12 @@ from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.papers.chronospipe.combinations import ChunkIncrement, Combination, CombinationBuilder
 from debubble.planners.problem import Problem, Solution
-from debubble.planners.registry import planner
+from debubble.planners.registry import HostEstimate, planner
 from debubble.search.effort import CHECKED, SIMULATION
 from debubble.simulator import simulate
 
+MAX_TRIALS = 12
+"""Combinations that a quick plan tries; it is the first of them that fits."""
 FINALISTS = 6
 """Combinations that are simulated whole, once one of them fits."""
 SEARCH = 0.7
@@ -41,7 +43,28 @@ class _Fit:
     expected: Number
 
 
-@planner("chronos", paper="ChronosPipe", searches=True)
+def promise(problem: Problem) -> float:
+    """Seconds that a step may take with the combination that promises most; infinite if nothing seems to fit."""
+    builder = CombinationBuilder.of(problem)
+    return builder.promise(builder.combinations()[0])
+
+
+def quick_step(problem: Problem, spend: Callable[[float], None]) -> float:
+    """Seconds of a step of the first combination that fits, of those that promise most.
+
+    `spend` is told the seconds of the reference machine that it takes.  Raises InfeasibleError if none fits.
+    """
+    promising = CombinationBuilder.of(problem).combinations()[:MAX_TRIALS]
+    search = ChronosSearch(replace(problem, effort=0.0), promising)
+    try:
+        return search.expected()
+    finally:
+        spend(search.effort.spent)
+
+
+@planner(
+    "chronos", paper="ChronosPipe", searches=True, host_estimate=HostEstimate(promise=promise, quick_step=quick_step)
+)
 def chronos(problem: Problem) -> Solution:
     """The fastest ChronosPipe that fits: chunks, recomputation, offloaded states and activations, and groups."""
     return ChronosSearch(problem).solution()

@@ -220,9 +220,9 @@ def _least_memory(rhythm: Rhythm, micro_batches: int, costs: StageCosts, shares:
 
     def peak_and_way(timetable: Timetable) -> tuple[float, int]:
         way = timetable.backward_start(0, 0, 0) - timetable.forward_start(0, 0, 0)
-        enough = min(micro_batches, rhythm.group * (way // timetable.period + 3))
+        least = min(micro_batches, rhythm.group * (way // timetable.period + 3))
         now = peak = 0.0
-        for _, kind, chunk, _ in timetable.operations(0, enough):
+        for _, kind, chunk, _ in timetable.operations(0, least):
             if kind is Kind.F:
                 now += kept[chunk]
             elif kind is Kind.R:

@@ -15,6 +15,7 @@ from debubble.costs.units import Units
 from debubble.formatting import size_words, time_words
 from debubble.ir import InputError, Kind, Number
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
+from debubble.ir.stage_costs import limits_of
 from debubble.models import Model
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.degrees.simplest import levers_of
@@ -305,8 +306,7 @@ class Explanation:
 
     @property
     def _limits(self) -> list[float]:
-        limits = [self.plan.costs.limit_of(device) for device in range(self.plan.devices)]
-        return [float("inf") if limit is None else float(limit) for limit in limits]
+        return limits_of(self.plan.costs.memory_limit, self.plan.devices)
 
     def _units(self, cluster: Cluster) -> Units:
         plan, framework = self.plan, framework_of_plan(self.plan)
@@ -369,7 +369,7 @@ def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation
 
 
 def explain(plan: Plan) -> Explanation | None:
-    """What a plan's step and memory consist of, and what binds it; None for a plan of abstract costs.
+    """Explain the parts of a plan's step and memory, and what binds it; None for a plan of abstract costs.
 
     Args:
         plan: The plan.

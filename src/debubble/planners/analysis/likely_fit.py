@@ -1,4 +1,4 @@
-"""How far off a plan's figures may be, whether it may exceed its devices by that, and the limit to plan with then."""
+"""Accuracy of a plan's figures: whether it may exceed its devices by that, and the limit to plan with then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.plans import Plan
 
 
 def plan_accuracy(what: Figure, plan: Plan) -> Accuracy | None:
-    """How far off a plan's step or memory may be by published runs; None where its costs were measured or given."""
+    """Accuracy of a plan's step or memory by published runs; None where its costs were measured or given."""
     if plan.profile is not None or plan.model_on_cluster is None:
         return None
     return accuracy_of(what, *plan.model_on_cluster, plan.options)

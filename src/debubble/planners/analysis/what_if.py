@@ -246,7 +246,7 @@ class _Change:
     """Sequences per step."""
     lever: bool = False
     repeats: int = 0
-    """How often the plan itself, step after step, is an answer to the changed problem; 0: it is none."""
+    """Times that the plan itself, step after step, is an answer to the changed problem; 0: it is none."""
     of_memory: bool = False
     """True if it changes how much memory there is."""
     option: bool = False

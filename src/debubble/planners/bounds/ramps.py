@@ -221,7 +221,7 @@ class FinishedUnits:
 
 
 def earliest_host_step(a: Pieces) -> float:
-    """When the first CPU optimizer step may begin: after all forwards, the last unit's backwards, and a drain."""
+    """Earliest start of a CPU optimizer step: after all forwards, the last unit's backwards, and a drain."""
     m, last = a.micro_batches, a.pieces[-1]
     through = sum(piece.forward for piece in a.pieces) + (len(a.rooms) - 1) * a.communication
     forwards = m * sum(piece.forward for piece in a.pieces) / len(a.rooms)

@@ -44,7 +44,7 @@ class Best:
 
 
 class FoundPlans:
-    """What a search has found so far, and its answer."""
+    """The plans that a search has found so far, and its answer."""
 
     def __init__(self, job: Job, planner: str) -> None:
         self.job, self.planner = job, planner

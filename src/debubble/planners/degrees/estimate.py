@@ -14,10 +14,10 @@ from debubble.costs.host_memory import check_host_states
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.bounds.proven import lower_bound
 from debubble.planners.bounds.quick_plans import PipelineBounds
-from debubble.planners.degrees.host_estimates import host_estimates
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule
 from debubble.planners.problem import Problem, Solution, closest
+from debubble.planners.registry import HostEstimate, planners
 from debubble.schedules import schedules
 from debubble.search.effort import REPRICED
 from debubble.simulator import Repricer
@@ -41,7 +41,7 @@ def promise(problem: Problem) -> float:
 
     It is an estimate to compare choices by, and no bound.
     """
-    return host_estimates[WITH_HOSTS].promise(problem)
+    return _of_hosts().promise(problem)
 
 
 def uneven_promise(problem: Problem) -> float:
@@ -57,7 +57,13 @@ def quick_host_step(problem: Problem, *, spend: Callable[[float], None] = lambda
 
     `spend` is told the seconds of the reference machine that it takes.  Raises InfeasibleError if none fits.
     """
-    return host_estimates[WITH_HOSTS].quick_step(problem, spend)
+    return _of_hosts().quick_step(problem, spend)
+
+
+def _of_hosts() -> HostEstimate:
+    estimate = planners[WITH_HOSTS].host_estimate
+    assert estimate is not None
+    return estimate
 
 
 def quick_bound(problem: Problem) -> float:

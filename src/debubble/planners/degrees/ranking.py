@@ -24,9 +24,9 @@ class Ranking(Generic[K]):
     """Seconds of those that fit, in the order in which they were taken."""
     refused: dict[K, DebubbleError] = field(default_factory=dict)
     slower: int = 0
-    """How many cannot be among the best."""
+    """Number of those that cannot be among the best."""
     left: int = 0
-    """How many are not looked at yet."""
+    """Number of those that are not looked at yet."""
 
     def best(self, count: int) -> list[K]:
         """The fastest, fastest first; of those that take the same step, the first that was taken."""

@@ -174,7 +174,7 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
 
 
 def _frameworks(job: Job, clock: Clock) -> Iterator[Remedy]:
-    """The same degrees as a framework runs them, the fastest of those that fit."""
+    """These degrees as a framework runs them, the fastest of those that fit."""
     if job.target is not None or not job.fixed or clock.over:
         return
     found: list[Remedy] = []

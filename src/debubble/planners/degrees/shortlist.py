@@ -24,15 +24,15 @@ class Shortlist:
 
     Attributes:
         choices: Those with the smallest micro-batches, the most promising first.
-        alike: Choice for all sizes of micro-batches -> the choices that it stands for.
+        by_size: Choice for all sizes of micro-batches -> the choices that it stands for.
     """
 
     choices: Sequence[Degrees]
-    alike: Mapping[Degrees, Sequence[Degrees]]
+    by_size: Mapping[Degrees, Sequence[Degrees]]
 
     def sizes_of(self, degrees: Degrees) -> Sequence[Degrees]:
         """The choice with every size of micro-batches."""
-        return self.alike[of_one_size(degrees)]
+        return self.by_size[of_one_size(degrees)]
 
 
 def shortlist(job: Job, *, on_hosts: bool = False) -> Shortlist:
@@ -45,13 +45,13 @@ def shortlist(job: Job, *, on_hosts: bool = False) -> Shortlist:
     Raises:
         InputError: if no choice is legal.
     """
-    alike: dict[Degrees, list[Degrees]] = {}
+    by_size: dict[Degrees, list[Degrees]] = {}
     for degrees in configurations(job):
-        alike.setdefault(of_one_size(degrees), []).append(degrees)
+        by_size.setdefault(of_one_size(degrees), []).append(degrees)
     limit = max(job.cluster.memory_limits)
-    smallest = (min(group, key=lambda each: each.micro_batch_size) for group in alike.values())
+    smallest = (min(group, key=lambda each: each.micro_batch_size) for group in by_size.values())
     roomy = [degrees for degrees in smallest if least_states(job, degrees, on_hosts=on_hosts) <= limit]
-    return Shortlist(sorted(roomy, key=_exchange)[:MOST_CHOICES], alike)
+    return Shortlist(sorted(roomy, key=_exchange)[:MOST_CHOICES], by_size)
 
 
 def least_states(job: Job, degrees: Degrees, *, on_hosts: bool = False) -> float:

@@ -140,9 +140,9 @@ def smallest_batches(job: Job) -> list[Degrees]:
     """
     smallest: dict[Degrees, Degrees] = {}
     for degrees in configurations(job):
-        alike = of_one_size(degrees)
-        if alike not in smallest or degrees.micro_batch_size < smallest[alike].micro_batch_size:
-            smallest[alike] = degrees
+        of_all_sizes = of_one_size(degrees)
+        if of_all_sizes not in smallest or degrees.micro_batch_size < smallest[of_all_sizes].micro_batch_size:
+            smallest[of_all_sizes] = degrees
     undivided = [replace(degrees, zero=0) for degrees in smallest.values() if degrees.zero and "zero" not in job.fixed]
     return sorted({*smallest.values(), *(degrees for degrees in undivided if _is_legal(job, degrees))}, key=in_order)
 

@@ -50,7 +50,7 @@ ENTRIES = 21
     T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP,
     T_AGAIN, B_DROPPED, T_OWN_STEP, B_WHOLE, T_TRANSFER, S_OUT, S_BACK, S_AGAIN, B_HOST,
 ) = range(ENTRIES)  # fmt: skip
-"""What the table knows of a stage: times of F, I and W, without recomputation; bytes that F keeps, that come back
+"""Columns of the table of stages: times of F, I and W, without recomputation; bytes that F keeps, that come back
 before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
 of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own; time of
 its step on the device; bytes of its activation if it recomputes nothing, and the time to move them to the host; the

@@ -62,18 +62,18 @@ CHAINS, PARTS = 4, 2
 TEMPERATURE = 0.1
 """At which they begin, in logarithms of the unevenness; they cool to none."""
 NORM_EXPONENT = 1000.0
-"""How much more a device counts that is done later, per part of the step by which it is."""
+"""Logarithm by which a device weighs more that is done later, per part of the step by which it is."""
 LAST, NEXT = 0.4, 6.0
-"""How often the device that is done last gives a unit away, and the mean rank of the device that does else."""
+"""Share of moves in which the device that is done last gives a unit away; mean rank of the device that does else."""
 ROTATIONS, ANYWHERE, NEAR, NEIGHBOUR = 0.3, 0.4, 8.0, 2.0
-"""How often three units change places and not two; how often the second one is anywhere, else its mean distance in
-units; and the mean distance between the second and the third."""
+"""Share of the exchanges that are of three units and not two; share of those in which the second one is anywhere, else
+its mean distance in units; and the mean distance between the second and the third."""
 KEPT_WAIT_SHARE = 0.5
 """The part of its wait that a device keeps at least, whatever units it gets."""
 PROMISING_GAP = 1e-4
 """The part of the step that the first ramp has to promise before the whole step is ordered."""
 WHOLE_STEP_PRICE = 10.0
-"""What that takes, in times of the first ramp."""
+"""Price of ordering a whole step, in prices of the first ramp."""
 DRAW_PRICE, TRIAL_PRICE = 4e-5, (3e-4, 3e-8)
 """Seconds of the reference machine to draw a change; to score it, and more per pair of a stage and a micro-batch."""
 
@@ -112,7 +112,7 @@ class _State:
 
     @property
     def time(self) -> float:
-        """When the last device is done."""
+        """The end of the last device."""
         return float(self.ends.max())
 
     def unevenness(self, time: float) -> float:

@@ -256,7 +256,7 @@ class Levers:
 
     @cached_property
     def _balanced_stages(self) -> Ints:
-        """Where stages of equal times begin, as far as whole units allow, and where the last one ends."""
+        """First units of stages of equal times, as far as whole units allow, and the end of the last one."""
         stages, units, sums = self.placement.stages, len(self.units.units), self._work_before
         ends = np.searchsorted(sums, sums[-1] * np.arange(1, stages) / stages)
         ends = np.maximum(ends, np.arange(1, stages))

@@ -67,7 +67,7 @@ for the slowest of these coolings, whose length counts, and where there are fewe
 MIN_SIMULATIONS = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 VARIANT_TOLERANCE = 1.02
-"""How much slower an order may be to begin with that leaves its search more to change."""
+"""Times the fastest order that another may take to begin with if it leaves its search more to change."""
 STEP = 0.002
 """Share of the time by which an order must be faster to be reported before its search ends."""
 SIMULATIONS = 4

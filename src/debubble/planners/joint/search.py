@@ -49,12 +49,13 @@ that are done, and small ones are done soon."""
 STARTS_PER_PLACEMENT = 3
 """Chains that begin in every placement; more where there are few placements."""
 STARTS_ON_DEVICES, MUCH_FASTER = 10, 0.93
-"""Where hosts may step but need not, so many chains more draw plans with all states on devices, which leave little for
-activations: few changes do not lead from one kind to the other.  They are annealed if the best is this much faster."""
+"""Chains that are added where hosts may step but need not, and draw plans with all states on devices, which leave
+little for activations: few changes do not lead from one kind to the other.  They are annealed if the best is this much
+faster."""
 DRAW_SHARE = 0.1
 """The part of the effort in which they draw their first points at random."""
 FEWEST_STARTS, MOST_STARTS, MIN_POINTS = 10, 30, 500
-"""How many chains are annealed at least and at most, and the points that each of them tries at least if there are more.
+"""The least and the most chains that are annealed, and the points that each of them tries at least if there are more.
 They find soon most of what they find, and differ more by where they begin than by how long they continue."""
 FINAL_TEMPERATURE = 0.0005
 """Temperature at which a chain ends, a part of the step's time."""

@@ -15,7 +15,8 @@ from itertools import accumulate, pairwise
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.errors import InfeasibleError, readable
-from debubble.ir import Placement, Schedule, StageCosts
+from debubble.ir import Schedule, StageCosts
+from debubble.ir.stage_costs import limits_of
 from debubble.simulator import Repricer
 from debubble.targets.levers import TargetLevers
 
@@ -85,7 +86,7 @@ def cheapest_strategies(
         costs = units.stage_costs(partition, placement, on_host=repricer.schedule.host_steps)
         return repricer.peak_memory(costs, fused_recompute=partition.recomputing)
 
-    limits = _limits(units.stage_costs(build([]), placement), placement)
+    limits = limits_of(units.memory_limit, placement.devices)
     kept = _fewest(
         increments, peaks, limits, superfluous=_last_of_each_type(units), independent=repricer.lists_decide
     )  # fmt: skip
@@ -98,7 +99,7 @@ def cheapest_uniform(repricer: Repricer, units: Units, lengths: Sequence[int], l
     Raises InfeasibleError if none of the ways fits.
     """
     placement = repricer.schedule.placement
-    limits = _limits(units.stage_costs(Partition.cut(units, lengths), placement), placement)
+    limits = limits_of(units.memory_limit, placement.devices)
     fitting: list[tuple[float, Partition]] = []
     missing = math.inf
     for ways in levers.uniform_partitions(units, lengths):
@@ -155,7 +156,7 @@ def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
     def peaks(taken: Sequence[Sequence[Increment]]) -> tuple[float, ...]:
         return repricer.peak_memory(costs, fused_recompute=stages_of(taken))
 
-    limits = _limits(costs, schedule.placement)
+    limits = limits_of(costs.memory_limit, schedule.devices)
     return stages_of(
         _fewest(
             increments,
@@ -165,10 +166,6 @@ def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
             independent=repricer.lists_decide,
         )
     )
-
-
-def _limits(costs: StageCosts, placement: Placement) -> list[float]:
-    return [float("inf") if (limit := costs.limit_of(d)) is None else float(limit) for d in range(placement.devices)]
 
 
 def _fewest(

@@ -99,7 +99,7 @@ class _Portfolio:
         self.problem, self.effort = problem, effort
         self._cuts: dict[tuple[str, Placement], tuple[tuple[int, ...], StageCosts]] = {}
         self._of_plugins = {name: "not tried" for name, entry in schedules.items() if not is_own(entry.build)}
-        """What came of the schedules of other packages, in words."""
+        """Outcomes of the schedules of other packages, in words."""
         p, m = problem.devices, problem.micro_batches
         self.small = p * m <= SMALL_STEP_PAIRS
         # What divides m by p divides the short step too: some schedules group micro-batches by p.
@@ -150,7 +150,7 @@ class _Portfolio:
             self._of_plugins[order.schedule] = words
 
     def remark_on_plugins(self) -> str | None:
-        """What came of the schedules of other packages; None if there are none."""
+        """Outcomes of the schedules of other packages; None if there are none."""
         return "; ".join(f"{name}: {words}" for name, words in self._of_plugins.items()) or None
 
     def _add_library(self, candidates: list[Candidate]) -> None:
@@ -179,10 +179,10 @@ class _Portfolio:
     def _stretch(self, order: Order) -> float:
         """Time of a scaled-down problem over its work; infinite if it does not fit, 1 if there is none."""
         chunks = order.placement.chunks
-        alike = scaled_problem(self.problem, chunks)
-        if alike is None:
+        scaled = scaled_problem(self.problem, chunks)
+        if scaled is None:
             return 1.0
-        small, costs = alike
+        small, costs = scaled
         self.effort.spend(TRIAL_SECONDS)
         try:
             schedule = order.like(small.devices).build(small, costs, tries=TRIES)

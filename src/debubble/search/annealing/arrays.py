@@ -60,7 +60,7 @@ def message_rows(problem: OrderProblem) -> list[Number]:
     return rows
 
 
-def tail_rows(problem: OrderProblem, time: Floats, message: Floats, behind: Floats) -> Floats:
+def tail_rows(problem: OrderProblem, time: Floats, message: Floats, after: Floats) -> Floats:
     """Longest chain after each operation, data and host steps, with the backward split where it may be."""
     S = problem.stages
     shape = (len(KINDS), S, len(distinct_micro_batches(problem)))
@@ -73,8 +73,8 @@ def tail_rows(problem: OrderProblem, time: Floats, message: Floats, behind: Floa
         tail[I, s] = np.maximum(t[W, s] if problem.split else 0, 0 if s == 0 else c[I, s] + before)
         if not problem.split:
             tail[I, s] = tail[B, s]
-        tail[W, s], tail[B, s] = behind[s], np.maximum(tail[B, s], behind[s])
-        tail[I, s] = np.maximum(tail[I, s], (t[W, s] if problem.split else 0) + behind[s])
+        tail[W, s], tail[B, s] = after[s], np.maximum(tail[B, s], after[s])
+        tail[I, s] = np.maximum(tail[I, s], (t[W, s] if problem.split else 0) + after[s])
     for s in reversed(range(S)):
         tail[F, s] = step[s] + tail[I, s] if s == S - 1 else c[F, s] + t[F, s + 1] + tail[F, s + 1]
     return tail.reshape(-1)
@@ -229,15 +229,15 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
     statics, limits = [costs.static_of(d) for d in devices], [costs.limit_of(d) for d in devices]
     size_scale = _common_denominator([*allocated, *freed, *statics, *(x for x in limits if x is not None)])
     time, sent = _floats(durations, time_scale), _floats(message, time_scale)
-    behind = _floats(problem.after_weights, time_scale)
+    after = _floats(problem.after_weights, time_scale)
     return {
         "time": time,
         "allocated": _floats(allocated, size_scale),
         "freed": _floats(freed, size_scale),
         "lead": _floats(leads, time_scale),
         "message": np.tile(sent, levels),
-        "tail": np.tile(tail_rows(problem, time.reshape(levels, -1).min(axis=0), sent, behind), levels),
-        "after_weights": behind,
+        "tail": np.tile(tail_rows(problem, time.reshape(levels, -1).min(axis=0), sent, after), levels),
+        "after_weights": after,
         "gradients": _floats(gradients, time_scale),
         "host_step": _floats(host_step, time_scale),
         # Before the ends, so that what waits for it has no operation as its cause.

@@ -63,15 +63,15 @@ def keep(a: KernelLayout, x: Floats, n: Ints, at: int) -> None:
     copy_numbers(n, a.cause, a.kept_causes, a.causes)
     copy_numbers(x, a.reserved, a.last_floats, a.device_floats)
     copy_numbers(n, a.cursor, a.last_ints, a.device_ints)
-    end, met, behind = n[a.marked + 1], n[a.marked + 2], 0
+    end, met, kept = n[a.marked + 1], n[a.marked + 2], 0
     if met >= 0:
-        behind = min(n[a.marked] - met, MARKS - end)
-        for k in range(behind):
-            index = k if end < met else behind - 1 - k
+        kept = min(n[a.marked] - met, MARKS - end)
+        for k in range(kept):
+            index = k if end < met else kept - 1 - k
             copy_mark(a, x, n, met + index, end + index)
     for index in range(at + 1, end):
         copy_mark(a, x, n, MARKS + index, index)
-    n[a.marked] = end + behind
+    n[a.marked] = end + kept
     n[a.stale : a.stale + a.devices] = 0
 
 

@@ -33,12 +33,12 @@ NEEDED, RELOADED, SENT, ROW = range(4)
 """The facts of an operation, as the table above has them."""
 
 Shares = tuple[int, int, int, int, int, int]
-"""How often which move is made: the upper ends of the ranges of a number from 0 to 99 in which one toggles offloads,
+"""Shares of the moves: the upper ends of the ranges of a number from 0 to 99 in which one toggles offloads,
 hands one to the next micro-batch, toggles recomputations, or shifts one operation, a run of micro-batches or those of
 neighbouring stages; else two operations change places.  Where a move is not allowed, the next range takes its share."""
 FROM_SCRATCH: Shares = (22, 28, 38, 60, 80, 100)
 FROM_A_PLAN: Shares = (8, 10, 35, 60, 85, 100)
-"""Where a start's offloads are chosen well: on a plan of `joint` all other moves gained ten times as much."""
+"""Shares for a start whose offloads are chosen well: on a plan of `joint` all other moves gained ten times as much."""
 
 
 class KernelLayout(NamedTuple):

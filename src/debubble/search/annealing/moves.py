@@ -159,9 +159,9 @@ def toggle_recompute(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair
             remove(orders, lengths, d, at)
         return
     kind = R + draw(random, a.levels) if a.levels > 1 else R
-    behind = max(find(orders, lengths, d, F * size + pair), find(orders, lengths, d, L * size + pair))
+    earliest = max(find(orders, lengths, d, F * size + pair), find(orders, lengths, d, L * size + pair))
     backward = backward_at(a, orders, lengths, d, pair)
-    insert(orders, lengths, d, max(behind + 1, backward - draw(random, 3)), kind * size + pair)
+    insert(orders, lengths, d, max(earliest + 1, backward - draw(random, 3)), kind * size + pair)
 
 
 @borrowing

@@ -29,7 +29,7 @@ COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
 COOLING_STEPS = 16
 """Temperatures of a cooling, at least."""
 CHECK_RATIO = 10
-"""Where simulation agrees with the chain, its improvements are simulated once in the work of so many simulations, and
+"""Work between two simulations of improvements, in simulations, once one agrees with the chain; others are simulated
 where the search ends; of chains in parallel also where a cooling ends."""
 RESTART_RATIO = 1.005
 """A chain restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may

@@ -29,7 +29,7 @@ Column = Any
 """A list of Python's numbers, or an array where the code is compiled."""
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _KERNEL: dict[FunctionType, Callable[[Callable[..., object]], Callable[..., object]]] = {}
-"""How `compiled` compiles each of its functions; those that a function calls come before it."""
+"""The compiler of each function of `compiled`; those that a function calls come before it."""
 
 
 def _kernel(function: _Function) -> _Function:

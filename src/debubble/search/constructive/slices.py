@@ -21,7 +21,7 @@ class _Choice(NamedTuple):
 
     start: float
     second: bool
-    """Whether the other kind comes first among those that start together."""
+    """True if the other kind comes first among those that start together."""
     depth: int
     op: Op
 
@@ -78,7 +78,7 @@ class _Dispatch:
         self.free = [0.0] * placement.devices
         self.alive = [0] * placement.devices
         self.ready: dict[Op, float] = {Op(Kind.F, 0, j): 0.0 for j in range(self.items)}
-        """When the input of an operation is there."""
+        """The time at which the input of an operation is there."""
         self.forward = [0] * placement.stages
         """The next slice forwards of every stage."""
         self.backward = [[self.slices - 1] * sequences for _ in range(placement.stages)]

@@ -16,7 +16,7 @@ MESSAGES: Mapping[CommunicationModel, str] = {
     "receiver": "where the receiver waits",
     "latency": "with asynchronous ones",
 }
-"""How messages may behave.  In the middle one the receiver waits from when it asks for the message, with a
+"""Models of messages.  In the middle one the receiver waits from when it asks for the message, with a
 recomputation next to it, and the sender continues; section 4.2 argues so for the gradients of chunk 2."""
 
 

@@ -55,8 +55,8 @@ def figure_3() -> Cells:
         if a == b:
             return "the operation itself"
         if isinstance(known[a, b], int):
-            alike = a.micro_batch == b.micro_batch or a.kind is b.kind
-            return "same micro-batch or kind" if alike else "follows by transitivity"
+            same = a.micro_batch == b.micro_batch or a.kind is b.kind
+            return "same micro-batch or kind" if same else "follows by transitivity"
         return "decided by the solver" if row < column else "complement of another"
 
     labels = [f"{_LETTERS[op.kind]}{op.micro_batch}" for op in operations]

@@ -100,13 +100,13 @@ def answer(planner: str, case: Case) -> PlannerOutcome | None:
     return PlannerOutcome(seconds=seconds, memory=sum(shares) / len(shares), mfu=_mfu(problem, seconds))
 
 
-MANY = 8
+LONG_STEP_FACTOR = 8
 """So many times the micro-batches make the preparation bubble not worth planning for."""
 
 
 def two_bubbles(problem: Problem) -> Solution:
     """SCOPE without B_P: recomputation and imbalance are weighed as in a step of very many micro-batches."""
-    amortized = planners["scope"].find(replace(problem, micro_batches=MANY * problem.micro_batches))
+    amortized = planners["scope"].find(replace(problem, micro_batches=LONG_STEP_FACTOR * problem.micro_batches))
     schedule = megatron_schedule(problem, amortized.schedule.placement.chunks)
     fused = amortized.schedule.fused_recompute
     return replace(amortized, schedule=replace(schedule, fused_recompute=fused))

@@ -22,7 +22,7 @@ from debubble.planners.joint.list_scheduling.state import NEVER, State, Step, pl
 
 @inlined
 def back_for(a: Step, x: State, s: int, j: int, lead: int) -> float:
-    """When enough of an activation is back for the operation with this lead; a backward after its R waits for all."""
+    """Time at which enough of an activation is back for an operation with this lead; a B or I after its R needs all."""
     whole = lead == BACK_LEAD and j < x.next_r[s]
     back: float = x.back[s, j] - (0.0 if whole else a.scales[j] * a.stages[s, lead])
     return back
@@ -30,7 +30,7 @@ def back_for(a: Step, x: State, s: int, j: int, lead: int) -> float:
 
 @inlined
 def backward_ready(a: Step, x: State, s: int, j: int) -> float:
-    """When a backward has its gradient and its activation.
+    """Time at which a backward has its gradient and its activation.
 
     The moment from which it may begin is decided here alone.
     """
