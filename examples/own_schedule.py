@@ -9,7 +9,7 @@ from debubble.schedules.registry import schedule
 
 @schedule("eager-1f1b", paper="an example", bubble="that of 1f1b or less", memory="p - s + 1 on stage s")
 def eager(*, devices: int, micro_batches: int, costs: db.StageCosts | None = None) -> db.Schedule:
-    """Per stage p - s forwards instead of p - s - 1, then one backward and one forward in turn."""
+    """p - s + 1 forwards before a stage's first backward, one more than 1F1B, then backwards and forwards in turn."""
     orders = []
     for s in range(devices):
         ahead = min(devices - s if s < devices - 1 else 0, micro_batches)

@@ -3,8 +3,9 @@
 1. Every legal choice (`space`) of which memory alone shows that nothing fits is dropped (`memory.too_large`).
 2. Quick plans of the others are made (`estimate`) in the order of their lower bounds, until these are above the fifth
    best step: no other choice can be among the five best quick plans.  Choices that take the same step count as one.
-3. The best is planned thoroughly, then those of the five best that are close to it, in parallel, and the fastest one
-   of them by more planners (or all five by the planner that was asked for).
+3. The best is planned thoroughly, then those of the five best that are close to it, in parallel, those with the lowest
+   bounds briefly by `joint` where memory is short, and the fastest one of them by more planners (or all five by the
+   planner that was asked for).
 4. Of all plans within the job's tolerance of the fastest, the simplest is the answer (`simplest`).
 
 All of it is counted in work, so that the same call gives the same plan on every machine.
