@@ -146,7 +146,7 @@ def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
         ({**LLAMA, "model_type": "qwen2_moe"}, {}, "divides the experts of its own units alone"),
         (MIXTRAL, {}, "5 experts cannot be divided among 2 expert-parallel ranks"),
         (FOUR, {"data": 1}, "2 expert-parallel ranks are no part of the 1 x 1 data-"),
-        (FOUR, {"tensor": 2, "expert_tensor": 1}, "make the plan with --expert-tensor 2"),
+        (FOUR, {"tensor": 2, "expert_tensor": 1}, "make the plan with --tensor 2 --expert-tensor 2"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(config: Any, options: Any, message: str) -> None:
