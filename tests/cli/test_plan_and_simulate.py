@@ -444,7 +444,7 @@ def test_the_fastest_plan_of_given_degrees_can_be_taken(run: Any) -> None:
             "--dtype", "fp32", "--effort", "0.5", "--fastest")  # fmt: skip
     plain, fastest = (" ".join(run(*each)[1].split()) for each in (call[:-1], call))
 
-    assert "slower than with recomputation, offload or steps on hosts · it wins on CPUs" in plain
+    assert "slower than with recomputation, offload or steps on hosts · it wins within 1% · " in plain
     assert "--fastest takes the other" in plain
     assert "Offload" in fastest
     assert "--fastest" not in fastest
