@@ -25,7 +25,7 @@ from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.explanation import ALL_TO_ALL, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
-from debubble.planners.analysis.what_if import gains, helpful
+from debubble.planners.analysis.what_if import MIN_SHOWN_GAIN, gains, helpful
 from debubble.planners.answers import WITH_LEVERS
 from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Cause
@@ -265,8 +265,7 @@ def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     nearest = sorted(elsewhere.items(), key=lambda entry: entry[1])
     if nearest:
         named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:OTHER_TARGETS_SHOWN]]
-        yield f"quick plans of these degrees, own kernels: {named[0]}"
-        yield from named[1:]
+        yield f"quick plans of these degrees, own kernels: {', '.join(named)}"
     if plan.options.lora:
         yield "adapters are configured by hand elsewhere"
 
@@ -328,6 +327,8 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
         yield f"{'no quick plan' if gain.what_if.quick else 'nothing'} fits {option}, which would be sure to fit"
         return
     price = None if gain is None else gain.effect.removesuffix(" per sequence")
+    if gain is not None and abs(gain.share or 0.0) < MIN_SHOWN_GAIN:
+        price = "as fast"
     if gain is not None and gain.what_if.quick:
         price = f"{price} by quick plans{' of these degrees' * (plan.degree_search is not None)}"
     yield f"{option} fits even that ({price or '--why tells its step'})"
