@@ -9,7 +9,7 @@ from debubble.schedules.registry import schedule
 
 @schedule("eager-1f1b", paper="an example", bubble="that of 1f1b or less", memory="p - s + 1 on stage s")
 def eager(*, devices: int, micro_batches: int, costs: db.StageCosts | None = None) -> db.Schedule:
-    """p - s + 1 forwards before a stage's first backward, one more than 1F1B, then backwards and forwards in turn."""
+    """One forward more than 1F1B before a stage's first backward, p - s + 1, then backwards and forwards in turn."""
     orders = []
     for s in range(devices):
         ahead = min(devices - s if s < devices - 1 else 0, micro_batches)
