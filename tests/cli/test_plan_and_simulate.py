@@ -256,7 +256,7 @@ def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path
     text = page.read_text()
     questions = re.findall(r"<h2>(.*?[?])</h2>", text)
     assert questions == ["Does it fit?", "Why not?", "What would help?"]
-    assert "--cluster</span> 12xL4-24GB" in text
+    assert "--cluster</span> 8xL4-24GB" in text
     assert "debubble plan llama3.2-1b" in text
 
 

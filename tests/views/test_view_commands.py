@@ -102,6 +102,7 @@ def test_a_plan_that_does_not_fit_is_shown_all_the_same(tmp_path: Path) -> None:
 def test_show_writes_every_picture_that_is_asked_for(plan: Path, trace: Path, tmp_path: Path) -> None:
     files = {name: tmp_path / "pictures" / f"step.{name}" for name in ("html", "png", "svg", "pdf", "perfetto")}
     options = [word for name, path in files.items() for word in (f"--{name}", path)]
+    (tmp_path / "pictures").mkdir()
 
     result = run("show", plan, "--trace", trace, *options, "--json")
 

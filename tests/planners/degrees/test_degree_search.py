@@ -149,7 +149,7 @@ def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
 
 @pytest.mark.slow
 def test_a_choice_without_a_quick_plan_is_planned_if_it_promises_much() -> None:
-    cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "8.5GiB"})
+    cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "7GiB"})
     tight = Job(
         model=db.models["llama3.2-1b"], cluster=cluster, global_batch=8, options=RunOptions(sequence_length=2048),
         fixed={"tensor": 1, "context": 1, "micro_batch_size": 1}, effort=0.1,

@@ -29,7 +29,7 @@ def test_a_pipeline_for_too_long_a_sequence_is_told_other_degrees() -> None:
     asked = job(length=131072, pipeline=8)
     first, *others = remedies(asked)
     assert first.degrees.slices > 1
-    assert first.change == f"--pipeline 4 --data 2 --zero 1 --slices {first.degrees.slices}"
+    assert first.change == f"--pipeline 8 --slices {first.degrees.slices}"
     assert len(others) < MOST
     free = job(length=131072)
     assert first.step_time == quick_step(free.problem(first.degrees))[0]
