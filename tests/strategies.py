@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from hypothesis import strategies as st
@@ -10,14 +11,22 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.ir.schedule import Shares
+from debubble.ir.stage_costs import CommunicationModel
 
 times = st.integers(min_value=1, max_value=9)
 """Times that keep sums exact."""
 
 
 @st.composite
-def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False, deeper: bool = False) -> StageCosts:
-    """Uneven integer costs of `stages` stages, with any communication model but `blocking`."""
+def stage_costs(
+    draw: st.DrawFn,
+    *,
+    stages: int,
+    offload: bool = False,
+    deeper: bool = False,
+    messages: Sequence[CommunicationModel] = ("latency", "exclusive"),
+) -> StageCosts:
+    """Uneven integer costs of `stages` stages, with one of these communication models."""
 
     def each(minimum: int = 1) -> list[int]:
         return draw(st.lists(st.integers(minimum, 9), min_size=stages, max_size=stages))
@@ -37,7 +46,7 @@ def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False, deeper: 
         recompute_deeper=each() if deeper else None,
         activation_deeper=[a - 1 for a in each()] if deeper else None,
         communication=draw(st.integers(0, 4)),
-        communication_model=draw(st.sampled_from(["latency", "exclusive"])),
+        communication_model=draw(st.sampled_from(messages)),
         offload=each() if offload else None,
         reload=each() if offload else None,
         offload_overlap=overlaps() if offload else 0,

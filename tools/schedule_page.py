@@ -1,4 +1,7 @@
-"""Writes docs/schedules.md, the library with pictures: `python tools/schedule_page.py`, half a minute."""
+"""Writes docs/schedules.md, the library with pictures: `python tools/schedule_page.py`.
+
+A picture that is there stays: delete it to draw it again.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ def page() -> str:
 
 
 def section(name: str) -> str:
-    """A schedule's arguments and picture."""
+    """A schedule's arguments and picture; the table has its summary."""
     entry = db.schedules[name]
     options = sorted(entry.options - {"devices", "micro_batches", "costs"})
-    lines = [f"### {name}", "", described(inspect.getdoc(entry.build) or ""), ""]
+    _, _, further = (inspect.getdoc(entry.build) or "").partition("\n\n")
+    lines = [f"### {name}", "", *([described(further), ""] if further else [])]
     if options:
         lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
     return "\n".join([*lines, f"![{name}](pictures/schedule-{name}.png)", ""])
@@ -53,7 +57,8 @@ def described(docstring: str) -> str:
             lines.append(f"* `{name}`: {rest}")
         else:
             lines.append(f"  {text}" if line.startswith("     ") else line)
-    return "\n".join(lines)
+    # A section may have had common arguments alone.
+    return "\n".join(lines).removesuffix("Arguments:\n").rstrip()
 
 
 def example(name: str) -> Scene:
@@ -67,9 +72,11 @@ def example(name: str) -> Scene:
 
 
 def main() -> None:
-    """Write the page and the pictures."""
+    """Write the page, and the pictures that are missing: those of another machine differ in some pixels."""
     for name in db.schedules:
-        (DOCS / "pictures" / f"schedule-{name}.png").write_bytes(picture([example(name)], "png"))
+        place = DOCS / "pictures" / f"schedule-{name}.png"
+        if not place.exists():
+            place.write_bytes(picture([example(name)], "png"))
     (DOCS / "schedules.md").write_text(page())
 
 

@@ -11,7 +11,10 @@ from tests.strategies import random_schedules, stage_costs
 @st.composite
 def cases(draw: st.DrawFn, *, offload: bool) -> tuple[Schedule, StageCosts]:
     schedule = draw(random_schedules(offload=offload, shares=not offload, deeper=True))
-    return schedule, draw(stage_costs(stages=schedule.stages, offload=offload, deeper=True))
+    costs = stage_costs(
+        stages=schedule.stages, offload=offload, deeper=True, messages=("latency", "exclusive", "receiver")
+    )
+    return schedule, draw(costs)
 
 
 def agrees(price: Price, timeline: Timeline) -> bool:

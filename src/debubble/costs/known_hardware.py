@@ -186,8 +186,8 @@ _ETHERNET_100, _INFINIBAND_200, _INFINIBAND_400, _INFINIBAND_800 = 12.5e9, 25e9,
 def find_hardware(name: str) -> Hardware:
     """The type of that name, of that name but for the memory's size (`H100`), or the only one that begins with it.
 
-    Makers' words are left out: `RTX-A6000` and `NVIDIA A6000` are `A6000`.  Raises InputError if there is none or more
-    than one.
+    Makers' words are left out, and the order of others is free: `RTX-A6000` and `NVIDIA A6000` are `A6000`.  Raises
+    InputError if there is none or more than one.
     """
     sized = [known for known in hardware if _bare(name) in (_bare(known), _bare(re.sub(r"-\d+GB$", "", known)))]
     if len(sized) == 1:
@@ -201,8 +201,8 @@ def find_hardware(name: str) -> Hardware:
 
 
 def _bare(name: str) -> str:
-    """The name in small letters without what comes and goes in it."""
-    return re.sub(r"nvidia|geforce|tesla|rtx|[-_ ]", "", name.lower())
+    """The words and numbers of a name in alphabetical order, without those that come and go in it."""
+    return " ".join(sorted(re.findall(r"[a-z]+|[0-9.]+", re.sub(r"nvidia|geforce|tesla|rtx", "", name.lower()))))
 
 
 def _add(name: str, **entries: object) -> None:

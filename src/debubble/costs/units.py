@@ -21,13 +21,13 @@ from debubble.pickling import PickledFields
 
 @dataclass(frozen=True, kw_only=True)
 class Units(PickledFields):
-    """A model in model order, with what joins its units."""
+    """A model's units in order, with the links, memory limits and fixed costs of its devices."""
 
     units: tuple[Unit, ...]
     seconds: bool = False
     """True if times are seconds, as measured; others have the unit of whoever gives them."""
     communication: Number = 0
-    """Time of one boundary tensor between two devices, of different nodes if the pipeline has several."""
+    """Time of the activation between two stages on two devices, of different nodes if the pipeline has several."""
     communication_within_node: Number | None = None
     """Time of one between two devices of a node; None: as between all others."""
     devices_per_node: int = 1
@@ -40,13 +40,13 @@ class Units(PickledFields):
     host_memory: Number | None = None
     """Bytes of the host's memory for each device; None: no limit."""
     host_step_bandwidth: Number | None = None
-    """Bytes per second of the host's memory that a device's optimizer step gets there; None: not measured."""
+    """Bytes per second that one device's share of the host's optimizer step gets of its memory; None: not measured."""
     host_link: HostLink = "full-duplex"
     link_groups: tuple[tuple[int, ...], ...] = ()
     memory_limit: tuple[Number, ...] | None = None
     """Per device, or one for all."""
     static: Number = 0
-    """Bytes on every device next to its units' own."""
+    """Bytes on every device besides its units' own."""
     receive_buffers: Number = 0
     """Bytes of a stage's buffers for what one side sends, where a framework has one for every micro-batch."""
     kept_outputs: Number = 0
@@ -57,7 +57,7 @@ class Units(PickledFields):
     attention_scale: tuple[Number, ...] | None = None
     """Keys that tokens attend to, as in StageCosts; the units are those of tokens that attend to the fewest."""
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of StageCosts that every stage has, next to what its units add up to."""
+    """Further entries of StageCosts that every stage has, besides what its units add up to."""
     on_devices: tuple[tuple[Unit, ...], ...] = ()
     """The units as each pipeline device runs them, where devices differ: `units` then take the least time that they
     take on any.  Empty: they are the same on all."""
@@ -102,16 +102,16 @@ class Units(PickledFields):
 
     @property
     def least_communication(self) -> Number:
-        """The least time of a boundary tensor between two devices."""
+        """The least time of an activation between two devices."""
         within = self.communication_within_node
         return self.communication if within is None else min(within, self.communication)
 
     def communication_between(self, placement: Placement) -> tuple[Number, ...]:
-        """Time of a boundary tensor between every stage and the next; the last stage has an entry too."""
+        """Time of an activation from every stage to the next; of the last stage an entry that nothing reads."""
         return (*(self.message(a, b) for a, b in pairwise(placement.device_of)), self.communication)
 
     def message(self, device: int, other: int) -> Number:
-        """Time of a boundary tensor from one pipeline device to another."""
+        """Time of an activation from one pipeline device to another."""
         within = self.communication_within_node
         apart = device // self.devices_per_node != other // self.devices_per_node
         return self.communication if within is None or apart else within

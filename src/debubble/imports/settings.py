@@ -144,7 +144,7 @@ class SettingsReader:
         return choices[word]
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A whole number; raises InputError if it is missing without a default, or is none."""
+        """A whole number (degrees and batches are a `size`); raises InputError if it is missing, or is none."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             said = (

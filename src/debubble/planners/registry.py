@@ -116,12 +116,12 @@ class HostEstimate:
     """A planner's estimate of a step with optimizer states and activations on hosts, by which degrees are ranked.
 
     Attributes:
-        promise: Seconds that a step may take; infinite if nothing seems to fit.
+        estimated_step: Seconds that a step may take; infinite if nothing seems to fit.
         quick_step: Seconds of a step of a quick plan; the second argument is called with the effort spent.  Raises
             InfeasibleError if nothing fits.
     """
 
-    promise: Callable[[Problem], float]
+    estimated_step: Callable[[Problem], float]
     quick_step: Callable[[Problem, Callable[[float], None]], float]
 
 

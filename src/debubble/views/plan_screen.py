@@ -297,7 +297,7 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
     yield f"{low} to {high} a step, up to {size_words(peak.high)} on a device"
-    yield f"as {step.runs} published runs ({step.group}){_kernels(plan)}"
+    yield f"errors of {step.runs} published runs ({step.group}){_kernels(plan)}"
     if _of_cpus(plan):
         yield "none on CPUs"
     elif "," not in step.group:
@@ -324,14 +324,14 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
     gain = next(told, None)
     if gain is not None and gain.share is None:
-        yield f"{'no quick plan' if gain.what_if.quick else 'nothing'} fits {option}, which would be sure to fit"
+        yield f"{'no quick plan' if gain.what_if.quick else 'nothing'} fits {option}, which is sure to fit"
         return
     price = None if gain is None else gain.effect.removesuffix(" per sequence")
     if gain is not None and abs(gain.share or 0.0) < MIN_SHOWN_GAIN:
         price = "as fast"
     if gain is not None and gain.what_if.quick:
         price = f"{price} by quick plans{' of these degrees' * (plan.degree_search is not None)}"
-    yield f"{option} fits even that ({price or '--why tells its step'})"
+    yield f"{option} is sure to fit ({price or '--why tells its step'})"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
@@ -388,7 +388,7 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
 
 
 def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
-    """The cause that takes most of the step next to computing, and its remedy unless what was tried did not help."""
+    """The cause that takes most of the step after computing, and its remedy unless what was tried did not help."""
     if why.advice is None:
         yield "computing"
         return
@@ -431,7 +431,7 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     elif left := plan.degree_search.unplanned:
         yield f"{left} choices of degrees and CPU optimizers, for lack of time"
     elif 0 < plan.gap <= plan.degree_search.tolerance:
-        yield "a search for what the gap leaves (--fastest)"
+        yield "closing the remaining gap (--fastest)"
     if plan.planner == "auto" and plan.degree_search is None and plan.target is None:
         yield "papers' planners (--compare)"
     elif plan.planner != "auto" and plan.degree_search is None:

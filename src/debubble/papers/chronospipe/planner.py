@@ -43,7 +43,7 @@ class _Fit:
     expected: Number
 
 
-def promise(problem: Problem) -> float:
+def estimated_step(problem: Problem) -> float:
     """Seconds that a step may take with the combination that promises most; infinite if nothing seems to fit."""
     builder = CombinationBuilder.of(problem)
     return builder.promise(builder.combinations()[0])
@@ -63,7 +63,10 @@ def quick_step(problem: Problem, spend: Callable[[float], None]) -> float:
 
 
 @planner(
-    "chronos", paper="ChronosPipe", searches=True, host_estimate=HostEstimate(promise=promise, quick_step=quick_step)
+    "chronos",
+    paper="ChronosPipe",
+    searches=True,
+    host_estimate=HostEstimate(estimated_step=estimated_step, quick_step=quick_step),
 )
 def chronos(problem: Problem) -> Solution:
     """The fastest ChronosPipe that fits: chunks, recomputation, offloaded states and activations, and groups."""

@@ -35,7 +35,7 @@ BEST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The fastest plan of a search of degrees."""
+    """The plan that a search of degrees recommends."""
 
     degrees: Degrees
     problem: Problem
@@ -80,7 +80,7 @@ class FoundPlans:
         return {**self.ranking.steps, **{degrees: float(result.time) for degrees, result in self.results.items()}}
 
     def best(self) -> Best:
-        """The fastest plan; raises InfeasibleError if there is none, or none by the planner that was asked for."""
+        """The simplest plan within the tolerance of the fastest; raises InfeasibleError if the planner has none."""
         steps = self.steps()
         if not steps or (self.planner != "auto" and not self.results and not self.interrupted):
             raise self._nothing_fits()
@@ -121,7 +121,7 @@ class FoundPlans:
         return self.results[degrees]
 
     def _verified_quick(self, degrees: Degrees, solution: Solution) -> Result:
-        """A quick plan, which accumulates gradients on one device if that is about as fast."""
+        """A quick plan; on one device plain gradient accumulation in its place if that is within the tolerance."""
         problem = self.problems[degrees]
         result = verify(QUICK_PLAN, problem, solution, 0.0)
         if problem.devices == 1 and problem.levers is None:
@@ -166,7 +166,7 @@ class FoundPlans:
             plans.append(replace(plan, solution=result.solution, step=float(result.time)))
 
     def _runs(self, plan: PlannedChoice) -> bool:
-        """Tell whether debubble's runtime runs the plan, or what another framework does not refuse."""
+        """Tell whether debubble's runtime runs the plan, or some framework accepts its options."""
         job, degrees = self.job, plan.degrees
         if job.runs_as_planned(degrees):
             return True

@@ -36,15 +36,15 @@ def step_bound(problem: Problem) -> float:
     return float(problem.step_bound(lower_bound(problem)))
 
 
-def promise(problem: Problem) -> float:
+def estimated_step(problem: Problem) -> float:
     """Seconds that a step may take where hosts step optimizers and hold activations; infinite if nothing seems to fit.
 
     It is an estimate to compare choices by, and no bound.
     """
-    return _of_hosts().promise(problem)
+    return _of_hosts().estimated_step(problem)
 
 
-def uneven_promise(problem: Problem) -> float:
+def estimated_uneven_step(problem: Problem) -> float:
     """Seconds that a step may take on stages of any lengths, without hosts; infinite if nothing seems to fit."""
     try:
         return PipelineBounds(problem).uneven() + _tail(problem)

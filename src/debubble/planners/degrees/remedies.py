@@ -12,7 +12,7 @@ from debubble.costs import model_units
 from debubble.errors import readable_bytes
 from debubble.ir import DebubbleError, InputError, RunOptions, UnsupportedError
 from debubble.ir.degrees import Degrees
-from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
+from debubble.planners.degrees.estimate import estimated_step, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import footprint, too_large
 from debubble.planners.degrees.ranking import Ranking, rank
 from debubble.planners.degrees.shortlist import shortlist
@@ -250,7 +250,7 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     possible = [d for d, problem in problems.items() if too_large(problem) is None and job.runs_as_planned(d)]
     if not possible:
         return
-    hopeful = sorted(possible, key=lambda degrees: promise(problems[degrees]))[:ASKED]
+    hopeful = sorted(possible, key=lambda degrees: estimated_step(problems[degrees]))[:ASKED]
     leanest = min(possible, key=lambda degrees: _least_memory(degrees, problems[degrees]))
     found: list[tuple[float, Degrees, str]] = []
     for degrees in dict.fromkeys([*hopeful, leanest]):

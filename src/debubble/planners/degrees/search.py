@@ -1,6 +1,7 @@
 """Search of degrees: memory rules out, bounds prune, quick plans rank, and the planners work on the best few.
 
-1. Every legal choice (`space`) of which memory alone shows that nothing fits is dropped (`memory.too_large`).
+1. Every legal choice (`space`) for which the estimate of memory alone shows that no plan fits is dropped
+   (`memory.too_large`).
 2. Quick plans of the others are made (`estimate`) in the order of their lower bounds, until these are above the fifth
    best step: no other choice can be among the five best quick plans.  Choices that take the same step count as one.
 3. The best is planned thoroughly, then those of the five best that are close to it, in parallel, those with the lowest
@@ -31,12 +32,12 @@ from debubble.planners.auto import fastest_of, planners_for, without_levers
 from debubble.planners.degrees.answer import BEST, Best, FoundPlans
 from debubble.planners.degrees.choice_plans import LARGE_JOB_PAIRS, MIN_SECONDS_LEFT, PLANNERS_OF_LARGE_JOBS, thorough
 from debubble.planners.degrees.estimate import (
-    promise,
+    estimated_step,
+    estimated_uneven_step,
     quick_bound,
     quick_host_step,
     quick_step,
     step_bound,
-    uneven_promise,
 )
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking, rank
@@ -66,13 +67,13 @@ FINAL_TOLERANCE = 1.05
 WITH_HOSTS = 4
 """Choices that are planned with hosts."""
 UNEVEN_CHOICES = 2
-"""Choices that are planned for stages of any lengths, where no quick plan fits."""
+"""Choices that are planned for uneven stages, where no quick plan fits."""
 MIN_SPEEDUP = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
 DRAFTED, DRAFTED_GAP = 4, 0.1
-"""Choices that `joint` plans briefly before the last step, and the gap above which it does: memory is short there, and
-its plans tell better than quick ones which degrees are fastest."""
+"""Choices that `joint` plans briefly before the last step, and the gap above which it does: such gaps mean that memory
+is short, and its plans tell better than quick ones which degrees are fastest."""
 
 UNDIVIDED_LEVELS = (1, 2)
 """ZeRO levels that leave weights whole."""
@@ -81,7 +82,7 @@ ORDINARY, MAX_LISTED = 3, 40
 
 
 def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progress], None] = lambda _: None) -> Best:
-    """The fastest plan of all choices of degrees, next to the five best choices.
+    """The simplest plan within the job's tolerance of the fastest, of all choices of degrees, and the five best ones.
 
     A Ctrl-C keeps the best so far; one that comes before anything fits goes through.
 
@@ -120,17 +121,17 @@ def quickest(job: Job) -> Best:
 
 
 class _DegreesSearch(FoundPlans):
-    """One search: what it does, step by step."""
+    """A search of degrees; `run` has its order."""
 
     def __init__(self, job: Job, planner: str, progress: Callable[[Progress], None]) -> None:
         super().__init__(job, planner)
         self.progress = progress
-        planners[planner]
+        planners[planner]  # raises InputError for an unknown name
         self.asked: set[Degrees] = set()
         """Choices that `auto` has planned."""
 
     def run(self) -> None:
-        """All three steps; what they find stays when they are interrupted."""
+        """Rank the choices and plan the best; what is found stays when this is interrupted."""
         self.plan_ordinary()
         self.rank()
         self._plan_usual()
@@ -163,7 +164,7 @@ class _DegreesSearch(FoundPlans):
                 tell_improvement(QUICK_PLAN, problem, self.quick[degrees])
 
     def rank(self) -> None:
-        """The first two steps: rule out by memory, and rank by quick plans."""
+        """Rule out choices by memory, and rank the others by quick plans."""
         clock = Effort.starting(0.0, self.deadline).deadline
         ruled_out: dict[Degrees, str] = {}
         for place, degrees in enumerate(self.legal):
@@ -209,7 +210,8 @@ class _DegreesSearch(FoundPlans):
                 try:
                     if quick_bound(self.problems[degrees]) < best:
                         self.ranking.steps[degrees], self.quick[degrees] = quick_step(self.problems[degrees])
-                        self.ranking.slower -= self.ranking.slower > 0
+                        # The ranking had counted it among those that cannot be the best.
+                        self.ranking.slower = max(0, self.ranking.slower - 1)
                 except DebubbleError as refusal:
                     reasons.append(str(refusal))
             fit = [degrees for degrees in choices if degrees in self.ranking.steps]
@@ -274,13 +276,15 @@ class _DegreesSearch(FoundPlans):
         with_hosts = self._ranked_with_hosts()
         best = min([*self.steps().values(), *with_hosts.steps.values()], default=math.inf)
         refused = [d for d in smallest_batches(self.job) if d in self.ranking.refused and d not in with_hosts.steps]
-        uneven = {degrees: uneven_promise(self.problems[degrees]) for degrees in refused}
+        uneven = {degrees: estimated_uneven_step(self.problems[degrees]) for degrees in refused}
         hopeful = [
             *with_hosts.best(WITH_HOSTS),
             *sorted((d for d in refused if uneven[d] * MIN_SPEEDUP < best), key=lambda d: uneven[d])[:UNEVEN_CHOICES],
         ]
         if best == math.inf:
-            hopeful += sorted(with_hosts.refused, key=lambda degrees: promise(self.problems[degrees]))[:WITH_HOSTS]
+            hopeful += sorted(with_hosts.refused, key=lambda degrees: estimated_step(self.problems[degrees]))[
+                :WITH_HOSTS
+            ]
             cut = {in_most_slices(self.job, degrees): None for degrees in refused}
             sliced = [each for each in (*refused, *cut) if each is not None and each.slices > 1]
             self.problems |= {each: self.job.problem(each) for each in sliced}
@@ -317,7 +321,7 @@ class _DegreesSearch(FoundPlans):
 
             bounds = [
                 lambda degrees: step_bound(self.problems[degrees]),
-                lambda degrees: promise(self.problems[degrees]),
+                lambda degrees: estimated_step(self.problems[degrees]),
             ]
             rank(
                 [each for each in choices if each in self.problems and each.slices == 1], bounds=bounds, step=step,
@@ -362,7 +366,7 @@ class _DegreesSearch(FoundPlans):
     def _finish(self) -> None:
         """Give the fastest choice to `auto`, and the fastest usual one if it is close.
 
-        Not where their bounds are within the tolerance, so that no plan of these degrees would be recommended instead.
+        Skipped where the gap is within the tolerance: a faster plan would not be recommended in its place.
         """
         if not self.results or self.late:
             return
@@ -380,7 +384,7 @@ class _DegreesSearch(FoundPlans):
         self.ranking.refused[degrees] = refusal if known is None else closest([known, refusal])
 
     def _ask(self, degrees: Degrees) -> None:
-        """Give a choice to `auto`; one that keeps everything on one device has no more to choose than its order."""
+        """Give a choice to `auto`; on one device without recomputation or offload only the order is left to choose."""
         self.asked.add(degrees)
         effort, simpler = FINAL * self.job.effort, self.job.tolerance > 0
         known = self.results.get(degrees)
