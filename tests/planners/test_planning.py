@@ -177,3 +177,13 @@ def test_a_profile_says_what_a_plan_leaves(tmp_path: Path, measured: dict[str, i
         assert each.cluster is not None
         assert each.cluster.reserve == reserve
         assert each.costs.limit_of(0) == 80 * 2**30 - reserve
+
+
+@pytest.mark.parametrize("planner", ["joint", "chronos", "portfolio"])
+def test_hosts_step_no_stage_with_a_table_that_two_devices_share(planner: str) -> None:
+    asked: dict[str, Any] = {"micro_batches": 8, "sequence_length": 1024, "effort": 0.3, "planner": planner}
+    plan = db.plan("llama3.2-1b", "2xL4", memory_limit="11GiB", **asked)
+    placement = plan.schedule.placement.device_of
+
+    assert plan.schedule.host_steps
+    assert placement[0] == placement[-1] or not plan.schedule.host_steps & {0, len(placement) - 1}

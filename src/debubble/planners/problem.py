@@ -232,7 +232,14 @@ class Problem:
         """The stages whose optimizers hosts may step: the last chunk of every device, the last two, and so on."""
         if self.levers is not None or isinstance(self.workload, FixedStages) or not self.units.hostable:
             return []
-        return [placement.last_chunks(chunks) for chunks in range(1, placement.chunks + 1)]
+        kept = self.stepped_on_device(placement)
+        choices = [placement.last_chunks(chunks) - kept for chunks in range(1, placement.chunks + 1)]
+        return [stages for stages in choices if stages]
+
+    def stepped_on_device(self, placement: Placement) -> frozenset[int]:
+        """The stages that no host may step: devices that share a tied table sum its gradients after the pipeline."""
+        shared = self.tail is not None and self.tail.model.tied and placement.device_of[0] != placement.device_of[-1]
+        return frozenset({0, placement.stages - 1}) if shared else frozenset()
 
     @property
     def chunk_choices(self) -> tuple[int, ...]:

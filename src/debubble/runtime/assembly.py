@@ -91,7 +91,10 @@ def check_runnable(plan: Plan, ranks: int) -> None:
         raise InputError("The plan's first stage must hold the embedding and its last the head; one of them is empty.")
     stepped = {op.stage for op in plan.schedule.operations if op.kind is Kind.S}
     if tied_tables(plan) is not None and stepped & {0, plan.schedule.stages - 1} and tied_devices(plan):
-        raise InputError("The plan steps a stage with a tied table inside the step; untie it or step it afterwards.")
+        raise InputError(
+            "The plan steps a stage with a tied table inside the step, and two devices share that: make the plan again,"
+            " or set tie_word_embeddings to false."
+        )
     if options.expert > 1:
         _check_experts(config, options)
     if options.tensor > 1 and not config.whole_layers:

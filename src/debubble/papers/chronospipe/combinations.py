@@ -13,7 +13,7 @@ from debubble.costs.partition import Partition
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
-from debubble.papers.chronospipe.offload import offload_activations, offload_states
+from debubble.papers.chronospipe.offload import offload_activations
 from debubble.papers.chronospipe.schedule import periodic, reduce_gradients
 from debubble.planners.bounds.quick_plans import IN_TRANSIT, PipelineBounds
 from debubble.planners.partitioning.balance import even_and_balanced
@@ -123,9 +123,13 @@ class CombinationBuilder(ABC):
         if combination.offloaded:
             schedule = offload_activations(schedule, chunks=range(combination.offloaded), costs=costs)
         if combination.hosted:
-            deep = range(combination.chunks - combination.hosted, combination.chunks)
-            schedule = offload_states(schedule, chunks=deep)
+            schedule = schedule.with_host_steps(self._hosted(combination))
         return Solution(schedule=schedule, costs=costs, partition=partition)
+
+    def _hosted(self, combination: Combination) -> frozenset[int]:
+        """The stages of the deepest chunks whose optimizers hosts step."""
+        placement = Placement.looped(self.problem.devices, combination.chunks)
+        return placement.last_chunks(combination.hosted) - self.problem.stepped_on_device(placement)
 
     def _periodic(
         self,
@@ -255,8 +259,8 @@ class _UnitsBuilder(CombinationBuilder):
                 for index in of_kind[: -(-len(of_kind) * count // PARTS)]:
                     stage[index] = strategy
         partition = Partition(stage.items() for stage in stages)
-        hosted = range((combination.chunks - combination.hosted) * p, combination.chunks * p)
-        return self._units.stage_costs(partition, Placement.looped(p, combination.chunks), on_host=hosted), partition
+        placement = Placement.looped(p, combination.chunks)
+        return self._units.stage_costs(partition, placement, on_host=self._hosted(combination)), partition
 
     def _shares(self, increments: Sequence[ChunkIncrement]) -> dict[int, Number]:
         # R recomputes just the chosen units: that is all that the costs say of it.

@@ -94,6 +94,7 @@ class Space(NamedTuple):
         scales: Per micro-batch, its length.
         static: Bytes on every device.
         communication: Per stage, time of a message to the next one.
+        on_device: Per stage, 1 if no host may step it.
         longest: Longer than any step that is not stuck.
         offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
@@ -115,6 +116,7 @@ class Space(NamedTuple):
     scales: Floats
     static: float
     communication: Floats
+    on_device: Ints
     longest: float
     offloads: int
     hostable: int
@@ -257,6 +259,7 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
         change(a, point, MOST, to, s, random)
     elif dice < HOSTS and a.hostable:
         change(a, point, ON_HOST, 1 - point[ON_HOST, s], s, random)
+        point[ON_HOST] *= 1 - a.on_device
     else:
         n = draw(random, len(policy))
         policy[n] = a.choices[n, draw(random, a.options[n])]
@@ -280,7 +283,7 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
     for s in range(S):
         point[COUNT, s], point[MOST, s] = counts[s], UNLIMITED
         point[LEVEL, s], point[SHARE, s] = level[s // P], share[s // P]
-        point[ON_HOST, s] = 1 if s // P >= chunks - hosted else 0
+        point[ON_HOST, s] = 1 if s // P >= chunks - hosted and not a.on_device[s] else 0
     for n in range(len(policy)):
         policy[n] = a.choices[n, draw(random, a.options[n])]
     if a.overfull and draw(random, STAGE_BY_STAGE) == 0:

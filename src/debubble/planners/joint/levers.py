@@ -159,6 +159,7 @@ class Levers:
             scales=self.scales,
             static=float(units.static),
             communication=np.array(units.communication_between(self.placement), dtype=np.float64),
+            on_device=self._on_device,
             longest=self.longest,
             offloads=int(units.offload_bandwidth is not None),
             hostable=int(units.hostable),
@@ -166,6 +167,12 @@ class Levers:
             full=0,
             tails=self._tails,
         )
+
+    @property
+    def _on_device(self) -> Ints:
+        """For every stage, 1 if no host may step it."""
+        kept = self.problem.stepped_on_device(self.placement)
+        return np.array([int(stage in kept) for stage in range(self.placement.stages)])
 
     @property
     def _tails(self) -> Floats:
