@@ -15,7 +15,8 @@ def step_in(plan: Plan, target: str) -> float | None:
     """Seconds of a plan's step in a target that runs it as it is, with the target's memory; None if it does not fit."""
     assert plan.model_on_cluster is not None
     units = half_layers(
-        *plan.model_on_cluster, plan.options, pipeline=plan.devices, profile=plan.profile, target=target
+        *plan.model_on_cluster, plan.options, pipeline=plan.devices, profile=plan.profile, target=target,
+        micro_batches=plan.micro_batches,
     )  # fmt: skip
     linked = units.offloading_modules() if plan.schedule.offloaded and units.offload_bandwidth is None else units
     costs = linked.stage_costs(
