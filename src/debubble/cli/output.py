@@ -161,7 +161,8 @@ class SearchProgress:
     def _improve(self, plan: Improvement) -> None:
         if self._best is not None and plan.step_time >= self._best[0]:
             return
-        self._best = plan.step_time, f"{plan.planner}, {plan.schedule}, gap {plan.gap:.1%}"
+        made = dict.fromkeys((plan.planner, plan.schedule))
+        self._best = plan.step_time, f"{', '.join(made)}, gap {plan.gap:.1%}"
         if self._stream:
             seconds = round(time.monotonic() - self._begin, 2)
             print_line(event="plan", seconds=seconds, **asdict(plan))

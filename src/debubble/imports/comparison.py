@@ -101,6 +101,11 @@ class JobComparison:
     def sentences(self) -> Iterator[str]:
         """The answer, a line for what the plans take and a line for each change."""
         yield f"Yours: {self.yours}.{self._no_better}"
+        if self.yours.fits and self.yours.safe_limit is not None and not self._is_better:
+            yield (
+                "It likely fits: published runs like it took up to the memory in parentheses; --memory-limit"
+                f" {self.yours.safe_limit} plans for less."
+            )
         if self.advice:
             yield advice_words(self.advice, self.yours)
         if self.planned is not None and self._is_better:

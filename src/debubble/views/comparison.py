@@ -129,8 +129,10 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]])
     most = sums[kind, stage]
     if abs(makespan.measured - makespan.predicted) <= 0.02 * makespan.predicted or most.ratio is None:
         return f"{sentence}."
-    if sign * (most.measured - most.predicted) <= abs(makespan.measured - makespan.predicted) / 2:
-        ratio = sum(each.measured for each in sums.values()) / sum(each.predicted for each in sums.values())
+    predicted, measured = (sum(getattr(each, name) for each in sums.values()) for name in ("predicted", "measured"))
+    too_little = sign * (most.measured - most.predicted) <= abs(makespan.measured - makespan.predicted) / 2
+    if too_little or sign * (measured - predicted) <= 0:
+        ratio = measured / predicted
         waited = "waited for most of the rest" if sign > 0 else "waited less"
         return f"{sentence}; its operations took {ratio:.2f} times as long as predicted, and devices {waited}."
     return f"{sentence}; most of that is {KIND_WORDS[kind]} on stage {stage}, at {most.ratio:.2f} times its prediction."

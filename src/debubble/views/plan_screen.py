@@ -22,7 +22,7 @@ from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, days_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.planners.analysis.explanation import ALL_TO_ALL, Explanation
+from debubble.planners.analysis.explanation import ALL_TO_ALL, REMARK_SHARE, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import MIN_SHOWN_GAIN, gains, helpful
@@ -234,7 +234,7 @@ def _faster(plan: Plan) -> Iterator[str]:
         slower = next((remark for remark in remarks if remark.endswith(WITH_LEVERS)), None)
         if slower is not None:
             yield f"this plan is {slower}"
-            yield f"it wins {where_simpler_wins(plan)}"
+            yield f"it wins {where_simpler_wins(plan, slower=float(slower.partition('%')[0]) / 100)}"
             yield "--fastest takes the other"
         elif 100 * (1 - ratio) >= MIN_SAVED_PERCENT:
             yield f"{100 * (1 - ratio):.1f}% less time by {planner}"
@@ -417,7 +417,8 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
     for gain in best:
         yield f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.0f}% faster"
     if not best:
-        yield "only more devices, of what was tried" if helpful(told) else "nothing that was tried"
+        most = f"by {REMARK_SHARE:.0%} or more"
+        yield f"only more devices, of what was tried, {most}" if helpful(told) else f"nothing that was tried {most}"
     elif told[0].what_if.quick:
         yield "by quick plans"
 

@@ -103,10 +103,15 @@ STEP_TOLERANCE = 1e-9
 """Share by which the steps of equally fast plans may differ."""
 
 
-def where_simpler_wins(plan: Plan) -> str:
-    """Words on when a plan without recomputation, offload and steps on hosts is taken for a faster one, as this was."""
+def where_simpler_wins(plan: Plan, *, slower: float | None = None) -> str:
+    """Words on when a plan without recomputation, offload and steps on hosts is taken for a faster one, as this was.
+
+    Args:
+        plan: The plan.
+        slower: How much slower it is, as a share; None: than the fastest other planner's.
+    """
     share = ONE_STAGE if plan.schedule.stages == 1 else PLAIN_TOLERANCE
-    slower = 1 / fastest_other(plan)[1] - 1
+    slower = 1 / fastest_other(plan)[1] - 1 if slower is None else slower
     return f"within {share:.0%}" if slower <= share else "on CPUs, whose hosts are the same cores"
 
 

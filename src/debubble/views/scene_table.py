@@ -10,6 +10,8 @@ from rich.text import Text
 
 from debubble.formatting import size_words, time_words
 from debubble.models import Model
+from debubble.plans import Plan
+from debubble.targets.target import targets
 from debubble.views.plan_table import render
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene, planned_words, subject
@@ -72,8 +74,14 @@ def _caption(first: Scene, second: Scene) -> str:
     if first.plan is None or second.plan is None:
         return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
     plans = {"A": first.plan, "B": second.plan}
-    said = "; ".join(f"{name} is {subject(plan)}, {planned_words(plan)}" for name, plan in plans.items())
+    said = "; ".join(
+        f"{name} is {subject(plan)}, {planned_words(plan)}{_target_words(plan)}" for name, plan in plans.items()
+    )
     return f"{said}.  {_warning(first, second)}"
+
+
+def _target_words(plan: Plan) -> str:
+    return "" if plan.target is None else f" for {targets[plan.target].title}"
 
 
 def _warning(first: Scene, second: Scene) -> str:

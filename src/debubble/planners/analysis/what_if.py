@@ -193,7 +193,8 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
         much = f"{100 * abs(share):.1f}% {direction} per sequence"
         if change.more_devices:
             much = _pace(share)
-        how = much if abs(share) >= MIN_SHOWN_GAIN else "nothing faster was found"
+        nothing = "nothing faster was found" + ("" if change.quick else " with a third of the effort")
+        how = much if abs(share) >= MIN_SHOWN_GAIN else nothing
         step = "" if change.quick else f"{change.step_time:.4g} s, "
         return Gain(what_if=change, share=share, effect=f"{step}{how}")
 

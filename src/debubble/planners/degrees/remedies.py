@@ -29,6 +29,8 @@ MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """Factors by which more devices are tried."""
 QUANTIZED, LEAST_TOKENS = "nf4-dq", 512
 """The format of frozen weights that is tried next to LoRA, and the fewest tokens of a sequence."""
+OPTIONS_OF_CLUSTER = {"devices", "devices_per_node", "memory_limit"}
+"""Entries of a cluster that the command line says."""
 LORA_RANK = 16
 """The rank of the adapters that are tried in place of training the whole model."""
 SECONDS = 15.0
@@ -220,7 +222,10 @@ def _more_devices(job: Job, clock: Clock) -> Iterator[Remedy]:
         larger = job.cluster.with_count(multiple * job.cluster.count)
         if larger is None or clock.over:
             return
-        change, more = f"--cluster {larger.to_dict()['devices']}", replace(job, cluster=larger)
+        entries = larger.to_dict()
+        of_file = entries.keys() - OPTIONS_OF_CLUSTER
+        change = f"devices: {entries['devices']} in the cluster file" if of_file else f"--cluster {entries['devices']}"
+        more = replace(job, cluster=larger)
         quick = list(_quick_remedy(change, more))
         yield from quick
         if quick:

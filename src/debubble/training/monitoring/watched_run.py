@@ -71,7 +71,8 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         start, steps = record.start, record.steps
         last = steps[-1] if steps else None
-        recent = steps[-RECENT_STEPS:]
+        # A resumed run may have another plan than the steps before it.
+        recent = [step for step in steps if step.step > start.done][-RECENT_STEPS:]
         pace = median(step.seconds for step in recent) if recent else None
         validated = [step.validation_loss for step in steps if step.validation_loss is not None]
         mfu = [step.mfu for step in recent if step.mfu is not None]

@@ -81,10 +81,10 @@ def _likely(plan: Plan, seconds: float) -> str:
 
 def _caption(sweep: Sweep) -> str:
     """Explain the intervals, and name the values for which no published runs are on such devices."""
-    planned = ((str(point.value), point.plan) for point in sweep.points if point.plan is not None)
-    known = {value: accuracy for value, plan in planned if (accuracy := plan_accuracy("step", plan)) is not None}
-    few = [value for value, accuracy in known.items() if "," not in accuracy.group]
-    on = f" Few or none of them ran on devices as in {listed(few)}." if few else ""
+    plans = [point.plan for point in sweep.points if point.plan is not None]
+    known = [(plan, accuracy) for plan in plans if (accuracy := plan_accuracy("step", plan)) is not None]
+    few = dict.fromkeys(plan.cluster.slowest.name for plan, each in known if plan.cluster and "," not in each.group)
+    on = f" Few or none of them ran on {listed([*few])}." if few else ""
     return f"Likely: where nine in ten published runs of such a kind lie.{on}" if known else ""
 
 
