@@ -83,7 +83,7 @@ class Output(o.OptionGroup):
     why: bool = flag("Plan again without each lever, and with what might help.")
     pareto: bool = flag("Plan with less and less memory too: the front of time and memory.")
     targets: bool = flag("Plan for every framework too: what the nearest plan costs in each.")
-    tokens: float | None = option("Tokens to train on: says how many days that takes.")
+    tokens: float | None = option("Tokens to train on, such as 1e12: says how many days that takes.")
     json: Json = False
     json_stream: bool = flag("Print every better plan as it is found, and then the answer: a JSON object a line.")
 

@@ -14,6 +14,7 @@ from debubble.cli.output import Json, SearchProgress, console, log, print_answer
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import ModelRequest
 from debubble.files import check_writable
+from debubble.formatting import listed
 from debubble.ir import InputError
 
 if TYPE_CHECKING:
@@ -93,6 +94,12 @@ def sweep(
     else:
         console().print(rich_table(sweep_rows(found)))
         console().print(*(Text(f"{point.value}: {sweep_words(point)}") for point in found.points), sep="\n")
+        searches = ((point.value, point.plan.degree_search) for point in found.points if point.plan is not None)
+        simpler = [str(value) for value, search in searches if search is not None and search.fastest is not None]
+        if simpler:
+            console().print(
+                f"Of {listed(simpler)} the plan is the simplest within 2% of the fastest: --fastest compares the fastest."
+            )
     if not any(point.plan for point in found.points):
         raise typer.Exit(1)
 
