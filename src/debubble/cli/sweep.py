@@ -98,7 +98,7 @@ def sweep(
         simpler = [str(value) for value, search in searches if search is not None and search.fastest is not None]
         if simpler:
             console().print(
-                f"Of {listed(simpler)} the plan is the simplest within 2% of the fastest: --fastest compares the fastest."
+                f"Of {listed(simpler)} the plan is the simplest within 2% of the fastest; --fastest compares those."
             )
     if not any(point.plan for point in found.points):
         raise typer.Exit(1)
