@@ -19,6 +19,7 @@ from debubble.planners.plan_step import tail_of
 from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
 from debubble.simulator.shared_cores import run_shared
+from debubble.targets.target import targets
 
 MAX_LIMIT_TO_PEAK = 3
 """Limits of more than so many times the peak are off the memory axes."""
@@ -242,9 +243,11 @@ def planner_of(plan: Plan) -> str:
 
 
 def planned_words(plan: Plan) -> str:
-    """The schedule and who planned it; a planner's own orders have its name."""
+    """The schedule, who planned it and for which framework; a planner's own orders have its name."""
     planner = planner_of(plan)
-    return f"planned by {planner}" if plan.schedule.name == planner else f"{plan.schedule.name}, planned by {planner}"
+    named = "" if plan.schedule.name == planner else f"{plan.schedule.name}, "
+    target = "" if plan.target is None else f" for {targets[plan.target].title}"
+    return f"{named}planned by {planner}{target}"
 
 
 def _parameter_words(parameters: int) -> str:

@@ -10,8 +10,6 @@ from rich.text import Text
 
 from debubble.formatting import size_words, time_words
 from debubble.models import Model
-from debubble.plans import Plan
-from debubble.targets.target import targets
 from debubble.views.plan_table import render
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene, planned_words, subject
@@ -56,7 +54,7 @@ def _figures(first: Scene, second: Scene) -> Iterator[tuple[str, float, float, W
         if one.mfu is not None and two.mfu is not None:
             yield "MFU", one.mfu, two.mfu, share
     yield "pipeline", float(first.pipeline_time), float(second.pipeline_time), time
-    yield "bubble", first.timeline.bubble_fraction, second.timeline.bubble_fraction, share
+    yield "idle in the pipeline", first.timeline.bubble_fraction, second.timeline.bubble_fraction, share
     yield "peak memory", float(max(first.peak_memory)), float(max(second.peak_memory)), size_words
     if one is not None and two is not None:
         seconds = [{each.cause: each.seconds for each in why.causes} for why in (one, two)]
@@ -74,14 +72,8 @@ def _caption(first: Scene, second: Scene) -> str:
     if first.plan is None or second.plan is None:
         return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
     plans = {"A": first.plan, "B": second.plan}
-    said = "; ".join(
-        f"{name} is {subject(plan)}, {planned_words(plan)}{_target_words(plan)}" for name, plan in plans.items()
-    )
+    said = "; ".join(f"{name} is {subject(plan)}, {planned_words(plan)}" for name, plan in plans.items())
     return f"{said}.  {_warning(first, second)}"
-
-
-def _target_words(plan: Plan) -> str:
-    return "" if plan.target is None else f" for {targets[plan.target].title}"
 
 
 def _warning(first: Scene, second: Scene) -> str:
