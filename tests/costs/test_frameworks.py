@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -251,3 +252,9 @@ def test_a_device_alone_has_no_receive_buffers() -> None:
 def test_torchtitan_returns_no_outputs_from_october_2025() -> None:
     assert named_framework("torchtitan@2025.06").keeps_outputs
     assert not named_framework("torchtitan").keeps_outputs
+
+
+def test_every_trait_is_on_the_page_of_costs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "costs.md").read_text()
+
+    assert [trait.name for trait in fields(Framework) if f"`{trait.name}`" not in page] == []
