@@ -156,7 +156,7 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         ("plan --costs c.json --devices 2 --tensor 2", "--tensor is an option of a MODEL"),
         ("plan llama2-13b --cluster 8xA100-80GB --devices 7", "--devices is for --costs and --units"),
         ("plan llama2-13b --cluster 8xA100-80GB --global-batch 8 --data 3",
-         "No choice of degrees with --data 3 divides a global batch of 8 and uses all 8 devices: fix fewer of them."),
+         "--data 3 cannot divide 8 devices: give degrees whose product divides 8."),
         ("plan --costs missing.json --devices 4", "missing.json cannot be read"),
         ("simulate", "Give a plan file, or a schedule"),
         ("simulate --schedule 1f1c --devices 4", "did you mean '1f1b'?"),

@@ -265,7 +265,7 @@ def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     nearest = sorted(elsewhere.items(), key=lambda entry: entry[1])
     if nearest:
         named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:OTHER_TARGETS_SHOWN]]
-        yield f"quick plans of these degrees, own kernels: {', '.join(named)}"
+        yield f"at most, by quick plans of these degrees: {', '.join(named)}"
     if plan.options.lora:
         yield "adapters are configured by hand elsewhere"
 

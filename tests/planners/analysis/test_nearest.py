@@ -45,4 +45,4 @@ def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
     console.print(render(planned, Scene.predicted(planned), elsewhere={"megatron": 1.25, "torch": 1.0}))
     words = " ".join(console.export_text().split())
-    assert "quick plans of these degrees, own kernels: torch +0%, megatron +25%" in words
+    assert "at most, by quick plans of these degrees: torch +0%, megatron +25%" in words

@@ -69,7 +69,7 @@ def test_the_command_says_what_order_of_the_chunks_fits(run: Any, asked: tuple[s
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("--tensor", "3"), "No choice of degrees with --tensor 3 divides a global batch of 8"),
+        (("--tensor", "3"), "--tensor 3 cannot divide 8 devices: give degrees whose product divides 8."),
         (("--micro-batches", "0"), "debubble: --micro-batches must be at least 1, not 0.\n"),
     ],
 )

@@ -79,8 +79,8 @@ def test_micro_batches_have_every_size_that_divides_a_replicas_batch() -> None:
 @pytest.mark.parametrize(
     ("fixed", "sentence"),
     [
-        ({"tensor": 3}, "No choice of degrees with --tensor 3 divides a global batch of 16 and uses all 8 devices"),
-        ({"data": 16}, "uses all 8 devices: fix fewer of them"),
+        ({"tensor": 3}, "--tensor 3 cannot divide 8 devices: give degrees whose product divides 8."),
+        ({"data": 16}, "--data 16 cannot divide 8 devices"),
         ({"micro_batches": 5}, "with --micro-batches 5"),
         ({"tensor": 0}, "--tensor must be at least 1, not 0"),
         ({"zero": 4}, "ZeRO has the levels 0, 1, 2 and 3, not 4"),

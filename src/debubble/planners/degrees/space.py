@@ -185,17 +185,25 @@ def configurations(job: Job) -> list[Degrees]:
     if refusals:
         raise refusals[0]
     fixed = " ".join(f"--{name.replace('_', '-')} {degree}" for name, degree in job.fixed.items())
+    count, given = job.cluster.count, {name: degree for name in RANKS if (degree := job.fixed.get(name))}
+    if count % math.prod(given.values()):
+        words = " ".join(f"--{name} {degree}" for name, degree in given.items())
+        raise InputError(f"{words} cannot divide {count} devices: give degrees whose product divides {count}.")
     raise InputError(
         f"No choice of degrees{' with ' * bool(fixed)}{fixed} divides a global batch of {job.global_batch} and uses all"
         f" {job.cluster.count} devices: {'fix fewer of them' if fixed else 'change the batch'}."
     )
 
 
+RANKS = ("tensor", "context", "data", "pipeline")
+"""The degrees whose product is the number of devices."""
+
+
 def _divisions(job: Job) -> Iterator[Degrees]:
     """Every way to divide devices and batch, whether the model allows it or not."""
-    count, names = job.cluster.count, ("tensor", "context", "data", "pipeline")
-    for ranks in itertools.product(*(_choices(job, name, divisors(count)) for name in names)):
-        degrees = Degrees(**dict(zip(names, ranks, strict=True)))
+    count = job.cluster.count
+    for ranks in itertools.product(*(_choices(job, name, divisors(count)) for name in RANKS)):
+        degrees = Degrees(**dict(zip(RANKS, ranks, strict=True)))
         if degrees.devices == count and job.global_batch % degrees.data == 0:
             yield from _choices_of_ranks(job, degrees)
 
