@@ -93,7 +93,7 @@ def test_a_plan_that_does_not_fit_is_shown_all_the_same(tmp_path: Path) -> None:
     assert " does not fit: " in first
     assert "It does not fit: Device 0 runs out of memory at" in words
     assert "MFU" in words
-    assert "is sure to fit" not in words
+    assert "leaves room for that" not in words
     assert answer["remarks"][0].startswith("It does not fit: ")
     assert answer["per_device"][0]["memory_limit"] == 1e6
 

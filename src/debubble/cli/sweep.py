@@ -52,6 +52,7 @@ def sweep(
     from rich.text import Text
 
     from debubble.models import named_model
+    from debubble.planners.degrees.simplest import TOLERANCE
     from debubble.planners.sweep import sweep as swept
     from debubble.views.html.sweep import sweep_rows, sweep_words
     from debubble.views.notebook import show
@@ -98,7 +99,8 @@ def sweep(
         simpler = [str(value) for value, search in searches if search is not None and search.fastest is not None]
         if simpler:
             console().print(
-                f"Of {listed(simpler)} the plan is the simplest within 2% of the fastest; --fastest compares those."
+                f"Of {listed(simpler)} the plan is the simplest within {TOLERANCE:.0%} of the fastest;"
+                " --fastest compares those."
             )
     if not any(point.plan for point in found.points):
         raise typer.Exit(1)

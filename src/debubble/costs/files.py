@@ -286,14 +286,15 @@ def apply_profile(units: Units, profile: Units) -> Units:
         measured.setdefault(unit.type, {})[unit.layer] = unit
     if not measured.keys() & {unit.type for unit in units.units}:
         raise InputError(f"The profile measures {', '.join(measured)}, none of which the model has.")
+    messages = profile if profile.communication else units
     return replace(
         units,
         units=tuple(
             _with_measured_step(_with_measurement(unit, measured.get(unit.type)), profile) for unit in units.units
         ),
-        communication=profile.communication or units.communication,
-        communication_within_node=(profile if profile.communication else units).communication_within_node,
-        devices_per_node=(profile if profile.communication else units).devices_per_node,
+        communication=messages.communication,
+        communication_within_node=messages.communication_within_node,
+        devices_per_node=messages.devices_per_node,
         offload_bandwidth=profile.offload_bandwidth or units.offload_bandwidth,
         stage_entries={**units.stage_entries, **profile.stage_entries},
     )

@@ -16,7 +16,7 @@ from debubble.ir import DebubbleError, RunOptions
 from debubble.plans import Plan
 
 MIN_GAIN = 0.01
-"""Share of a step by which settings must shorten it to be advised."""
+"""Share of a step by which settings, or another plan, must shorten it to be worth a change."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 from debubble.costs.calibration import Correction, corrections
 from debubble.errors import UnsupportedError
 from debubble.exports import exports
-from debubble.imports.advice import SettingAdvice, advice_words
+from debubble.imports.advice import MIN_GAIN, SettingAdvice, advice_words
 from debubble.imports.figures import Figures
 from debubble.imports.registry import Importer, Settings
 from debubble.ir import DebubbleError, InfeasibleError
@@ -165,17 +165,15 @@ def _what_fits(yours: Plan) -> list[str]:
     """A line for what fits in place of a job that does not, as options of `debubble plan`."""
     described, options = yours.model_on_cluster, yours.options
     assert described is not None
-    names = ("tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size")
-    fixed = {name: value for name in names if (value := getattr(options, name)) is not None}
+    free = ("pipeline", "chunks", "slices")
+    fixed = {name: value for name, value in vars(yours.degrees).items() if value is not None and name not in free}
     job = Job(
         model=described.model, cluster=described.cluster, global_batch=yours.degrees.global_batch, options=options,
-        fixed={**fixed, "micro_batches": yours.micro_batches}, target=yours.target,
+        fixed=fixed, target=yours.target,
     )  # fmt: skip
     found = [f"  {remedy}" for remedy in remedies(job)]
-    return [FITTING, *found] if found else []
-
-
-FITTING = "What fits (tried, in options of `debubble plan`; --degrees plans other degrees):"
+    head = "What fits (tried, in options of `debubble plan`; --degrees plans other degrees):"
+    return [head, *found] if found else []
 
 
 def _newly_untested(yours: Plan, plan: Plan) -> list[str]:
@@ -243,10 +241,6 @@ def recomputation_words(plan: Plan) -> str:
         for (whole, count), same in alike.items()
     )
     return ", ".join(words) or "nothing"
-
-
-MIN_GAIN = 0.01
-"""Share of a step by which another plan must be faster to be worth a change."""
 
 
 def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) -> Iterator[SettingChange]:

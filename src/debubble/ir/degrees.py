@@ -123,6 +123,11 @@ class UsualChoice:
     reason: str | None = None
     """Why none fits."""
 
+    @property
+    def options(self) -> str:
+        """The options of `plan` with which alone it fits, as the name has them; empty: it needs none."""
+        return self.name.partition(", ")[2]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FasterPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from debubble.ir import InputError
+from debubble.ir import InputError, Placement
 from debubble.ir.plan_entries import RunOptions
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
@@ -35,6 +35,12 @@ def beyond_runtime(options: RunOptions, config: ModelConfig | None) -> str | Non
         or (None if config is None else _missing_in_units(config))
     )
     return None if reason is None else f"The runtime cannot run this plan, because {reason}"
+
+
+def sharing_stages(model: ModelConfig, placement: Placement) -> frozenset[int]:
+    """The stages with a tied table that two devices share, whose gradients they add after the pipeline; often none."""
+    shared = model.tied and placement.device_of[0] != placement.device_of[-1]
+    return frozenset({0, placement.stages - 1}) if shared else frozenset()
 
 
 def _missing_degrees(options: RunOptions, config: ModelConfig | None) -> str | None:

@@ -23,6 +23,7 @@ from debubble.ir import (
     StageCosts,
 )
 from debubble.ir.stage_costs import limits_of
+from debubble.models.runtime_limits import sharing_stages
 from debubble.plans import Simulated
 from debubble.search.effort import Effort
 from debubble.search.problem import Objective
@@ -237,9 +238,8 @@ class Problem:
         return [stages for stages in choices if stages]
 
     def stepped_on_device(self, placement: Placement) -> frozenset[int]:
-        """The stages that no host may step: devices that share a tied table sum its gradients after the pipeline."""
-        shared = self.tail is not None and self.tail.model.tied and placement.device_of[0] != placement.device_of[-1]
-        return frozenset({0, placement.stages - 1}) if shared else frozenset()
+        """The stages that no host may step, as the runtime cannot."""
+        return frozenset() if self.tail is None else sharing_stages(self.tail.model, placement)
 
     @property
     def chunk_choices(self) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ LABEL_WIDTH = 13
 """Width of the column of labels."""
 SEPARATOR = " · "
 UNBROKEN = "\N{NO-BREAK SPACE}"
+"""A space at which no line is broken."""
 STRATEGIES_SHOWN = 2
 """Ways to recompute that are named; the others are counted together."""
 OTHER_TARGETS_SHOWN = 2
@@ -244,7 +245,7 @@ def _faster(plan: Plan) -> Iterator[str]:
     step = plan.degree_search.configurations[0].step_time
     for usual in plan.degree_search.usual:
         saved = 0.0 if usual.configuration is None else 100 * (1 - usual.configuration.step_time / step)
-        if saved >= MIN_SAVED_PERCENT and "--" in usual.name:
+        if saved >= MIN_SAVED_PERCENT and usual.options:
             yield f"{saved:.1f}% less time as {usual.name}"
     if plan.degree_search.fastest is None:
         return
@@ -324,14 +325,14 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
     gain = next(told, None)
     if gain is not None and gain.share is None:
-        yield f"{'no quick plan' if gain.what_if.quick else 'nothing'} fits {option}, which is sure to fit"
+        yield f"{'no quick plan' if gain.what_if.quick else 'nothing'} leaves room for that ({option})"
         return
     price = None if gain is None else gain.effect.removesuffix(" per sequence")
     if gain is not None and abs(gain.share or 0.0) < MIN_SHOWN_GAIN:
         price = "as fast"
     if gain is not None and gain.what_if.quick:
         price = f"{price} by quick plans{' of these degrees' * (plan.degree_search is not None)}"
-    yield f"{option} is sure to fit ({price or '--why tells its step'})"
+    yield f"{option} leaves room for that ({price or '--why tells its step'})"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:

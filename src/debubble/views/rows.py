@@ -260,10 +260,10 @@ def _equal_steps(configurations: Sequence[ConfigurationSummary]) -> Iterator[lis
 
 def _misfit_words(usual: UsualChoice) -> str:
     """A sentence on why a usual choice does not fit as it is; empty: it does."""
-    name, option, _ = usual.name.partition(", --")
+    name = usual.name.removesuffix(f", {usual.options}")
     if usual.configuration is None:
         return f"{name} does not fit: {(usual.reason or '').partition(';')[0].removesuffix('.')}."
-    return f"{name} does not fit without its options." if option else ""
+    return f"{name} does not fit without its options." if usual.options else ""
 
 
 def _usual_row(usual: UsualChoice) -> tuple[str, ...]:

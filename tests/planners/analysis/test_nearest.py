@@ -7,6 +7,7 @@ from rich.console import Console
 import debubble as db
 from debubble.planners.analysis.nearest_plans import plan_runs_in, quick_nearest
 from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.fixed_plan import fixed_plan
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import targets
@@ -46,3 +47,14 @@ def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     console.print(render(planned, Scene.predicted(planned), elsewhere={"megatron": 1.25, "torch": 1.0}))
     words = " ".join(console.export_text().split())
     assert "at most, by quick plans of these degrees: torch +0%, megatron +25%" in words
+
+
+def test_hosts_that_step_a_shared_table_do_not_run() -> None:
+    plans = [
+        fixed_plan(
+            db.models[name], db.Cluster.parse("2xA100-80GB"), schedule="interleaved", micro_batches=4, host_chunks=1
+        )
+        for name in ("llama3.2-1b", "llama2-7b")
+    ]
+
+    assert ["debubble" in plan_runs_in(plan) for plan in plans] == [False, True]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from debubble.ir import DebubbleError
+from debubble.models.runtime_limits import sharing_stages
 from debubble.planners.degrees.choice_plans import LARGE_JOB_PAIRS
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.model_problem import half_layers, problem_of
@@ -38,8 +39,9 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
     able = runs_in(plan.schedule, plan.partition, plan.options, described.model, units=units)
     found = tuple(name for name in able if name == plan.target or targets[name].runs_on(device))
     o = plan.options
-    if o.zero > 2 and o.data * o.context > 1 and not plan.costs.gathers:
-        # Its framework gathers parameters unit by unit; debubble's runtime does so stage by stage.
+    # Its framework gathers parameters unit by unit; debubble's runtime does so stage by stage.
+    unit_by_unit = o.zero > 2 and o.data * o.context > 1 and not plan.costs.gathers
+    if unit_by_unit or plan.schedule.host_steps & sharing_stages(described.model, plan.schedule.placement):
         return tuple(name for name in found if name != "debubble")
     return found
 

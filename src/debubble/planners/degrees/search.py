@@ -360,6 +360,7 @@ class _DegreesSearch(FoundPlans):
         self._plan_side_by_side(hopeful[:DRAFTED], "joint", share=THOROUGH)
 
     def _pairs(self, degrees: Degrees) -> int:
+        """Pairs of a pipeline device and a micro-batch."""
         problem = self.problems[degrees]
         return problem.devices * problem.micro_batches
 
