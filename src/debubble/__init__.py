@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from debubble.models import Model, models
     from debubble.planners import Problem, planners
     from debubble.planners.analysis.explanation import explain
+    from debubble.planners.fits import fits
     from debubble.planners.plan_model import plan
     from debubble.planners.plan_step import seconds_per_step as seconds_per_step
     from debubble.planners.sweep import Sweep, sweep
@@ -54,6 +55,7 @@ _NAMES_IN = {
     "models": ("Model", "models"),
     "planners": ("Problem", "planners"),
     "planners.analysis.explanation": ("explain",),
+    "planners.fits": ("fits",),
     "planners.plan_model": ("plan",),
     "planners.plan_step": ("seconds_per_step",),
     "planners.sweep": ("Sweep", "sweep"),
@@ -92,6 +94,7 @@ __all__ = [
     "__version__",
     "explain",
     "exports",
+    "fits",
     "hardware",
     "inline_html",
     "lower",

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -135,6 +136,14 @@ def test_lists_name_every_member_as_json_and_in_80_columns(command: str, members
 
 def test_the_list_of_models_has_their_parameters() -> None:
     assert json.loads(said("models", "--json"))["models"][0]["parameters"] == 6_738_415_616
+
+
+def test_models_tells_the_parameters_of_a_config(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(dict(db.models["llama2-7b"].config)))
+    assert [each["parameters"] for each in json.loads(said("models", str(config), "--json"))["models"]] == [
+        6_738_415_616
+    ]
 
 
 @pytest.mark.parametrize(("command", "names"), [("export", list(exports)), ("plan", list(MOMENTS))])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +16,6 @@ from debubble.cli.output import Json, console, print_answer, with_delayed_messag
 from debubble.ir import InfeasibleError, InputError, RunOptions
 
 if TYPE_CHECKING:
-    from debubble.costs import Cluster
-    from debubble.ir.degrees import Degrees
     from debubble.planners.degrees.memory import Footprint
 
 
@@ -60,39 +58,28 @@ def fits(
     """
     from debubble.models import named_model
     from debubble.models.vision import as_trained
-    from debubble.planners.degrees.memory import footprints, footprints_with
-    from debubble.planners.degrees.space import Job
     from debubble.planners.degrees.usual import OF_UNITS
-    from debubble.planners.plan_model import for_target
+    from debubble.planners.fits import common_choices
+    from debubble.planners.fits import fits as choices_of
     from debubble.views.memory_table import render_footprints
 
     o.check_counts(global_batch=global_batch, micro_batches=micro_batches, chunks=chunks)
     devices = o.with_memory_limit(run.require_cluster(), memory_limit)
-    fixed = run.degrees if chunks is None else {**run.degrees, "chunks": chunks}
     priced = named_model(model)
-    job = Job(
-        model=priced, cluster=devices, fixed=fixed,
-        global_batch=devices.count * (run.micro_batch_size or 1) if global_batch is None else global_batch,
-        options=for_target(RunOptions(**run.settings), target), target=target,
+    choices_for = partial(
+        choices_of, priced, devices, global_batch=global_batch, micro_batches=micro_batches, chunks=chunks,
+        **run.degrees, **run.settings,
     )  # fmt: skip
-
-    def looked_at(job: Job) -> list[Footprint]:
-        if micro_batches is None:
-            return footprints(job)
-        if global_batch is None:
-            return footprints_with(job, micro_batches)
-        return footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
-
-    choices = looked_at(job)
-    remark = as_trained(priced, job.options).remark
+    choices = choices_for(target=target)
+    remark = as_trained(priced, RunOptions(**run.settings)).remark
     remarks = [*([] if remark is None else [remark]), *devices.remarks]
     if target is None and all(each.fits == "no" for each in choices):
         with suppress(InputError):  # the framework may not have the job's options
-            remarks += _elsewhere(looked_at(job.for_target(OF_UNITS)))
+            remarks += _elsewhere(choices_for(target=OF_UNITS))
     if json:
         print_answer(reserve=devices.reserve, footprints=list(map(_row, choices)), remarks=remarks)
     else:
-        shown = [each for each in choices if _is_common(each.degrees, fixed, devices)] or choices
+        shown = common_choices(choices, devices, fixed=[*run.degrees]) or choices
         console().print(render_footprints(shown, reserve=devices.reserve, left_out=len(choices) - len(shown)))
         for remark in remarks:
             console().print(remark)
@@ -122,10 +109,3 @@ def _row(footprint: Footprint) -> dict[str, Any]:
         "memory_recomputed": footprint.recomputed,
         "memory_limit": footprint.limit,
     }
-
-
-def _is_common(degrees: Degrees, fixed: Mapping[str, Any], cluster: Cluster) -> bool:
-    """Tell whether a choice of degrees is asked for or usual: tensor parallelism within a node, and little else."""
-    most = {"context": 1, "expert": 1, "slices": 1, "tensor": cluster.slowest.devices_per_node}
-    usual = all(name in fixed or getattr(degrees, name) <= limit for name, limit in most.items())
-    return usual and (degrees.expert_tensor is None or "expert_tensor" in fixed)

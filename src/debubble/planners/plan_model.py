@@ -93,14 +93,12 @@ def plan(
         InfeasibleError: if nothing fits, with the reason.
     """
     model, cluster = as_model(model), Cluster.of(cluster)
-    run = for_target(_run_options(options), target)
+    run = for_target(run_options(options), target)
     numbers = {
         "global_batch": global_batch, "micro_batches": micro_batches, "pipeline": pipeline, "chunks": chunks,
         "seed": seed,
     }  # fmt: skip
-    for name, number in numbers.items():
-        if number is not None:
-            _check_whole(name, number)
+    check_whole(**numbers)
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     if run.expert_overlap and (target is None or targets[target].overlapping is None):
         raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
@@ -199,20 +197,22 @@ OPEN = ("expert_tensor", "image_patches")
 """Options of a run that are whole numbers, or None."""
 
 
-def _run_options(options: Mapping[str, Any]) -> RunOptions:
+def run_options(options: Mapping[str, Any]) -> RunOptions:
     """The options of a run.  Raises InputError for a name that it does not have, or for what is no whole number."""
     defaults = {field.name: field.default for field in fields(RunOptions)}
     for name, value in options.items():
         if name not in defaults:
             raise unknown_name(name, defaults, what="option of a run")
-        if type(defaults[name]) is int or (name in OPEN and value is not None):
-            _check_whole(name, value)
+        if type(defaults[name]) is int or name in OPEN:
+            check_whole(**{name: value})
     return RunOptions(**options)
 
 
-def _check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, not {value!r}.")
+def check_whole(**numbers: object) -> None:
+    """Raise InputError for the first of these that is given, and is no whole number."""
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise InputError(f"{name} must be a whole number, not {value!r}.")
 
 
 def _micro_batch_sizes(

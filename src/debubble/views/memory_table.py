@@ -71,7 +71,8 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         " everything; offload and host optimizers, which `plan` knows too, are not counted."
     )
     more = (
-        f"  {left_out} choices with context or expert ranks, slices, or tensor ranks over several nodes, are in --json."
+        f"  {left_out} choices with context or other expert ranks, slices, or tensor ranks over several nodes, are"
+        " in --json."
     )
     return Group(Text(_verdict(footprints), style="bold"), table, Text(words + more * bool(left_out)))
 

@@ -8,6 +8,7 @@ from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.memory import Footprint, footprints
 from debubble.planners.degrees.space import Job
+from debubble.planners.fits import common_choices
 from debubble.planners.fixed_plan import fixed_plan
 
 LLAMA = db.models["llama3-8b"]
@@ -134,7 +135,10 @@ def test_the_table_says_what_fits_and_what_is_in_json_alone(run: Any) -> None:
     words = " ".join(out.split())
     assert words.startswith("Yes: of 28 choices 24 fit as they are and 3 fit with full recomputation; the least memory")
     assert "recomputing everything" in words
-    assert "choices with context or expert ranks, slices, or tensor ranks over several nodes, are in --json." in words
+    assert (
+        "choices with context or other expert ranks, slices, or tensor ranks over several nodes, are in --json."
+        in words
+    )
 
 
 def test_micro_batches_are_those_of_every_choice(json_of: Any) -> None:
@@ -159,3 +163,23 @@ def test_footprints_leave_out_levels_that_a_framework_refuses() -> None:
     """DeepSpeed steps weights in bf16 under ZeRO alone."""
     asked = replace(job(), options=RunOptions(master_dtype="bf16", framework="deepspeed"), target="deepspeed")
     assert {each.degrees.zero for each in footprints(asked) if each.degrees.pipeline == 1} == {1, 2, 3}
+
+
+def test_the_python_call_answers_as_the_command() -> None:
+    asked = job(tensor=4, pipeline=2)
+    found = db.fits("llama3-8b", "8xH100-80GB", tensor=4, pipeline=2, sequence_length=4096)
+    assert [each.kept for each in found] == [each.kept for each in footprints(asked) if each.degrees.zero == 0]
+
+
+def test_a_fractional_degree_is_refused() -> None:
+    with pytest.raises(db.InputError, match=r"tensor must be a whole number, not 2\.5"):
+        db.fits("llama3-8b", "8xH100-80GB", tensor=2.5)
+
+
+def test_shown_expert_degrees_need_least_memory() -> None:
+    cluster = db.Cluster.parse("8xH100-80GB")
+    found = db.fits("mixtral-8x7b", cluster, pipeline=1, tensor=2, zero=1)
+    [shown] = common_choices(found, cluster, fixed=["pipeline", "tensor", "zero"])
+    assert (shown.degrees.data, shown.degrees.expert) == (4, 4)
+    alike = [f for f in found if replace(f.degrees, expert=4) == shown.degrees]
+    assert shown.kept.total == min(f.kept.total for f in alike)
