@@ -23,6 +23,7 @@ from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory
 from debubble.training.options import (
     TrainOptions,
+    batch_remark,
     data_remark,
     frozen_remark,
     rate_remark,
@@ -198,6 +199,17 @@ def test_other_steps_of_a_resumed_run_move_its_schedules_end(options: Any, tmp_p
     assert schedule_remark(changed(resumed, steps=20)) == "The cosine schedule ends at step 20 now, not at 3."
     assert [schedule_remark(o) for o in (resumed, changed(resumed, steps=20, lr_schedule="constant"))] == [None, None]
     assert schedule_remark(changed(options, steps=20)) is None
+
+
+def test_other_sequences_of_a_resumed_runs_steps_are_told(options: Any, tmp_path: Path) -> None:
+    first = changed(options, steps=3, checkpoint=tmp_path / "c")
+    train_alone(first)
+    plan, resumed = Plan.load(options.plan), changed(first, resume=True)
+    before, tokens = plan.degrees.global_batch, plan.options.sequence_length
+    twice = replace(plan, options=replace(plan.options, micro_batch_size=2 * plan.options.micro_batch_size))
+    assert batch_remark(resumed, plan) is None
+    now = f"A step has {2 * before} sequences of {tokens} tokens now, not {before} of {tokens}"
+    assert batch_remark(resumed, twice) == f"{now}: the learning rate may have to change with it (--lr)."
 
 
 def test_a_run_that_has_taken_all_its_steps_writes_its_weights(

@@ -86,8 +86,8 @@ TRAINING_RATE, FINE_TUNING_RATE = 3e-3, 1e-5
 
 def start_remarks(options: TrainOptions, plan: Plan) -> Iterator[str]:
     """Sentences on what a run reads, and on what was chosen for it."""
-    frozen = frozen_remark(options, plan)
-    return filter(None, (data_remark(options), rate_remark(options), schedule_remark(options), frozen))
+    of_plan = batch_remark(options, plan), frozen_remark(options, plan)
+    return filter(None, (data_remark(options), rate_remark(options), schedule_remark(options), *of_plan))
 
 
 def rate_remark(options: TrainOptions) -> str | None:
@@ -104,6 +104,19 @@ def schedule_remark(options: TrainOptions) -> str | None:
     if before in (None, options.steps) or name == "constant":
         return None
     return f"The {name} schedule ends at step {options.steps} now, not at {before}."
+
+
+def batch_remark(options: TrainOptions, plan: Plan) -> str | None:
+    """Say that a resumed run's steps have other sequences than before; None if they do not."""
+    newest = start_of(options)
+    before = None if newest is None else progress_of(newest)
+    if before is None or before.global_batch is None or before.sequence_length is None:
+        return None
+    had, has = (before.global_batch, before.sequence_length), (plan.degrees.global_batch, plan.options.sequence_length)
+    if had == has:
+        return None
+    sequences = f"{has[0]} sequence{'s' * (has[0] != 1)} of {has[1]} tokens"
+    return f"A step has {sequences} now, not {had[0]} of {had[1]}: the learning rate may have to change with it (--lr)."
 
 
 def data_remark(options: TrainOptions) -> str:

@@ -318,5 +318,7 @@ class TrainingRun:
             model=model_of(self.plan).config,
             recipe=self.options.recipe,
             data=self.options.source,
+            global_batch=self.plan.degrees.global_batch,
+            sequence_length=self.plan.options.sequence_length,
             loss_scale=None if scale is None else (scale.value, scale.steps_since),
         )

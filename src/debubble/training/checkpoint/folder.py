@@ -60,6 +60,10 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Settings of the optimizer and of its learning rate's schedule."""
     data: Mapping[str, str] | None = None
     """The options that say what the run reads, to refuse a run of other data by mistake; nothing opens their values."""
+    global_batch: Count | None = None
+    """Sequences of a step; None: an earlier version did not write it, nor their length."""
+    sequence_length: Count | None = None
+    """Tokens of each."""
     loss_scale: tuple[float, int] | None = None
     """The loss scale of an fp16 run, and the steps since it changed."""
 
