@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from textwrap import TextWrapper
 
-from debubble.errors import readable
+from debubble.errors import InputError, readable
 from debubble.ir import Number
 
 ANSWER_VERSION = 2
@@ -69,6 +71,22 @@ def days_words(days: float) -> str:
 
 FEWEST_DAYS = 2
 """Days below which hours are told."""
+
+
+def read_count(text: str, what: str) -> float:
+    """The number of a text such as `300B`, `1.5T` or `1e12`; `what` names it where it is refused.
+
+    Raises InputError if it is no positive number.
+    """
+    number, scale = (text[:-1], SCALES[text[-1].upper()]) if text[-1:].upper() in SCALES else (text, 1.0)
+    with suppress(ValueError):
+        if 0 < (count := float(number) * scale) < math.inf:
+            return count
+    raise InputError(f"{what} must be a positive number, such as 300B, 1.5T or 1e12, not {text}.")
+
+
+SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+"""Letters after a count, and what they stand for."""
 
 
 def count_words(count: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.formatting import days_words
+from debubble.formatting import days_words, read_count
 from debubble.frameworks.torch.export import to_csv
 from debubble.ir import Program, Schedule, StageCosts
 from debubble.ir.lowering.lower import lower
@@ -293,6 +293,25 @@ def test_a_plan_that_only_debubble_runs_names_for(run: Any) -> None:
     assert named not in " ".join(run(*call, "--planner", "dapple")[1].split())
 
 
+@pytest.mark.parametrize(("text", "count"), [("300B", 3e11), ("1.5T", 1.5e12), ("2e9", 2e9), ("7m", 7e6), ("12", 12)])
+def test_counts_are_read_with_their_letters(text: str, count: float) -> None:
+    assert read_count(text, "--tokens") == count
+
+
+@pytest.mark.parametrize("text", ["", "B", "many", "-1T", "nan", "inf"])
+def test_what_is_no_positive_count_is_refused(text: str) -> None:
+    with pytest.raises(db.InputError, match="--tokens must be a positive number, such as 300B"):
+        read_count(text, "--tokens")
+
+
+def test_show_keeps_what_other_frameworks_cost(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    call = ("llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4", "--planner", "joint", "--effort", "0.1")
+    planned, shown = run("plan", *call, "-o", str(file))[1], run("show", str(file))[1]
+    assert "at most, by quick plans of these degrees: " in " ".join(planned.split())
+    assert shown == planned
+
+
 def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     arguments = (
         "plan", "llama2-7b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple",
@@ -311,6 +330,9 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     words = " ".join(out.split())
     assert "tokens/s" in words
     assert f"{days_words(answer['days'])} for 1 billion tokens" in words
+    step, interval = answer["step_time"], answer["accuracy"]["step"]
+    low, high = (days_words(answer["days"] * interval[end] / step) for end in ("low", "high"))
+    assert f"{low} to {high} for these tokens" in words
     said = re.search(r"GPU (\d), fullest at ([\d.]+) ms, in GiB: weights", words)
     assert said is not None
     assert int(said[1]) == answer["fullest"]

@@ -85,7 +85,7 @@ def test_an_answer_says_if_no_measured_run_is_like_it(device: str, alike: bool) 
     plan = planned(cluster(msgspec.structs.replace(RUN, device=device)))
     scene = Scene.predicted(plan)
     assert scene.why is not None
-    said = "\n".join(map(str, plan_screen(plan, scene, scene.why, width=200, tokens=None, elsewhere={})))
+    said = "\n".join(map(str, plan_screen(plan, scene, scene.why, width=200, tokens=None)))
 
     assert ("no measured run of the cluster is like this job" in said) != alike
     assert ("a run of llama of hidden size 4096, or dense models in bf16, on H100-80GB" in said) != alike
@@ -203,7 +203,7 @@ def test_runs_in_another_framework_are_told_to_be_there() -> None:
     plan = planned(cluster(msgspec.structs.replace(RUN, framework="torchtitan")))
     scene = Scene.predicted(plan)
     assert scene.why is not None
-    said = "\n".join(map(str, plan_screen(plan, scene, scene.why, width=200, tokens=None, elsewhere={})))
+    said = "\n".join(map(str, plan_screen(plan, scene, scene.why, width=200, tokens=None)))
 
     assert "its runs count with --framework torchtitan" in said
 

@@ -203,7 +203,7 @@ PLAN: Mapping[str, Plan] = {
 
 DESCRIPTIONS = {
     "planner", "lower_bound", "bound_argument", "solve_seconds", "candidates", "timeline", "profile",
-    "model_on_cluster", "degree_search", "target", "origin", "what_ifs", "measured",
+    "model_on_cluster", "degree_search", "target", "origin", "what_ifs", "measured", "other_targets",
 }  # fmt: skip
 """What says how a plan was found, not how it runs; the model itself is the user's to bring."""
 

@@ -24,6 +24,7 @@ def content(tmp_path: Path) -> dict[str, Any]:
     plan = Plan(
         planner="test", schedule=schedule, costs=StageCosts.of(stages=2), lower_bound=0, partition=units,
         what_ifs=(WhatIf(change="no offload", lever=True, step_time=None, seconds_per_sequence=None),),
+        other_targets={"megatron": 1.25},
         origin=Origin(command="debubble plan", date="2026-11-22T17:00:00+00:00", version="0.1.0"),
     )  # fmt: skip
     plan.save(tmp_path / "valid.json")

@@ -225,7 +225,7 @@ def test_the_answer_says_within_what_simpler_plans_win() -> None:
 @pytest.mark.parametrize(("rank", "named"), [(0, "megatron"), (8, "torch")])
 def test_the_usual_framework_is_named_unless_there_are_adapters(rank: int, named: str) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", planner="dapple", micro_batches=4, lora=rank)
-    assert framework_to_plan_for(plan, {"torch": 1.0, "megatron": 1.001}) == named
+    assert framework_to_plan_for(replace(plan, other_targets={"torch": 1.0, "megatron": 1.001})) == named
 
 
 def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02) -> DegreeSearch:

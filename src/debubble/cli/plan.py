@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import user_cache, write_whole
 from debubble.formatting import listed
-from debubble.ir import CutOffError, InfeasibleError, Origin, UnsupportedError, WhatIf
+from debubble.ir import CutOffError, InfeasibleError, Origin, UnsupportedError
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
@@ -72,11 +72,12 @@ def plan(
             plan_for = request.plan_for
             nearest = nearest_plans(result, lambda name: plan_for(name, status, subject=name))
         late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK_PLAN_SECONDS
-        helps, elsewhere = _what_helps(result, status, search, why=output.why, quick=asked.plain and not late)
+        quick = asked.plain and not late
+        advised = _what_helps(result, status, search, why=output.why, quick=quick, others=quick and not output.targets)
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
-    if helps:
-        result = replace(result, what_ifs=helps)
+    if advised is not result:
+        result = advised
         place = _keep(result, output)
     scene = _scene(result)
     _tell_place(result, place)
@@ -89,13 +90,13 @@ def plan(
         from debubble.cli.plan_answer import plan_dict
 
         print_ = partial(print_line, event="answer") if output.json_stream else print_answer
-        print_(**plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front))
+        print_(**plan_dict(result, scene, tokens=output.token_count, nearest=nearest, front=front))
     else:
         from debubble.views.plan_table import render
 
         answer = render(
-            result, scene, tokens=output.tokens, details=output.details or asked.compare, width=console().width,
-            nearest=nearest, front=front, elsewhere={} if nearest else elsewhere,
+            result, scene, tokens=output.token_count, details=output.details or asked.compare, width=console().width,
+            nearest=nearest, front=front,
         )  # fmt: skip
         console().print(answer)
 
@@ -169,10 +170,11 @@ OVERHEAD_SECONDS = 0.5
 """Seconds of the clock for imports before a search and for the answer after it."""
 
 
-def _what_helps(
-    plan: Plan, status: Status, search: o.SearchLimits, *, why: bool, quick: bool
-) -> tuple[tuple[WhatIf, ...], Mapping[str, float]]:
-    """The changes that would help, and what quick plans of its degrees cost elsewhere; neither after a Ctrl-C."""
+def _what_helps(plan: Plan, status: Status, search: o.SearchLimits, *, why: bool, quick: bool, others: bool) -> Plan:
+    """The plan with changes that would help, and what quick plans of its degrees cost in other targets.
+
+    It has neither after a Ctrl-C.
+    """
     from debubble.planners.analysis.nearest_plans import quick_nearest
     from debubble.planners.analysis.what_if import quick_what_ifs, what_ifs
 
@@ -185,10 +187,11 @@ def _what_helps(
         else:
             status.update("Trying what would help ...")
             helps = quick_what_ifs(plan) if quick else ()
-        return helps, quick_nearest(plan) if quick and plan.target is None else {}
+        elsewhere = quick_nearest(plan) if others and plan.target is None else {}
+        return replace(plan, what_ifs=helps, other_targets=elsewhere)
     except KeyboardInterrupt:
         log().print("Interrupted: what would help is left out.")
-        return (), {}
+        return plan
 
 
 def _keep(plan: Plan, output: Output) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +11,7 @@ from debubble.cli.names import framework_names, planner_names
 from debubble.cli.options import flag, option
 from debubble.cli.output import Json
 from debubble.files import check_writable
+from debubble.formatting import read_count
 from debubble.ir import InputError
 
 
@@ -83,9 +83,14 @@ class Output(o.OptionGroup):
     why: bool = flag("Plan again without each lever, and with what might help.")
     pareto: bool = flag("Plan with less and less memory too: the front of time and memory.")
     targets: bool = flag("Plan for every framework too: what the nearest plan costs in each.")
-    tokens: float | None = option("Tokens to train on, such as 1e12: says how many days that takes.")
+    tokens: str | None = option("Tokens to train on, such as 300B or 1.5T: says how many days that takes.")
     json: Json = False
     json_stream: bool = flag("Print every better plan as it is found, and then the answer: a JSON object a line.")
+
+    @property
+    def token_count(self) -> float | None:
+        """The number of --tokens; None: it was not given."""
+        return None if self.tokens is None else read_count(self.tokens, "--tokens")
 
 
 def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: GivenCosts, output: Output) -> None:
@@ -96,8 +101,8 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
     """
     if sum(each is not None for each in (model, given.costs, given.units)) != 1:
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
-    if output.tokens is not None and not 0 < output.tokens < math.inf:
-        raise InputError(f"--tokens must be a positive number, not {output.tokens:g}.")
+    if output.tokens is not None:
+        read_count(output.tokens, "--tokens")  # refused before the search
     if output.json and output.json_stream:
         raise InputError("Give --json for one object, or --json-stream for a line per plan, not both.")
     check_writable(output.output, output.html)

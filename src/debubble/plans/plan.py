@@ -74,6 +74,9 @@ class Plan(Simulated):
     """The best choices of degrees, if they were searched."""
     what_ifs: tuple[WhatIf, ...] = ()
     """The changes that were planned to say what would help, if that was asked."""
+    other_targets: Mapping[str, float] = field(default_factory=dict)
+    """How many times the plan's step quick plans of its degrees take, in targets that do not run it, if that was
+    asked."""
     origin: Origin | None = None
     """The call that made it; None if that was no command."""
     measured: bool = False

@@ -115,6 +115,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     options: RunOptions = msgspec.field(default_factory=RunOptions)
     degree_search: DegreeSearch | None = None
     what_ifs: tuple[WhatIf, ...] = ()
+    other_targets: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
     origin: Origin | None = None
     measured: bool = False
     target: str | None = None

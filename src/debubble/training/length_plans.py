@@ -110,7 +110,9 @@ def classes(plan: Plan, sequences: PackedSequences, *, steps: int) -> list[list[
 
 
 def _cached(plan: Plan, sizes: Sequence[MicroBatchSize], folder: Path) -> Plan:
-    runs = replace(plan, solve_seconds=0.0, candidates=(), what_ifs=(), origin=None, degree_search=None)
+    runs = replace(
+        plan, solve_seconds=0.0, candidates=(), what_ifs=(), other_targets={}, origin=None, degree_search=None
+    )
     asked = msgspec.json.encode([msgspec.structs.replace(runs.to_file(), model_name=None), sizes, EFFORT])
     file = folder / f"lengths-{hashlib.sha256(asked).hexdigest()[:16]}.json"
     if file.exists():

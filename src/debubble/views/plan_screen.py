@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -69,9 +69,7 @@ STEP_PARTS = (
 """Parts of the bar of a step: words, cell, colour, and the causes that count to it."""
 
 
-def plan_screen(
-    plan: Plan, scene: Scene, why: Explanation, *, width: int, tokens: float | None, elsewhere: Mapping[str, float]
-) -> list[Text]:
+def plan_screen(plan: Plan, scene: Scene, why: Explanation, *, width: int, tokens: float | None) -> list[Text]:
     """The answer, a line each.
 
     Args:
@@ -80,7 +78,6 @@ def plan_screen(
         why: The figures that explain it.
         width: Characters of a line.
         tokens: How many tokens are to be trained on; None: the days are not told.
-        elsewhere: How many times the plan's step quick plans take in the targets that do not run it.
 
     Returns:
         The lines, at most 24 of 80 characters for an ordinary plan.
@@ -90,8 +87,8 @@ def plan_screen(
         ("Recompute", [*_recomputation(plan)]),
         ("Offload", [*_offload(plan, why)]),
         ("Faster", [*_faster(plan)]),
-        ("Runs in", [*_runs_in(plan, elsewhere)]),
-        ("Predicted", [*_accuracy(plan, scene), *_safer(plan, scene)]),
+        ("Runs in", [*_runs_in(plan)]),
+        ("Predicted", [*_accuracy(plan, scene, tokens), *_safer(plan, scene)]),
     ]
     lines = [Text(_title(plan, scene), style="bold"), *_speed(scene, why, tokens), Text()]
     lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
@@ -99,7 +96,7 @@ def plan_screen(
     lines += _row("Limited by", [*_limits(plan, scene, why)], width)
     lines += _row("Bound", [_bound(plan, scene)], width)
     rows = [("Would help", [*_changes(plan, scene)]), ("Not tried", [*_not_tried(plan)])]
-    rows.append(("Next", [] if scene.misfit else [*_next(plan, elsewhere)]))
+    rows.append(("Next", [] if scene.misfit else [*_next(plan)]))
     return lines + [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
 
 
@@ -258,12 +255,12 @@ def _faster(plan: Plan) -> Iterator[str]:
     yield f"simpler plans win within {plan.degree_search.tolerance:.0%}"
 
 
-def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
+def _runs_in(plan: Plan) -> Iterator[str]:
     """The frameworks that run the plan, and what quick plans of its degrees cost in others."""
     if plan.target is not None:
         return
     yield ", ".join(plan_runs_in(plan)) or "no framework (see --for)"
-    nearest = sorted(elsewhere.items(), key=lambda entry: entry[1])
+    nearest = sorted(plan.other_targets.items(), key=lambda entry: entry[1])
     if nearest:
         named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:OTHER_TARGETS_SHOWN]]
         yield f"at most, by quick plans of these degrees: {', '.join(named)}"
@@ -286,8 +283,8 @@ def _of_cpus(plan: Plan) -> bool:
     return plan.cluster is not None and plan.cluster.slowest.name == "CPU"
 
 
-def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
-    """The intervals of step and memory, where the costs were computed and not measured."""
+def _accuracy(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]:
+    """The intervals of step, memory and days, where the costs were computed and not measured."""
     if plan.profile is not None:
         yield "from measured units"
         return
@@ -298,6 +295,9 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
     yield f"{low} to {high} a step, up to {size_words(peak.high)} on a device"
+    if tokens is not None and scene.why is not None:
+        each = scene.why.days(tokens) / float(scene.step_time)
+        yield f"{days_words(each * seconds.low)} to {days_words(each * seconds.high)} for these tokens"
     yield f"errors of {step.runs} published runs ({step.group}){_kernels(plan)}"
     if _of_cpus(plan):
         yield "none on CPUs"
@@ -447,13 +447,14 @@ def _runs_with_other_degrees(plan: Plan) -> bool:
     return searched and plan.model is not None and beyond_runtime(alone, plan.model) is None
 
 
-def framework_to_plan_for(plan: Plan, elsewhere: Mapping[str, float]) -> str:
-    """The framework with the fastest of these quick plans; the usual one where it loses little against that.
+def framework_to_plan_for(plan: Plan) -> str:
+    """The framework with the fastest of the quick plans for others; the usual one where it loses little against that.
 
     With adapters, for which no framework is usual, debubble's own runtime where degrees alone keep it from the plan.
     """
     if plan.options.lora and "debubble" not in plan_runs_in(plan) and _runs_with_other_degrees(plan):
         return "debubble"
+    elsewhere = plan.other_targets
     fastest = min(elsewhere, key=elsewhere.__getitem__, default="NAME")
     if (
         not plan.options.lora
@@ -464,7 +465,7 @@ def framework_to_plan_for(plan: Plan, elsewhere: Mapping[str, float]) -> str:
     return fastest
 
 
-def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
+def _next(plan: Plan) -> Iterator[str]:
     """The command to type next, with the file that the plan's own call has written, and options that say more."""
     call = [] if plan.origin is None else shlex.split(plan.origin.command)
     written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
@@ -480,7 +481,7 @@ def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
         run = f"debubble show {file}"
     yield f"{'' if written else '-o plan.json, then '}{run}"
     if plan.target is None and not frameworks and not plan.has_lengths:
-        named = framework_to_plan_for(plan, elsewhere)
+        named = framework_to_plan_for(plan)
         yield f"--for {named} plans what {'a framework' if named == 'NAME' else 'it'} runs"
     asked = "--why" in call
     yield f"plan --details{'' if plan.has_lengths or asked else ', --why'}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -54,7 +53,6 @@ def render(
     width: int = 80,
     nearest: Sequence[NearestPlan] = (),
     front: Sequence[ConfigurationSummary] = (),
-    elsewhere: Mapping[str, float] = MappingProxyType({}),
 ) -> RenderableType:
     """The answer on one screen: the step, the pace, the plan, its memory, what binds, and what would help.
 
@@ -67,14 +65,13 @@ def render(
         width: Characters of a line.
         nearest: The plans of all targets, if they were asked for.
         front: The Pareto front of time and memory, if it was asked for.
-        elsewhere: How many times as long quick plans take in the targets that do not run the plan.
     """
     parts: list[RenderableType]
     if scene.why is None:
         parts = [Text(f"{letter}{scene.title}", style="bold"), Text(f"{headline(scene)}\n{_partition_words(plan)}")]
         parts += [Text("\n".join([bound_words(plan, scene, argument=details), *_judgement(plan, scene)]))]
     else:
-        parts = [*plan_screen(plan, scene, scene.why, width=width, tokens=tokens, elsewhere=elsewhere)]
+        parts = [*plan_screen(plan, scene, scene.why, width=width, tokens=tokens)]
         parts[0] = Text(f"{letter}{parts[0]}", style="bold")
         parts += [Text(line) for line in _judgement(plan, scene)]
         if plan.what_ifs and not plan.what_ifs[0].quick:

@@ -44,7 +44,8 @@ def test_abstract_costs_run_in_no_framework() -> None:
 
 def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
-    console.print(render(planned, Scene.predicted(planned), elsewhere={"megatron": 1.25, "torch": 1.0}))
+    told = replace(planned, other_targets={"megatron": 1.25, "torch": 1.0})
+    console.print(render(told, Scene.predicted(told)))
     words = " ".join(console.export_text().split())
     assert "at most, by quick plans of these degrees: torch +0%, megatron +25%" in words
 
