@@ -293,6 +293,15 @@ def test_a_plan_that_only_debubble_runs_names_for(run: Any) -> None:
     assert named not in " ".join(run(*call, "--planner", "dapple")[1].split())
 
 
+def test_what_export_reports_is_wrapped(run: Any, tmp_path: Path) -> None:
+    file = str(tmp_path / "plan.json")
+    run("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--planner", "dapple", "-o", file)
+    _, out, _ = run("export", file, "--to", "deepspeed", "-o", str(tmp_path / "out"))
+    reported = out.split("cannot express:\n")[1].splitlines()
+    assert reported[0].startswith("  - ")
+    assert max(map(len, reported)) <= 80
+
+
 @pytest.mark.parametrize(("text", "count"), [("300B", 3e11), ("1.5T", 1.5e12), ("2e9", 2e9), ("7m", 7e6), ("12", 12)])
 def test_counts_are_read_with_their_letters(text: str, count: float) -> None:
     assert read_count(text, "--tokens") == count

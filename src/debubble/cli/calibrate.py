@@ -12,9 +12,8 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.names import cluster_completion
 from debubble.cli.options import PlanFile
-from debubble.cli.output import Json, console, log, print_answer, with_delayed_message
+from debubble.cli.output import Json, log, print_answer, print_wrapped, with_delayed_message
 from debubble.files import check_writable
-from debubble.formatting import wrapped
 
 
 @app.command(rich_help_panel="Run")
@@ -72,4 +71,4 @@ def calibrate(
         print_answer(output=str(output), run=found.run, replaced=found.replaced, figures=answers)
         return
     for sentence in sentences:
-        console().print(wrapped(sentence, console().width), soft_wrap=True)
+        print_wrapped(sentence)

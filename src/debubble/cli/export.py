@@ -10,7 +10,7 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.names import export_names, name_option
 from debubble.cli.options import PlanFile
-from debubble.cli.output import Json, console, print_answer, with_delayed_message
+from debubble.cli.output import Json, console, print_answer, print_wrapped, with_delayed_message
 
 
 @app.command(rich_help_panel="Take along")
@@ -52,8 +52,8 @@ def export(
     if made.losses:
         console().print(f"\nWhat {to} cannot express:")
         for loss in made.losses:
-            console().print(f"  - {loss}", soft_wrap=True)
+            print_wrapped(f"  - {loss}")
     else:
         console().print(f"{to} expresses all of the plan.")
     if made.own_kernels is not None:
-        console().print(f"\n{made.own_kernels}", soft_wrap=True)
+        print_wrapped(f"\n{made.own_kernels}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -23,9 +23,8 @@ from debubble.cli.names import (
     name_option,
     planner_names,
 )
-from debubble.cli.output import Json, SearchProgress, console, log, print_answer, with_delayed_message
+from debubble.cli.output import Json, SearchProgress, log, print_answer, print_wrapped, with_delayed_message
 from debubble.files import check_writable
-from debubble.formatting import wrapped
 from debubble.ir import InfeasibleError
 
 if TYPE_CHECKING:
@@ -155,24 +154,21 @@ def _show(
     from debubble.imports.comparison import recomputation_words
     from debubble.imports.unread import NAMED
 
-    def say(text: str, **style: Any) -> None:
-        console().print(wrapped(text, console().width), soft_wrap=True, markup=False, **style)
-
     for warning in warnings:
-        say(f"Warning: {warning}", style="yellow")
+        print_wrapped(f"Warning: {warning}", style="yellow")
     share = yours.options.host_optimizer
     hosts = [f"{share:.0%} of the optimizer states on hosts"] if share else []
     first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}", *hosts]
-    say("; ".join(filter(None, [*first, job.left_out])))
-    say(f"It {job.summary}.")
+    print_wrapped("; ".join(filter(None, [*first, job.left_out])))
+    print_wrapped(f"It {job.summary}.")
     assert yours.cluster is not None
     if corrected := calibration_words(job.model, yours.cluster, yours.options):
-        say(corrected)
+        print_wrapped(corrected)
     for sentence in comparison.sentences():
-        say(sentence)
+        print_wrapped(sentence)
     if own_degrees:
-        say("Degrees are the job's own: --degrees searches them too.", style="dim")
+        print_wrapped("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
-        say("\nEntries that are not in the prediction, or cost nothing:")
+        print_wrapped("\nEntries that are not in the prediction, or cost nothing:")
         for sentence in job.rest.sentences(NAMED):
-            say(f"  - {sentence}")
+            print_wrapped(f"  - {sentence}")

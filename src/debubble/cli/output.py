@@ -20,7 +20,7 @@ from rich.table import Table
 
 from debubble.errors import InputError
 from debubble.files import check_writable
-from debubble.formatting import ANSWER_VERSION, time_words
+from debubble.formatting import ANSWER_VERSION, time_words, wrapped
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -40,6 +40,12 @@ def console() -> Console:
 def log() -> Console:
     """The console of progress and remarks."""
     return Console(stderr=True, highlight=False)
+
+
+def print_wrapped(text: str, **style: Any) -> None:
+    """Print sentences, broken between words at the console's width; where they are piped, at 80 characters."""
+    shown = console()
+    shown.print(wrapped(text, shown.width), soft_wrap=True, markup=False, **style)
 
 
 def figure_table(*columns: str, **style: Any) -> Table:
