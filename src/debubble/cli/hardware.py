@@ -19,17 +19,27 @@ def hardware(json: Json = False) -> None:
     if json:
         print_answer(hardware=list(registry.values()))
         return
-    rates = figure_table("device", "memory GiB", "16-bit TFLOP/s", "fp8", "memory", "link", "network", "host")
+    columns = ("device", "memory GiB", "16-bit TFLOP/s", "fp8", "memory", "link", "network", "host", "host GiB")
+    rates = figure_table(*columns, padding=(0, 1, 0, 0), pad_edge=False)
     sources = Table.grid(padding=(0, 2, 0, 0))
     sources.add_column(no_wrap=True)
     sources.add_column(overflow="fold")
     for d in registry.values():
+        host = f"{d.host_memory / 2**30:.3g}" if d.host_memory else "-"
         bandwidths = (d.memory_bandwidth, d.link_bandwidth, d.network_bandwidth, d.host_bandwidth)
         fp8 = f"{d.fp8_flops / 1e12:g}" if d.fp8_flops else ""
         rates.add_row(
-            d.name, f"{d.memory / 2**30:.3g}", f"{d.flops / 1e12:g}", fp8, *(f"{b / 1e9:g}" for b in bandwidths)
+            d.name,
+            f"{d.memory / 2**30:.3g}",
+            f"{d.flops / 1e12:g}",
+            fp8,
+            *(f"{b / 1e9:g}" for b in bandwidths),
+            host,
         )
-        sources.add_row(f" {d.name}", f"{d.source} {d.url}".rstrip())
+        sources.add_row(d.name, f"{d.source} {d.url}".rstrip())
     console().print(
-        rates, "\n Bandwidths are GB/s and direction, between devices (link), nodes and to the host.\n", sources
+        rates,
+        "\nBandwidths are GB/s and direction, between devices (link), nodes and to the host. Of the host's memory"
+        " `host GiB` are assumed for each device (-: no limit), unless a cluster file says host_memory.\n",
+        sources,
     )
