@@ -13,11 +13,13 @@ import torch
 import yaml
 
 import debubble as db
+from debubble.costs.partition import partition_named
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.frameworks.megatron.export import FSDP_REMARK, MUON_DIVIDED, layout
 from debubble.ir import CandidateSummary, ExportError, Kind, Op, PlannedUnit, Schedule
 from debubble.models import Model
+from debubble.planners.model_problem import half_layers
 from debubble.plans import Plan
 from tests.exports.hand_plans import (
     LLAMA,
@@ -494,6 +496,16 @@ class TestTorchHosts:
 
         assert made.files["schedule.csv"].splitlines() == ["0F0,0F1,0B0,0B1", second]
         assert any("so they are one B on stage" in loss and "predicted to take" in loss for loss in made.losses)
+
+    @pytest.mark.parametrize(("counted", "warned"), [(False, True), (True, False)])
+    def test_memory_until_w_is_told_unless_counted(self, counted: bool, warned: bool) -> None:
+        plan = priced(layers=(1, 1), schedule=SPLIT)
+        assert plan.model_on_cluster is not None
+        units = half_layers(*plan.model_on_cluster, plan.options, pipeline=2, target="torchtitan")
+        own = units.stage_costs(partition_named(plan.partition, units), plan.schedule.placement)
+        made = exports["torchtitan"](replace(plan, costs=own) if counted else plan)
+
+        assert ("torch's I and W hold more memory in between than the plan counts on" in str(made.losses)) is warned
 
     def test_whole_layers_are_exported_as_layers(self) -> None:
         units = [
