@@ -39,6 +39,15 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert not re.search(r"""(src|href)\s*=|@import|url\(|https?://|fetch\(|import\(""", text)
 
 
+def test_no_line_breaks_between_a_number_and_its_unit() -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", planner="dapple", micro_batches=4)
+    body = re.sub(r"<(script|style).*?</\1>", "", page(Scene.predicted(plan)), flags=re.DOTALL)
+
+    assert re.search(r"\d\xa0MiB", body)
+    assert re.search(r"\d\xa0ms", body)
+    assert not re.search(r"\d (GiB|MiB|KiB|ms|µs|s)\b", body)
+
+
 def test_every_operation_that_takes_time_is_drawn_on_its_device() -> None:
     scene = Scene.predicted(small_plan())
     drawn = data(page(scene))["scenes"][0]

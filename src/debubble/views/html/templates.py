@@ -13,14 +13,24 @@ from debubble.views.palette import THEMES
 
 def without_breaks(text: str) -> Markup:
     """The text, with options of the command line that no line breaks."""
-    return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(text))))
+    options = re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(with_whole_figures(text))))
+    return Markup(options)
+
+
+UNITS = re.compile(r"(?<=\d) (?=(?:[KMGT]i?B|B|s|ms|µs|days|hours|tokens|TFLOP)\b)")
+"""The space between a number and its unit."""
+
+
+def with_whole_figures(value: object) -> object:
+    """A text in which no line breaks between a number and its unit; all else, and what is HTML already, as it is."""
+    return UNITS.sub("\N{NO-BREAK SPACE}", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def render(template: str, **entries: Any) -> bytes:
     """A page with these entries, in the colours of both themes."""
     environment = Environment(
         loader=PackageLoader("debubble.views"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=with_whole_figures,
     )  # fmt: skip
     environment.filters["unbroken"] = without_breaks
     return environment.get_template(template).render(themes=THEMES, **entries).encode()
