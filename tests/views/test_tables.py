@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -220,6 +221,15 @@ def test_the_answer_says_within_what_simpler_plans_win() -> None:
     compared = replace(plan, candidates=(first, replace(first, planner="b", step_time=0.993 * step)))
     answer = printed(render_plan(compared, Scene.predicted(compared)))
     assert "a plan without recomputation or offload wins within 1%" in answer
+
+
+@pytest.mark.parametrize(
+    ("devices", "shown"), [("6xA100-80GB", [0, 4]), ("3xA100-40GB+3xA100-80GB", [0, 3, 4])], ids=["alike", "mixed"]
+)
+def test_the_fullest_device_of_each_type_has_a_bar(devices: str, shown: list[int]) -> None:
+    plan = db.plan("llama2-7b", devices, planner="dapple", micro_batches=8)
+    answer = printed(render_plan(plan, Scene.predicted(plan), details=False))
+    assert [int(device) for device in re.findall(r" (\d+) [█·]+ ", answer)] == shown
 
 
 @pytest.mark.parametrize(("rank", "named"), [(0, "megatron"), (8, "torch")])

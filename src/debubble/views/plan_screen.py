@@ -47,7 +47,7 @@ OTHER_TARGETS_SHOWN = 2
 CHANGES_SHOWN = 2
 """Changes that are named as what would help."""
 MAX_BARS = 4
-"""Devices up to which each has a bar; of more, the fullest and the emptiest have one."""
+"""Devices up to which each has a bar; of more, the fullest of each type and the emptiest have one."""
 DEFAULT_TARGET = "megatron"
 """The framework that is named where several could plan for it."""
 MIN_SAVED_PERCENT = 0.5
@@ -352,7 +352,10 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     devices: list[int] = [*range(scene.devices)]
     if scene.devices > MAX_BARS:
         shares = [peak / float(limit or 1) for peak, limit in zip(peaks, scene.limits, strict=True)]
-        devices = sorted({scene.fullest, min(devices, key=shares.__getitem__)})
+        layout = Layout.of(why.cluster, why.plan.options, why.plan.devices)
+        types = [type_.name for type_ in layout.slowest_ranks]
+        fullest = {max((d for d in devices if types[d] == name), key=shares.__getitem__) for name in types}
+        devices = sorted({scene.fullest, *fullest, min(devices, key=shares.__getitem__)})
     cell = (width - LABEL_WIDTH) // BAR_COLUMNS
     texts = [_bar(d, peaks[d], scene.limits[d], size, cell) for d in devices]
     for n in range(0, len(texts), BAR_COLUMNS):
