@@ -214,6 +214,16 @@ def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> 
     assert ("2.0% less time by b" in answer) is said
 
 
+def test_a_simpler_plan_says_how_much_slower_it_is() -> None:
+    plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
+    first = replace(plan.candidates[0], remark="its own words", plain_excess=0.0049)
+    plainer = replace(plan, candidates=(first,))
+    said = "0.5% slower than with recomputation, offload or steps on hosts"
+    assert first.remarks == ("its own words", said)
+    answer = " ".join(printed(render_plan(plainer, Scene.predicted(plainer))).split())
+    assert f"this plan is {said} · it wins within 1% · --fastest takes the other" in answer
+
+
 def test_the_answer_says_within_what_simpler_plans_win() -> None:
     plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     step = float(plan.simulate().makespan)

@@ -137,10 +137,6 @@ class Robustness:
     links: float
 
 
-INTERRUPTED = "interrupted: the best so far"
-"""The remark of a planner that a Ctrl-C ended."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CandidateSummary:
     """One planner's answer, or why it has none."""
@@ -163,10 +159,38 @@ class CandidateSummary:
     rejected: str | None = None
     remark: str | None = None
     """The planner's own account of its search."""
+    interrupted: bool = False
+    """True if a Ctrl-C ended its search, so that this is the best until then."""
+    plain_excess: float | None = None
+    """Share by which its step is longer than with recomputation, offload or steps on hosts; None: it is not, or it
+    has them."""
+    robust_excess: float | None = None
+    """Share by which its undisturbed step is longer than that of the fastest plan that was found; None: it is not."""
     runs_in: tuple[str, ...] = ()
     """Names of the targets that run its answer as it is, if it is a model's."""
     robustness: Robustness | None = None
     """The step under disturbances, if plans were judged by them."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """All that is to be said of it, in words."""
+        said = (
+            "interrupted: the best so far" if self.interrupted else None,
+            self.remark,
+            None if self.plain_excess is None else plain_words(self.plain_excess),
+            None if self.robust_excess is None else robust_words(self.robust_excess),
+        )
+        return tuple(filter(None, said))
+
+
+def plain_words(excess: float) -> str:
+    """Words on how much longer a step is without levers."""
+    return f"{100 * excess:.1f}% slower than with recomputation, offload or steps on hosts"
+
+
+def robust_words(excess: float) -> str:
+    """Words on how much longer the undisturbed step is of a plan that stands disturbances better."""
+    return f"{100 * excess:.1f}% slower undisturbed than the fastest plan that was found"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from debubble.errors import PlannerFailedError
-from debubble.ir import CandidateSummary, CutOffError, DebubbleError, PluginError
-from debubble.ir.plan_entries import INTERRUPTED, Status
+from debubble.ir import CandidateSummary, CutOffError, DebubbleError, Number, PluginError
+from debubble.ir.plan_entries import Status
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.process_pool import failure
 from debubble.planners.progress import Improvement, Progress, changing_news, tell
@@ -22,10 +22,6 @@ MIN_RELATIVE_GAIN = 5e-4
 with fewest stages is taken."""
 PLAIN_TOLERANCE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
-OF_ROBUSTNESS = "slower undisturbed than the fastest plan that was found"
-"""Remark on a plan that stands disturbances better."""
-WITH_LEVERS = "slower than with recomputation, offload or steps on hosts"
-"""Remark on a plan without levers."""
 ONE_STAGE = 0.02
 """Share of a step for such a plan that runs the model as a whole, as every framework does."""
 
@@ -159,10 +155,8 @@ class Answers:
         known = self._found.get(name)
         best = min((result.score for result in self.results), default=math.inf)
         if not isinstance(known, Result) or answer.score <= tolerance * known.score:
-            self._found[name] = answer
-            if isinstance(known, Result) and answer.score > (1 + MIN_RELATIVE_GAIN) * known.score:
-                slower = 100 * (float(answer.score) / float(known.score) - 1)
-                self.remark(name, f"{slower:.1f}% {WITH_LEVERS}")
+            excess = _excess(answer.score, known.score) if isinstance(known, Result) else None
+            self._found[name] = replace(answer, plain_excess=excess)
         if answer.score < best:
             # Only what a Ctrl-C would keep is told.
             schedule, step = answer.solution.schedule.name, float(answer.time)
@@ -179,22 +173,13 @@ class Answers:
     def interrupt(self) -> None:
         """Note that the search of the fastest answer was interrupted."""
         best = self.results[0]
-        self._found[best.planner] = replace(best, solution=replace(best.solution, cut_off=True, remark=INTERRUPTED))
+        self._found[best.planner] = replace(best, solution=replace(best.solution, cut_off=True, interrupted=True))
 
-    def remark(self, name: str, remark: str) -> None:
-        """Add a remark to a planner's answer."""
-        result = self._found[name]
-        if isinstance(result, Result):
-            said = result.solution.remark
-            solution = replace(result.solution, remark=remark if said is None else f"{said}; {remark}")
-            self._found[name] = replace(result, solution=solution)
-
-    def remark_robustness(self) -> None:
-        """Say how much slower the chosen answer is than the fastest one, if nothing disturbs them."""
+    def compare_undisturbed(self) -> None:
+        """Note how much slower the chosen answer is than the fastest one, if nothing disturbs them."""
         chosen, quickest = self.chosen, self.quickest
-        if quickest is not None and chosen.time > (1 + MIN_RELATIVE_GAIN) * quickest.time:
-            slower = 100 * (float(chosen.time) / float(quickest.time) - 1)
-            self.remark(chosen.planner, f"{slower:.1f}% {OF_ROBUSTNESS}")
+        if quickest is not None:
+            self._found[chosen.planner] = replace(chosen, robust_excess=_excess(chosen.time, quickest.time))
 
     def solution(self) -> Solution:
         """The chosen answer, with a summary of all, its own the first."""
@@ -214,7 +199,14 @@ class Answers:
             ),
             remark=None,
             cut_off=False,
+            interrupted=False,
         )
+
+
+def _excess(step: Number, fastest: Number) -> float | None:
+    """Share by which a step is longer than the fastest; None: by nothing that is worth a word."""
+    excess = float(step - fastest) / float(fastest)
+    return excess if excess > MIN_RELATIVE_GAIN else None
 
 
 def _summary(name: str, answer: Result | DebubbleError, failed: DebubbleError | None) -> CandidateSummary:

@@ -122,7 +122,7 @@ def _asked(answers: Answers, problem: Problem, names: Sequence[str]) -> Iterator
             plainer = partial(without_levers, problem, answer.solution)
             yield from answers.stream(answer.planner, problem, plainer, tolerance=tolerance_of(problem))
     if problem.robust and best is not None:
-        answers.remark_robustness()
+        answers.compare_undisturbed()
         yield answers.solution()
 
 

@@ -20,7 +20,6 @@ from debubble import __version__
 from debubble.errors import DebubbleError
 from debubble.files import user_cache
 from debubble.ir import CutOffError
-from debubble.ir.plan_entries import INTERRUPTED
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.progress import Improvement, Listener, progress_listener, tell
 from debubble.plans import Plan
@@ -66,7 +65,7 @@ class CachedAnswer:
             if self.best is None:
                 raise
             first, *others = self.best.candidates
-            return replace(self.best, candidates=(replace(first, remark=INTERRUPTED), *others))
+            return replace(self.best, candidates=(replace(first, interrupted=True), *others))
         except CutOffError:
             if self.best is None:
                 raise

@@ -264,7 +264,8 @@ class Solution(Simulated):
         lower_bound: Of the pipeline's part of a step, as far as the planner knows; the generic bound is added to it.
         candidates: What else was tried, if the planner compares others.
         remark: What the planner says of its search, in its own terms.
-        cut_off: Whether the deadline stopped the search.
+        cut_off: Whether the deadline stopped the search, or a Ctrl-C.
+        interrupted: Whether a Ctrl-C stopped it.
     """
 
     partition: Partition | None = None
@@ -273,6 +274,7 @@ class Solution(Simulated):
     candidates: tuple[CandidateSummary, ...] = ()
     remark: str | None = None
     cut_off: bool = False
+    interrupted: bool = False
 
     @property
     def complexity(self) -> tuple[int, int, float]:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from debubble.costs.host_memory import check_host_memory
 from debubble.errors import PlannerFailedError
 from debubble.ir import CandidateSummary, DebubbleError, InputError, Number, PlannedUnit, Robustness
-from debubble.ir.plan_entries import INTERRUPTED, recomputation_of
+from debubble.ir.plan_entries import recomputation_of
 from debubble.planners.bounds.proven import OF_ORDERS, check_states, proven_bound, proven_step_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.progress import Improvement, tell
@@ -45,6 +45,8 @@ class Result:
         partition: Per stage, its units with their strategies.
         runs_in: Names of the targets that run it as it is, if it is a model's.
         robustness: Its step under disturbances, if the problem asks for plans that stand them.
+        plain_excess: See `CandidateSummary`.
+        robust_excess: See `CandidateSummary`.
     """
 
     planner: str
@@ -57,6 +59,8 @@ class Result:
     partition: tuple[tuple[PlannedUnit, ...], ...]
     runs_in: tuple[str, ...] = ()
     robustness: Robustness | None = None
+    plain_excess: float | None = None
+    robust_excess: float | None = None
 
     @property
     def timeline(self) -> Timeline:
@@ -102,6 +106,9 @@ class Result:
             recompute=recomputation_of(self.partition),
             solve_seconds=self.solve_seconds,
             remark=self.solution.remark,
+            interrupted=self.solution.interrupted,
+            plain_excess=self.plain_excess,
+            robust_excess=self.robust_excess,
             runs_in=self.runs_in,
             robustness=self.robustness,
         )
@@ -165,7 +172,7 @@ class PlannerEntry:
         except KeyboardInterrupt:
             if best is None:
                 raise
-            return replace(best, cut_off=True, remark=INTERRUPTED)
+            return replace(best, cut_off=True, interrupted=True)
         if best is None:
             raise PlannerFailedError(f"The planner '{self.name}' has no answer and does not say why.")
         return best

@@ -18,7 +18,6 @@ from debubble.files import decode_versioned, read_file, write_json
 from debubble.ir import InputError, Kind, Number, StageCosts
 from debubble.ir.degrees import Degrees, DegreeSearch
 from debubble.ir.plan_entries import (
-    INTERRUPTED,
     CandidateSummary,
     Origin,
     PlannedUnit,
@@ -217,7 +216,7 @@ class Plan(Simulated):
     @property
     def interrupted(self) -> bool:
         """True if a Ctrl-C ended the search, so that this is the best until then."""
-        return any(c.remark is not None and INTERRUPTED in c.remark for c in self.candidates)
+        return any(candidate.interrupted for candidate in self.candidates)
 
     def reorders(self, other: Plan) -> bool:
         """Tell whether one plan can follow the other in a run.

@@ -21,12 +21,12 @@ from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, days_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
+from debubble.ir.plan_entries import plain_words
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.explanation import ALL_TO_ALL, REMARK_SHARE, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import MIN_SHOWN_GAIN, gains, helpful
-from debubble.planners.answers import WITH_LEVERS
 from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets
@@ -228,11 +228,10 @@ def _faster(plan: Plan) -> Iterator[str]:
     """The fastest plan, where this one is simpler and nearly as fast."""
     if plan.degree_search is None:
         planner, ratio = fastest_other(plan)
-        remarks = [remark for c in plan.candidates[:1] for remark in (c.remark or "").split("; ")]
-        slower = next((remark for remark in remarks if remark.endswith(WITH_LEVERS)), None)
+        slower = plan.candidates[0].plain_excess if plan.candidates else None
         if slower is not None:
-            yield f"this plan is {slower}"
-            yield f"it wins {where_simpler_wins(plan, slower=float(slower.partition('%')[0]) / 100)}"
+            yield f"this plan is {plain_words(slower)}"
+            yield f"it wins {where_simpler_wins(plan, slower=slower)}"
             yield "--fastest takes the other"
         elif 100 * (1 - ratio) >= MIN_SAVED_PERCENT:
             yield f"{100 * (1 - ratio):.1f}% less time by {planner}"

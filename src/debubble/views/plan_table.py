@@ -12,9 +12,9 @@ from debubble.costs.cluster import Cluster
 from debubble.formatting import time_words
 from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
+from debubble.ir.plan_entries import robust_words
 from debubble.planners.analysis.nearest_plans import NearestPlan
 from debubble.planners.analysis.what_if import what_if_lines
-from debubble.planners.answers import OF_ROBUSTNESS
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.plans import Plan
 from debubble.views.memory_table import memory_table
@@ -127,7 +127,7 @@ def stages_and_planners(plan: Plan, scene: Scene) -> list[RenderableType]:
     if plan.candidates:
         parts += [
             rich_table(planner_rows(plan, seconds=scene.seconds)),
-            _lines("Remarks", {c.planner: c.remark for c in plan.candidates if c.remark}),
+            _lines("Remarks", {c.planner: "; ".join(c.remarks) for c in plan.candidates if c.remarks}),
             _lines("Rejected", {c.planner: c.rejected for c in plan.candidates if c.rejected}),
         ]
     return parts
@@ -156,8 +156,9 @@ def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:
         f"Disturbed: {expected} on average ({100 * (judged.expected / step - 1):+.1f}%), above {worst} one time in"
         f" twenty; {shares} ({judged.draws} draws)."
     )
-    remarks = (plan.candidates[0].remark or "").split("; ")
-    yield from (f"It is {remark}." for remark in remarks if remark.endswith(OF_ROBUSTNESS))
+    excess = plan.candidates[0].robust_excess
+    if excess is not None:
+        yield f"It is {robust_words(excess)}."
 
 
 def _partition_words(plan: Plan) -> str:

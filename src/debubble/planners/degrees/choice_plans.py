@@ -49,9 +49,7 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
         raise closest(reasons)
     fastest = min(answer.time for answer in answers)
     best = next(answer for answer in answers if answer.time <= fastest * (1 + NEGLIGIBLE))
-    return replace(
-        best.solution, lower_bound=best.pipeline_bound, remark=best.planner, candidates=(best.summary,)
-    )  # fmt: skip
+    return replace(best.solution, lower_bound=best.pipeline_bound, remark=None, candidates=(best.summary,))
 
 
 def summary_of(job: Job, degrees: Degrees, problem: Problem, result: Result) -> ConfigurationSummary:

@@ -257,7 +257,7 @@ class _DegreesSearch(FoundPlans):
                     return
                 try:
                     solution, seconds = answers[degrees].result()
-                    name = solution.remark or QUICK_PLAN if callable(find) else find
+                    name = solution.candidates[0].planner if callable(find) else find
                     answer = verify(name, self.problems[degrees], replace(solution, remark=None), seconds)
                 except DebubbleError as refusal:
                     self._refuse(degrees, refusal)

@@ -54,7 +54,7 @@ def section(scene: Scene, letter: str) -> dict[str, Any]:
         "tables": [] if plan is None else list(_plan_tables(plan, scene)),
         "shares": [_device_rows(scene), _stage_rows(scene)],
         "rejected": [] if plan is None else [(c.planner, c.rejected) for c in plan.candidates if c.rejected],
-        "said": [] if plan is None else [(c.planner, c.remark) for c in plan.candidates if c.remark],
+        "said": [] if plan is None else [(c.planner, "; ".join(c.remarks)) for c in plan.candidates if c.remarks],
     }
 
 
