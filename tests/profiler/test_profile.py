@@ -11,13 +11,14 @@ from torch.distributed import HashStore
 
 import debubble as db
 from debubble import costs
-from debubble.costs import load_profile
+from debubble.cli.profile import noise_words
+from debubble.costs import load_profile, measured_source, read_profile
 from debubble.costs.model_units import model_units
 from debubble.costs.units import Units
 from debubble.ir import InputError, Placement, PlannedUnit, RunOptions
 from debubble.models import ModelConfig
 from debubble.profiler.profile import ProfileOptions, measure, profile, unplanned_bytes
-from debubble.profiler.units import ModelSlice, measured_layers, measured_strategies
+from debubble.profiler.units import ModelSlice, UnitSamples, measured_layers, measured_strategies, spread_of
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import SavePolicy, Stage
@@ -63,6 +64,27 @@ def test_times_of_units_and_of_the_step_on_the_host_are_measured(profiled: Units
     assert profiled.host_step_bandwidth > 0
     assert all(unit.forward > 0 and unit.backward_input + unit.backward_weight > 0 for unit in units)
     assert all(unit.backward_weight > 0 and unit.strategies["full"].recompute > 0 for unit in units[1:-1])
+
+
+def test_the_spread_is_the_middle_half_over_the_medians() -> None:
+    steady = UnitSamples({"forward": [2.0] * 5, "backward": [4.0] * 5})
+    noisy = UnitSamples({"forward": [1.0, 2.0, 3.0, 4.0, 5.0], "backward": [1.0, 1.0, 1.0, 1.0, 9.0]})
+    recomputing = UnitSamples({"forward": [1.0, 9.0], "backward": [1.0, 9.0]})
+    assert spread_of({(0, "none"): steady, (0, "full"): recomputing}) == 0
+    assert spread_of({(0, "none"): steady, (1, "none"): noisy}) == 2 / (2 + 4 + 3 + 1)
+
+
+@pytest.mark.parametrize(("spread", "said"), [(0.1, ""), (0.25, "backwards differ by 25%: ")])
+def test_measurements_that_differ_are_told(spread: float, said: str) -> None:
+    words = noise_words(spread)
+    assert said in words if said else words == ""
+
+
+def test_a_profile_has_its_spread(tmp_path: Path) -> None:
+    profile_of(tmp_path / "costs.json")
+    source = measured_source(read_profile(tmp_path / "costs.json"))
+    assert source is not None
+    assert source.spread is not None
 
 
 def test_a_cpu_has_no_unplanned_bytes_to_measure() -> None:

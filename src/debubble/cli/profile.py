@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from debubble.costs.units import Units
 
 
+MOST_SPREAD = 0.1
+"""Share of a time by which repeated measurements may differ without a word."""
+
+
+def noise_words(spread: float | None) -> str:
+    """The sentence on repeated measurements that differ; empty where they do not, or none were."""
+    if spread is None or spread <= MOST_SPREAD:
+        return ""
+    return (
+        f"The middle half of repeated forwards and backwards differ by {spread:.0%}: measure while nothing else runs,"
+        " or raise --repetitions for surer medians."
+    )
+
+
 @app.command(rich_help_panel="Run")
 @with_delayed_message("Measuring")
 def profile(
@@ -58,6 +72,7 @@ def profile(
     if from_trace:
         _from_trace(Path(model), from_trace, output, json=json)
         return
+    from debubble.costs import measured_source, read_profile
     from debubble.costs.files import units_to_dict
     from debubble.ir import RunOptions
     from debubble.models import named_model
@@ -74,6 +89,9 @@ def profile(
         processes=processes,
     )
     log().print(f"The measured units are in {output}.")
+    source = measured_source(read_profile(output))
+    if source is not None and (noise := noise_words(source.spread)):
+        log().print(noise)
     if json:
         print_answer(**units_to_dict(units))
     else:

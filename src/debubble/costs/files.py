@@ -44,6 +44,8 @@ class ProfileSource(msgspec.Struct, omit_defaults=True):
     """The device that it ran on, in words."""
     unplanned_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Bytes of the device for its context, and for operations while they run; None: not measured, as on a CPU."""
+    spread: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """The range of the middle half of repeated forwards and backwards over their medians; None: not measured."""
 
 
 class _ProfileHeader(msgspec.Struct):

@@ -41,6 +41,7 @@ from debubble.profiler.units import (
     costs_of,
     kind_of,
     merge,
+    spread_of,
 )
 from debubble.runtime.distributed.gradient_norm import sum_of_squares
 from debubble.runtime.execution.lanes import lanes_of
@@ -154,7 +155,8 @@ def profile(options: ProfileOptions) -> None:
     unplanned: list[int | None] = [None] * dist.get_world_size()
     dist.all_gather_object(unplanned, unplanned_bytes(part))
     static = [static_bytes(unit, options.run) for unit in part.units]
-    kinds = costs_of(part.planned, merge(parts), static=static, config=options.config)
+    measured = merge(parts)
+    kinds = costs_of(part.planned, measured, static=static, config=options.config)
     boundary = part.boundary
     paired = dist.get_world_size() % 2 == 0
     units = Units(
@@ -170,6 +172,7 @@ def profile(options: ProfileOptions) -> None:
             micro_batch_size=run.micro_batch_size, lora=run.lora,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             unplanned_bytes=max((each for each in unplanned if each is not None), default=None),
+            spread=spread_of(measured),
         )  # fmt: skip
         write_json(options.output, {"measured": source, **units_to_dict(units)})
 

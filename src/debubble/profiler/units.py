@@ -62,6 +62,11 @@ class UnitSamples:
         """Median seconds of `forward`, `backward`, `weight` or `recompute`."""
         return statistics.median(self.times[what])
 
+    def middle_half(self, what: str) -> float:
+        """Seconds between the lower and the upper quartile."""
+        lower, _, upper = statistics.quantiles(self.times[what], n=4, method="inclusive")
+        return upper - lower
+
 
 Kind = tuple[str, Layer | None]
 """Units of the same kind cost the same: the type, and what the layer is made of."""
@@ -265,6 +270,12 @@ def merge(parts: Sequence[Measurements]) -> Measurements:
         times = {what: [t for part in parts for t in part[key].times[what]] for what in first.times}
         whole[key] = UnitSamples(times, first.kept, first.kept_after_input)
     return whole
+
+
+def spread_of(measured: Measurements) -> float:
+    """How far repeated forwards and backwards without recomputation differ: their middle half over their medians."""
+    samples = [(each, what) for (_, way), each in measured.items() if way == "none" for what in ("forward", "backward")]
+    return sum(each.middle_half(what) for each, what in samples) / sum(each.median(what) for each, what in samples)
 
 
 def costs_of(
