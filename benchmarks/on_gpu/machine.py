@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as functional
 
 from debubble.costs import hardware
-from debubble.costs.known_hardware import Hardware
-from debubble.costs.speed import Speed
+from debubble.costs.devices.known_hardware import Hardware
+from debubble.costs.devices.speed import Speed
 from debubble.ir import Lane
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, lanes_of
 from on_gpu.figures import Figures, pair

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from debubble.costs import MEGATRON, Cluster, load_profile, model_units
-from debubble.costs.half_layers import attention, mlp
-from debubble.costs.operators import Shapes
-from debubble.costs.speed import Speed, element_bytes
+from debubble.costs.analytical.half_layers import attention, mlp
+from debubble.costs.analytical.operators import Shapes
+from debubble.costs.devices.speed import Speed, element_bytes
 from debubble.costs.units import Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import Model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.costs.speed import Speed
+from debubble.costs.devices.speed import Speed
 
 SEARCHED = ("--tensor", "1", "--context", "1", "--zero", "1", "--micro-batch-size", "1")
 PLANS = [

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from debubble.costs import Cluster, model_units
-from debubble.costs.speed import Speed
+from debubble.costs.devices.speed import Speed
 from debubble.ir import InputError, RunOptions
 from debubble.models import models
 from debubble.models.runtime_limits import beyond_runtime

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from debubble.costs import MEGATRON, Cluster, Framework
-from debubble.costs.half_layers import DIRECT, mlp
-from debubble.costs.operators import TENSOR_OVERLAP_SLOWDOWN, Operator, Shapes, collectives
-from debubble.costs.speed import Speed
+from debubble.costs.analytical.half_layers import DIRECT, mlp
+from debubble.costs.analytical.operators import TENSOR_OVERLAP_SLOWDOWN, Operator, Shapes, collectives
+from debubble.costs.devices.speed import Speed
 from debubble.ir import RunOptions
 from debubble.models import models
 from debubble.models.architecture import Experts

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from debubble.costs import DEEPSPEED, FSDP, MEGATRON, TORCH, Cluster, Framework, StepTail, Units, model_units
+from debubble.costs.devices.known_hardware import HOST_CALL, hardware
+from debubble.costs.devices.speed import Speed
 from debubble.costs.frameworks import FRAMEWORKS, framework_of_options, framework_with, named_framework
-from debubble.costs.known_hardware import HOST_CALL, hardware
-from debubble.costs.speed import Speed
 from debubble.ir import InputError, RunOptions
 from debubble.models import models
 

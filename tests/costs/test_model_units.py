@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.costs import EAGER, MEGATRON, Cluster, Framework, Unit, Units, model_units
+from debubble.costs.analytical.half_layers import fused_core
+from debubble.costs.analytical.operators import Shapes
+from debubble.costs.analytical.parameter_costs import OVERLAP_SLOWDOWN, OVERLAP_TRAFFIC
+from debubble.costs.devices.speed import Speed
 from debubble.costs.frameworks import FSDP
-from debubble.costs.half_layers import fused_core
-from debubble.costs.operators import Shapes
-from debubble.costs.parameter_costs import OVERLAP_SLOWDOWN, OVERLAP_TRAFFIC
 from debubble.costs.partition import Partition
-from debubble.costs.speed import Speed
 from debubble.ir import InputError, Placement, RunOptions
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.models import ModelConfig, models

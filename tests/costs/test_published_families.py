@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from debubble.costs import MEGATRON, Cluster, Units, model_units
+from debubble.costs.analytical.half_layers import attention
+from debubble.costs.analytical.operators import Shapes
+from debubble.costs.devices.speed import Speed
 from debubble.costs.flops import flops_per_token
-from debubble.costs.half_layers import attention
-from debubble.costs.operators import Shapes
-from debubble.costs.speed import Speed
 from debubble.ir import InputError, RunOptions
 from debubble.models import ModelConfig, models
 from debubble.models.runtime_limits import beyond_runtime

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from debubble.costs.cluster import FRAGMENTATION
+from debubble.costs.devices.cluster import FRAGMENTATION
 from debubble.imports.logs import MeasuredFigures, read_figures
 from debubble.ir import InputError
 from tests.exports.hand_plans import full, priced

@@ -11,7 +11,7 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
-from debubble.planners.adapipe import DynamicPrograms
+from debubble.planners.baselines.adapipe import DynamicPrograms
 from debubble.planners.registry import Result
 
 

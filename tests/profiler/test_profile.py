@@ -13,7 +13,7 @@ import debubble as db
 from debubble import costs
 from debubble.cli.profile import noise_words
 from debubble.costs import load_profile, measured_source, read_profile
-from debubble.costs.model_units import model_units
+from debubble.costs.analytical.model_units import model_units
 from debubble.costs.units import Units
 from debubble.ir import InputError, Placement, PlannedUnit, RunOptions
 from debubble.models import ModelConfig

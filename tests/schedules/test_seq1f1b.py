@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.ir import InputError, Kind, Op, Placement, Schedule, ScheduleError
 from debubble.ir.lowering.op_costs import OpCosts
-from debubble.ir.schedule import check
+from debubble.ir.schedule_checks import check
 from debubble.simulator import simulate
 
 DEVICES, SEQUENCES, SLICES = st.integers(1, 5), st.integers(1, 4), st.integers(1, 6)

@@ -72,7 +72,7 @@ def names_in(place: str) -> Names:
 
 model_names = names_in("models:models")
 optimizer_names = names_in("costs.step:MOMENTS")
-dtype_names = names_in("costs.speed:ELEMENT")
+dtype_names = names_in("costs.devices.speed:ELEMENT")
 planner_names = names_in("planners:planners")
 schedule_names = names_in("schedules:schedules")
 export_names = names_in("exports:exports")

@@ -1,6 +1,8 @@
 """Hardware, and what each unit and stage of a model costs on it."""
 
-from debubble.costs.cluster import Cluster, parse_size
+from debubble.costs.analytical.model_units import model_units
+from debubble.costs.devices.cluster import Cluster, parse_size
+from debubble.costs.devices.known_hardware import hardware
 from debubble.costs.files import (
     apply_profile,
     load_costs,
@@ -21,8 +23,6 @@ from debubble.costs.frameworks import (
     framework_of_options,
     framework_with,
 )
-from debubble.costs.known_hardware import hardware
-from debubble.costs.model_units import model_units
 from debubble.costs.partition import Partition
 from debubble.costs.step import StepTail
 from debubble.costs.unit import Strategy, Unit, joined_unit

@@ -15,7 +15,7 @@ from importlib.resources import files
 import msgspec
 
 from debubble.costs.calibration import Correction, Figure, corrections
-from debubble.costs.cluster import Cluster
+from debubble.costs.devices.cluster import Cluster
 from debubble.ir import RunOptions
 from debubble.models.architecture import Architecture
 

@@ -26,7 +26,7 @@ from debubble.ir import InputError, RunOptions
 from debubble.models.architecture import Architecture
 
 if TYPE_CHECKING:
-    from debubble.costs.cluster import Cluster
+    from debubble.costs.devices.cluster import Cluster
 
 Figure = Literal["step", "memory"]
 FIGURES: tuple[Figure, ...] = ("step", "memory")

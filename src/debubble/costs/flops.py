@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from debubble.costs.cluster import Cluster
-from debubble.costs.speed import Speed
+from debubble.costs.devices.cluster import Cluster
+from debubble.costs.devices.speed import Speed
 from debubble.ir import RunOptions
 from debubble.models.architecture import Architecture
 from debubble.models.config import ModelConfig

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from debubble.costs.calibration import corrections
-from debubble.costs.cluster import Cluster
+from debubble.costs.devices.cluster import Cluster
+from debubble.costs.devices.known_hardware import share
+from debubble.costs.devices.parallel_layout import Layout
+from debubble.costs.devices.speed import Speed, element_bytes
 from debubble.costs.frameworks import Framework, framework_of_options
-from debubble.costs.known_hardware import share
-from debubble.costs.parallel_layout import Layout
-from debubble.costs.speed import Speed, element_bytes
 from debubble.ir import InputError, Kind, Number, RunOptions, Schedule, StageCosts
 from debubble.models.architecture import Architecture
 from debubble.models.config import ModelConfig

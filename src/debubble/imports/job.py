@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster, framework_of_options
-from debubble.costs.parallel_layout import Layout
+from debubble.costs.devices.parallel_layout import Layout
 from debubble.formatting import size_words
 from debubble.imports.torch_orders import ZERO_BUBBLE, interleaved_zero_bubble
 from debubble.imports.unread import Unread

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.costs.cluster import FRAGMENTATION
+from debubble.costs.devices.cluster import FRAGMENTATION
 from debubble.files import parse, read_file
 from debubble.ir import InputError, Trace
 from debubble.plans import Plan

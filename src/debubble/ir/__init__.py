@@ -26,7 +26,8 @@ from debubble.ir.plan_entries import (
     WhatIf,
 )
 from debubble.ir.program import Instruction, Moment, Program, Queue
-from debubble.ir.schedule import Schedule, check
+from debubble.ir.schedule import Schedule
+from debubble.ir.schedule_checks import check
 from debubble.ir.stage_costs import Number, StageCosts
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
 

@@ -16,8 +16,8 @@ from debubble.costs import (
     model_units,
     with_profile,
 )
-from debubble.costs.option_checks import check_has_experts
-from debubble.costs.parallel_layout import Layout
+from debubble.costs.analytical.option_checks import check_has_experts
+from debubble.costs.devices.parallel_layout import Layout
 from debubble.costs.units import Units
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.models import Model

@@ -16,7 +16,8 @@ from debubble.ir.degrees import DegreeSearch
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, RunOptions, WhatIf
-from debubble.ir.schedule import Schedule, Shares, check
+from debubble.ir.schedule import Schedule, Shares
+from debubble.ir.schedule_checks import check
 from debubble.registry import unknown_name
 
 VERSION = 1

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from debubble.costs.operators import subsets
+from debubble.costs.analytical.operators import subsets
 from debubble.costs.unit import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.models.architecture import Layer

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import other_frameworks, unlike
+from debubble.costs.devices.parallel_layout import Layout
+from debubble.costs.devices.speed import PRODUCT_BYTES
 from debubble.costs.frameworks import TARGET
-from debubble.costs.parallel_layout import Layout
-from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, days_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.ir.plan_entries import plain_words

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from debubble.costs.cluster import Cluster
+from debubble.costs.devices.cluster import Cluster
 from debubble.formatting import time_words
 from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from debubble.costs import Cluster
-from debubble.costs.known_hardware import GIB, PCIE4
+from debubble.costs.devices.known_hardware import GIB, PCIE4
 from debubble.ir import InfeasibleError, RunOptions
 from debubble.models import models
 from debubble.papers.obscura.figures import evaluation as report

@@ -19,7 +19,7 @@ from debubble.papers.obscura.figures import fit as obscura_fit
 from debubble.papers.obscura.planner import adjustments
 from debubble.papers.obscura.step_model import Swapping, identify, step_time, swapping_cost
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
-from debubble.planners.baselines import bpipe_variants
+from debubble.planners.baselines.even_splits import bpipe_variants
 from debubble.planners.model_problem import problem_of
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.pareto import front

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Schedule, StageCosts
-from debubble.ir.schedule import check
+from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Schedule, StageCosts, check
 from debubble.schedules import schedules
 from debubble.simulator import simulate
 

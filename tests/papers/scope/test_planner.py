@@ -17,7 +17,7 @@ from debubble.papers.scope.instance import alive, layer_runs
 from debubble.papers.scope.integer_program import solve
 from debubble.papers.scope.planner import BASELINES, scope
 from debubble.planners import ModelUnits, Problem
-from debubble.planners.baselines import megatron_schedule
+from debubble.planners.baselines.even_splits import megatron_schedule
 from debubble.search.effort import Effort
 from debubble.simulator import Repricer
 from tests.strategies import model_units

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import framework_with
-from debubble.costs.speed import element_bytes
+from debubble.costs.devices.speed import element_bytes
 from debubble.formatting import listed, size_words
 from debubble.frameworks.deepspeed import trainer
 from debubble.frameworks.deepspeed.partition import DEFAULT_METHOD, divided_states, partitioned_layers

@@ -19,7 +19,8 @@ from debubble.ir.lowering.gathers import with_gathers
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import KINDS, RESHARDS, UNSHARDS, Kind, Lane
 from debubble.ir.program import END, LANE_CODE, MOMENTS, NO_PEER, START, STREAM, Program, QueueArrays
-from debubble.ir.schedule import OpArrays, Schedule, check
+from debubble.ir.schedule import OpArrays, Schedule
+from debubble.ir.schedule_checks import check
 from debubble.ir.stage_costs import Number, PerStage, StageCosts
 
 _LANES = {

@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from debubble.ir import DebubbleError, InfeasibleError, InputError, Number, Placement
+from debubble.planners.baselines.pipeoffload import PlacedStages, placed_stages
 from debubble.planners.initial_schedules import fastest_first, initial
-from debubble.planners.offload import PlacedStages, placed_stages
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.search.effort import ROW, START, Effort

@@ -18,7 +18,7 @@ from dataclasses import replace
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, SolverError
 from debubble.papers.scope.instance import layer_runs, partition_of_layers
 from debubble.papers.scope.integer_program import ProgramAnswer, solve
-from debubble.planners.baselines import megatron_schedule
+from debubble.planners.baselines.even_splits import megatron_schedule
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, priced_stages
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution

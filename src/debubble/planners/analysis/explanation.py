@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from debubble.costs import Cluster, model_units
+from debubble.costs.analytical.model_units import dispatch_seconds
 from debubble.costs.flops import Utilization
 from debubble.costs.host_memory import host_peaks
-from debubble.costs.model_units import dispatch_seconds
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.formatting import size_words, time_words

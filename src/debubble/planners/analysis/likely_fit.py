@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from debubble.costs.accuracy import Accuracy, accuracy_of
 from debubble.costs.calibration import Figure
-from debubble.costs.known_hardware import GIB
+from debubble.costs.devices.known_hardware import GIB
 from debubble.ir import Number
 from debubble.plans import Plan
 

@@ -19,8 +19,8 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import TypeVar, cast
 
 from debubble.costs import Cluster, framework_of_options
-from debubble.costs.option_checks import check, check_has_experts, check_slices
-from debubble.costs.parallel_layout import Layout
+from debubble.costs.analytical.option_checks import check, check_has_experts, check_slices
+from debubble.costs.devices.parallel_layout import Layout
 from debubble.costs.step import parameter_bytes
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.ir.degrees import Degrees

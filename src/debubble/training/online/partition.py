@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import mean
 
-from debubble.costs.parallel_layout import Layout
+from debubble.costs.devices.parallel_layout import Layout
+from debubble.costs.devices.speed import Speed
 from debubble.costs.partition import Partition, partition_named
-from debubble.costs.speed import Speed
 from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InputError, Number, StageCosts
 from debubble.ir.stage_costs import PER_STAGE

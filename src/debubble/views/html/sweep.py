@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from debubble.costs.cluster import parse_size
+from debubble.costs.devices.cluster import parse_size
 from debubble.formatting import listed, mfu_words, size_words, time_words
 from debubble.planners.analysis.likely_fit import plan_accuracy
 from debubble.planners.plan_step import seconds_per_step

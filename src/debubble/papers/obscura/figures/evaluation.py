@@ -36,7 +36,7 @@ from debubble.papers.obscura.figures.runs import (
 )
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Exhibit, Table
-from debubble.planners.baselines import bpipe_variants
+from debubble.planners.baselines.even_splits import bpipe_variants
 from debubble.planners.problem import ModelUnits, Problem, Solution, peer_bandwidth
 
 PAPER = PrintedPaper.of("obscura")

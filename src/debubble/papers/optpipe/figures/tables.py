@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cache
 from multiprocessing import get_context
 
-from debubble.costs.known_hardware import GIB
+from debubble.costs.devices.known_hardware import GIB
 from debubble.ir import Kind, Schedule, StageCosts
 from debubble.papers.optpipe.figures.runs import (
     AS_PRINTED,

@@ -27,7 +27,7 @@ from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.papers.scope.planner import DUAL, TRI
 from debubble.planners import ModelUnits, Problem, planners
-from debubble.planners.baselines import megatron_schedule
+from debubble.planners.baselines.even_splits import megatron_schedule
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.planners.partitioning.local_search import PartitionSearch
 from debubble.planners.problem import Solution

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from debubble.costs.cluster import Cluster, slowest
-from debubble.costs.known_hardware import Hardware
+from debubble.costs.devices.cluster import Cluster, slowest
+from debubble.costs.devices.known_hardware import Hardware
 from debubble.ir import InputError, RunOptions
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from debubble.costs.operators import Shapes
+from debubble.costs.analytical.operators import Shapes
 from debubble.costs.step import (
     HOST_MEMORY_BANDWIDTH,
     ParameterBytes,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from debubble.costs.devices.speed import Speed
 from debubble.costs.frameworks import Framework
-from debubble.costs.speed import Speed
 from debubble.costs.unit import Strategy
 from debubble.ir import RunOptions
 from debubble.models.architecture import Architecture

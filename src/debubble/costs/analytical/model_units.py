@@ -11,12 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from debubble.costs.calibration import corrections
-from debubble.costs.cluster import Cluster
-from debubble.costs.frameworks import Framework, framework_of_options
-from debubble.costs.half_layers import attention, dispatch_time, mlp
-from debubble.costs.known_hardware import HOST_CALL
-from debubble.costs.operators import (
+from debubble.costs.analytical.half_layers import attention, dispatch_time, mlp
+from debubble.costs.analytical.operators import (
     Operator,
     Shapes,
     elementwise,
@@ -26,10 +22,14 @@ from debubble.costs.operators import (
     product,
     strategies,
 )
-from debubble.costs.option_checks import check, check_slices
-from debubble.costs.parallel_layout import Layout
-from debubble.costs.parameter_costs import Counts, ParameterCosts
-from debubble.costs.speed import Speed
+from debubble.costs.analytical.option_checks import check, check_slices
+from debubble.costs.analytical.parameter_costs import Counts, ParameterCosts
+from debubble.costs.calibration import corrections
+from debubble.costs.devices.cluster import Cluster
+from debubble.costs.devices.known_hardware import HOST_CALL
+from debubble.costs.devices.parallel_layout import Layout
+from debubble.costs.devices.speed import Speed
+from debubble.costs.frameworks import Framework, framework_of_options
 from debubble.costs.unit import (
     OF_PARAMETERS,
     HostStates,

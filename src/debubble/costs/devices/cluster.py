@@ -16,7 +16,15 @@ import yaml
 
 from debubble import __version__
 from debubble.costs.calibration import MeasuredRun, check_run
-from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
+from debubble.costs.devices.known_hardware import (
+    NETWORK_LATENCY,
+    OTHER,
+    PCIE4,
+    PCIE_LATENCY,
+    Hardware,
+    Table,
+    find_hardware,
+)
 from debubble.files import convert, parse, read_file, write_json, write_whole
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from operator import add
 
-from debubble.costs.operators import Operator, Shapes, collectives, elementwise, matmul, norm, product
+from debubble.costs.analytical.operators import Operator, Shapes, collectives, elementwise, matmul, norm, product
 from debubble.models.architecture import Experts
 from debubble.models.mixers import (
     AnyRecurrence,

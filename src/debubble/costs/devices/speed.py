@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from debubble.costs.devices.known_hardware import GRAPH_LAUNCH, Hardware, share
 from debubble.costs.frameworks import MEGATRON, Framework
-from debubble.costs.known_hardware import GRAPH_LAUNCH, Hardware, share
 from debubble.ir import InputError
 
 ELEMENT: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32": 4}
