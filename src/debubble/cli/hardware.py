@@ -39,7 +39,8 @@ def hardware(json: Json = False) -> None:
         sources.add_row(d.name, f"{d.source} {d.url}".rstrip())
     console().print(
         rates,
-        "\nBandwidths are GB/s and direction, between devices (link), nodes and to the host. Of the host's memory"
-        " `host GiB` are assumed for each device (-: no limit), unless a cluster file says host_memory.\n",
+        "\nBandwidths are GB/s and direction, between devices (link), nodes and to the host. Plans may use"
+        " `host GiB` of a host for each device, nine tenths of a usual server's (-: no limit; host_memory in a cluster"
+        " file replaces it).\n",
         sources,
     )

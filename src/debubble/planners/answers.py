@@ -155,8 +155,7 @@ class Answers:
         known = self._found.get(name)
         best = min((result.score for result in self.results), default=math.inf)
         if not isinstance(known, Result) or answer.score <= tolerance * known.score:
-            excess = _excess(answer.score, known.score) if isinstance(known, Result) else None
-            self._found[name] = replace(answer, plain_excess=excess)
+            self._found[name] = answer
         if answer.score < best:
             # Only what a Ctrl-C would keep is told.
             schedule, step = answer.solution.schedule.name, float(answer.time)
@@ -181,15 +180,23 @@ class Answers:
         if quickest is not None:
             self._found[chosen.planner] = replace(chosen, robust_excess=_excess(chosen.time, quickest.time))
 
+    def _compared_with_levers(self, chosen: Result) -> Result:
+        """The chosen answer with its excess over the fastest of all planners, if it is plain and that is not."""
+        quickest = self.quickest
+        if self._problem.robust or quickest is None or quickest.plain or not chosen.plain:
+            return chosen
+        return replace(chosen, plain_excess=_excess(chosen.time, quickest.time))
+
     def solution(self) -> Solution:
         """The chosen answer, with a summary of all, its own the first."""
-        chosen = self.chosen
+        chosen = self._compared_with_levers(self.chosen)
+        found = {**self._found, chosen.planner: chosen}
         return replace(
             chosen.solution,
             lower_bound=max(result.pipeline_bound for result in self.results),
             candidates=tuple(
                 sorted(
-                    (_summary(name, answer, self._failures.get(name)) for name, answer in self._found.items()),
+                    (_summary(name, answer, self._failures.get(name)) for name, answer in found.items()),
                     key=lambda c: (
                         c.planner != chosen.planner,
                         c.step_time is None,

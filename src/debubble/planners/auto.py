@@ -65,6 +65,10 @@ short there, and stages that recompute alike are behind.  In small steps and wit
 same."""
 
 
+HOST_STEPS_GAIN = 0.001
+"""Share of a step that hosts' optimizer steps must save: those of adapters alone save none."""
+
+
 def _is_plugin(name: str) -> bool:
     """Tell whether another distribution has registered the planner."""
     return planners[name].function.__module__.partition(".")[0] != "debubble"
@@ -113,6 +117,10 @@ def _asked(answers: Answers, problem: Problem, names: Sequence[str]) -> Iterator
         last = answers.problem()
         yield from answers.stream("joint", last, partial(last_search, last, best.solution, drafted=_drafts(problem)))
     best = next(iter(answers.results), None)
+    if best is not None and best.solution.schedule.host_steps:
+        on_devices = replace(best.solution, schedule=best.solution.schedule.without_host_steps(), timeline=None)
+        yield from answers.stream(best.planner, problem, lambda: [on_devices], tolerance=1 + HOST_STEPS_GAIN)
+        best = next(iter(answers.results), None)
     if best is not None and prefers_plain(problem):
         tried = [best]
         if problem.robust and answers.quickest is not None and answers.quickest is not best:

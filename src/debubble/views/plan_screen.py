@@ -212,16 +212,25 @@ def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
         there = "" if limit is None else f" of {size_words(limit)}"
         device = why.cluster.device_word
         yield f"{size_words(most)}{there} of host memory per {device}, {size_words(total)} in all"
-        if limit is not None and "host_memory" not in why.cluster.to_dict():
+        if limit is not None and _is_assumed(why):
             yield "assumed: host_memory in a cluster file"
         if _host_is_full(why):
             yield "give less as host_memory if the system needs more than the rest"
 
 
+def _is_assumed(why: Explanation) -> bool:
+    """Tell whether the hosts' memory is a usual server's, less what the system needs."""
+    return "host_memory" not in why.cluster.to_dict()
+
+
 def _host_is_full(why: Explanation) -> bool:
-    """Tell whether a plan takes nearly all of some host's memory, of which the system needs a part."""
+    """Tell whether a plan takes nearly all of some host's memory that was given, of which the system needs a part."""
     limit = why.units.host_memory
-    return limit is not None and max(why.host_memory, default=0.0) > FULL_HOST_SHARE * float(limit)
+    return (
+        limit is not None
+        and not _is_assumed(why)
+        and max(why.host_memory, default=0.0) > FULL_HOST_SHARE * float(limit)
+    )
 
 
 def _faster(plan: Plan) -> Iterator[str]:
@@ -268,9 +277,7 @@ def _runs_in(plan: Plan) -> Iterator[str]:
 
 
 def _kernels(plan: Plan) -> str:
-    """Words on whose kernels are priced; none on CPUs."""
-    if _of_cpus(plan):
-        return ""
+    """Words on whose kernels are priced."""
     named, comma, traits = (plan.options.framework or TARGET).partition(",")
     priced = targets["megatron"].framework if named == TARGET else named
     # Primus has Megatron-LM's kernels, and comes after it.
@@ -289,6 +296,11 @@ def _accuracy(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]:
         return
     if plan.model_on_cluster is None:
         return
+    if _of_cpus(plan):
+        yield "how far the step is off is not known"
+        yield "no run on CPUs was compared"
+        yield "`profile` measures yours"
+        return
     step = accuracy_of("step", *plan.model_on_cluster, plan.options)
     memory = accuracy_of("memory", *plan.model_on_cluster, plan.options)
     seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
@@ -298,9 +310,7 @@ def _accuracy(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]:
         each = scene.why.days(tokens) / float(scene.step_time)
         yield f"{days_words(each * seconds.low)} to {days_words(each * seconds.high)} for these tokens"
     yield f"errors of {step.runs} published runs ({step.group}){_kernels(plan)}"
-    if _of_cpus(plan):
-        yield "none on CPUs"
-    elif "," not in step.group:
+    if "," not in step.group:
         yield "few or none on such GPUs"
     if plan.options.lora:
         yield "few or none with adapters"

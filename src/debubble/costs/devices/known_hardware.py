@@ -205,6 +205,10 @@ def _bare(name: str) -> str:
     return " ".join(sorted(re.findall(r"[a-z]+|[0-9.]+", re.sub(r"nvidia|geforce|tesla|rtx", "", name.lower()))))
 
 
+HOST_SHARE = 0.9
+"""Share of a usual server's memory that plans may use; the rest is for the system and the loading of data."""
+
+
 def _add(name: str, **entries: object) -> None:
     common = {
         "name": name,
@@ -215,7 +219,8 @@ def _add(name: str, **entries: object) -> None:
         "devices_per_switch": 1,
         "efficiency": OTHER,
     }
-    hardware.add(name, Hardware(**{**common, **entries}))  # type: ignore[arg-type]
+    device = Hardware(**{**common, **entries})  # type: ignore[arg-type]
+    hardware.add(name, replace(device, host_memory=int(HOST_SHARE * device.host_memory)))
 
 
 _AMPERE = {

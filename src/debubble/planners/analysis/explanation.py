@@ -50,6 +50,10 @@ ADVICE = {
 """Remedy for the cause that takes most of the step next to computing."""
 GATHERS = "faster links, larger micro-batches, or a lower ZeRO level,"
 """Remedy for collectives that are gathers of divided parameters alone."""
+OVERLAPPED_DISPATCH = (
+    "faster links, smaller expert degrees, or kernels that overlap it (--framework NAME,dispatch_overlap=true),"
+)
+"""Remedy for all-to-all that the framework's kernels do not overlap with computing."""
 FINER_RECOMPUTATION = "a finer choice of what recomputes (memory is not full), or more memory,"
 """Remedy for recomputation where memory is left: less than the next choice that recomputes less would take."""
 DIVIDED_OPTIMIZER, HOST_OPTIMIZER = (
@@ -259,6 +263,8 @@ class Explanation:
             return DIVIDED_OPTIMIZER
         if cause == "collectives" and o.tensor == o.context == 1:
             return GATHERS if o.zero == 3 else "faster links,"
+        if cause == ALL_TO_ALL and self.plan.model is not None and not framework_of_plan(self.plan).dispatch_overlap:
+            return OVERLAPPED_DISPATCH
         if cause == "optimizer on the host" and o.zero == 0 and o.data * o.context > 1:
             return f"ZeRO, {ADVICE[cause]}"
         return ADVICE[cause]
