@@ -99,6 +99,19 @@ def test_a_variable_that_a_condition_decides_is_left_open(script: str) -> None:
     assert command.words == ("run", "$(L: line 2 decides)")
 
 
+def test_open_options_before_the_training_script_are_left_out() -> None:
+    script = "if [ -d x ]; then R=--requeue; fi\nsrun $R -l train.py --bf16"
+
+    [command] = follow(script, Path("job.sh")).commands
+
+    assert command.words == ("srun", "-l", "train.py", "--bf16")
+
+
+def test_open_options_of_the_training_are_refused() -> None:
+    with pytest.raises(InputError, match="line 1 decides"):
+        follow("if [ -d x ]; then A=--bf16; fi\nsrun -l train.py $A", Path("job.sh"))
+
+
 def test_a_condition_without_consequences_is_passed_over() -> None:
     script = "if [ ! -d $OUT ]; then mkdir -p $OUT; fi\n[ -z $2 ] || echo two\nrun --bf16"
 

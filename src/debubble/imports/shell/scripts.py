@@ -167,6 +167,8 @@ class _Follower:
     commands: list[Started] = field(default_factory=list)
     assigned: list[tuple[str, ...]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    undecided: dict[str, str] = field(default_factory=dict)
+    """What stands for options that a variable may or may not have -> the sentence that asks which."""
     steps: int = 0
     failures: int = 0
     depth: int = 0
@@ -261,15 +263,20 @@ class _Follower:
     def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
         """Leave open what statements that may or may not run set; InputError if they change what the script starts."""
         line, words = place_of(condition)
+        refusal = (
+            f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on it:"
+            f" {self._how_to_tell(words)}give a copy with the branch that runs."
+        )
         for command in commands_of(body):
             names = assigned_names(command)
-            if names is not None:
-                self.variables.values |= {name: f"$({name}: line {line} decides)" for name in names}
-            elif self._starts(command):
-                raise InputError(
-                    f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on"
-                    f" it: {self._how_to_tell(words)}give a copy with the branch that runs."
-                )
+            if names is None:
+                if self._starts(command):
+                    raise InputError(refusal)
+                continue
+            left_open = {name: f"$({name}: line {line} decides)" for name in names}
+            self.variables.values |= left_open
+            if any("--" in written(token) for token in command.tokens):
+                self.undecided |= dict.fromkeys(left_open.values(), refusal)
 
     def _how_to_tell(self, condition: str) -> str:
         """Words on how the command line decides a condition, whose variables the script may set from others."""
@@ -338,8 +345,17 @@ class _Follower:
         elif name in _IGNORED_COMMANDS:
             return None if name in ("grep", "which", "command", "type", "let") else True
         else:
-            self.commands.append(Started(tuple(words), line, self._ranks(before)))
+            self.commands.append(Started(tuple(self._decided(words)), line, self._ranks(before)))
         return True
+
+    def _decided(self, words: Sequence[str]) -> list[str]:
+        """A command's words, but for open options of a launcher, before the script; InputError if others are open."""
+        begin = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
+        for word in words[begin:]:
+            for text, refusal in self.undecided.items():
+                if text in word:
+                    raise InputError(refusal)
+        return [word for word in words if word not in self.undecided]
 
     def _ranks(self, before: Sequence[Token]) -> Mapping[str, str]:
         """The numeric entries of RANKS, as the script or the assignments before a command set them."""
