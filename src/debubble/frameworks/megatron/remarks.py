@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.orders import remarks_on_order
-from debubble.frameworks.megatron.swift import SWIFT, remarks_on_swift
+from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.settings import OVERWRITTEN
 from debubble.imports.shell.scripts import RANKS
@@ -89,10 +89,11 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         devices: The cluster's.
     """
     yield from _dynamic_batches(arguments, options)
+    off = SWIFT_OFF if arguments.word("framework") == SWIFT else {}
     for name, values in _VALUES.items():
         # It is looked at, and not read: what no prediction has stays in its list.
         said = arguments.settings.get(name)
-        if isinstance(said, str) and said not in values.split():
+        if isinstance(said, str) and said not in (*values.split(), off.get(name)):
             yield f"{name} {said} is no value that Megatron-LM has had ({values}): the prediction may be of another."
     if "--perform-rl-step" in arguments:
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
