@@ -107,6 +107,26 @@ def test_open_options_before_the_training_script_are_left_out() -> None:
     assert command.words == ("srun", "-l", "train.py", "--bf16")
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("if [ -d x ]; then A=--finetune; fi; run --bf16 $A", "--bf16"),
+        ("A=(--bf16); [ -d x ] && A+=(--load x --no-load-rng); run ${A[@]}", "--bf16"),
+        (
+            "for p in $*; do if [[ $p == --w* ]]; then W=${p#*=}; fi; done; [[ $W == t ]] && A=--x; run --lr 1 $A",
+            "--lr 1",
+        ),
+        ("while [ $# -gt 0 ]; do W=$1; shift; done; if [ $W = t ]; then A=--x; fi; run --lr 1 $A", "--lr 1"),
+        ("if [ -f no.sh ]; then source no.sh; fi; run --bf16", "--bf16"),
+        ("if [[ -v NOOP ]]; then set -n; fi; run --bf16", "--bf16"),
+    ],
+)
+def test_what_decides_no_argument_of_a_training_is_passed_over(script: str, words: str) -> None:
+    [command] = follow(script, Path("job.sh")).commands
+
+    assert [word for word in command.words[1:] if not word.startswith("$")] == words.split()
+
+
 def test_open_options_of_the_training_are_refused() -> None:
     with pytest.raises(InputError, match="line 1 decides"):
         follow("if [ -d x ]; then A=--bf16; fi\nsrun -l train.py $A", Path("job.sh"))

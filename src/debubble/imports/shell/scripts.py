@@ -15,6 +15,7 @@ from pathlib import Path
 
 from debubble.files import read_file
 from debubble.imports.command_line import CommandLine, how_to_give, variables_in
+from debubble.imports.harmless import is_harmless
 from debubble.imports.shell.conditions import holds
 from debubble.imports.shell.statements import (
     ASSIGNMENT,
@@ -54,7 +55,7 @@ _IGNORED_COMMANDS = frozenset(
 _ARITHMETIC_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
 """An assignment in arithmetic, such as `i=0`, `i+=2` or `i++`."""
 _OPTION_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
-_ANY_ARGUMENT = re.compile(r"\$\{?[#1@]")
+_ANY_ARGUMENT = re.compile(r"\$\{?[#1@*]")
 """The script's arguments in a condition."""
 _NUMBERED_ARGUMENT = re.compile(
     r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE
@@ -168,7 +169,8 @@ class _Follower:
     assigned: list[tuple[str, ...]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     undecided: dict[str, str] = field(default_factory=dict)
-    """What stands for options that a variable may or may not have -> the sentence that asks which."""
+    """What stands for options that a variable may or may not have -> the sentence that asks which; none if they cost
+    nothing."""
     steps: int = 0
     failures: int = 0
     depth: int = 0
@@ -237,6 +239,11 @@ class _Follower:
         return True
 
     def _loop(self, statement: Loop) -> bool | None:
+        over_arguments = any(map(_ANY_ARGUMENT.search, statement.words))
+        if over_arguments:
+            self._note_options(statement.body)
+        if over_arguments and self.variables.arguments is None:
+            return True
         for word in statement.words:
             for value in self.variables.fields_of(word):
                 if not is_known(value):
@@ -248,6 +255,9 @@ class _Follower:
 
     def _while(self, statement: While) -> bool | None:
         """Follow a loop as long as its condition holds; one over arguments that nobody said does not run."""
+        over_arguments = _ANY_ARGUMENT.search(place_of(statement.condition)[1])
+        if over_arguments:
+            self._note_options(statement.body)
         while (held := self.run(statement.condition)) is not None:
             if held != statement.runs:
                 return True
@@ -255,10 +265,14 @@ class _Follower:
             self.run(statement.body)
             if self.failures > failures:
                 return True
-        over_arguments = _ANY_ARGUMENT.search(place_of(statement.condition)[1])
         if not (over_arguments and self.variables.arguments is None):
             self._refuse_if_it_matters(statement.body, statement.condition)
         return True
+
+    def _note_options(self, body: Statement) -> None:
+        """Note the variables that a loop over the script's arguments sets."""
+        names = (assigned_names(command) or [] for command in commands_of(body))
+        self.variables.options |= {name for each in names for name in each}
 
     def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
         """Leave open what statements that may or may not run set; InputError if they change what the script starts."""
@@ -270,13 +284,28 @@ class _Follower:
         for command in commands_of(body):
             names = assigned_names(command)
             if names is None:
-                if self._starts(command):
+                if self._starts(command) and not self._misses(command):
                     raise InputError(refusal)
+                continue
+            text = " ".join(written(token) for token in command.tokens)
+            options = _OPTION_NAMES.findall(text)
+            free = options and all(is_harmless(option, True, "") for option in options)
+            if free and "+=" in text:
                 continue
             left_open = {name: f"$({name}: line {line} decides)" for name in names}
             self.variables.values |= left_open
-            if any("--" in written(token) for token in command.tokens):
-                self.undecided |= dict.fromkeys(left_open.values(), refusal)
+            if "--" in text:
+                self.undecided |= dict.fromkeys(left_open.values(), "" if free else refusal)
+
+    def _misses(self, command: Command) -> bool:
+        """Tell whether a command sources a script that is not there, which is then missing."""
+        if command.tokens[0].text not in ("source", ".") or len(command.tokens) < 2:
+            return False
+        name = self.variables.text_of(command.tokens[1].text)
+        if named_file(name, self.path) is not None:
+            return False
+        self.missing.append(name)
+        return True
 
     def _how_to_tell(self, condition: str) -> str:
         """Words on how the command line decides a condition, whose variables the script may set from others."""
@@ -353,7 +382,7 @@ class _Follower:
         begin = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
         for word in words[begin:]:
             for text, refusal in self.undecided.items():
-                if text in word:
+                if refusal and text in word:
                     raise InputError(refusal)
         return [word for word in words if word not in self.undecided]
 
