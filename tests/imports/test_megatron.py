@@ -210,6 +210,10 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("echo hello\n", "has no arguments of a training"),
+        (
+            "python run_recipe.py --recipe a_config model.context_parallel_size=2\n",
+            "starts a recipe of Megatron-Bridge: give the configuration",
+        ),
         ("pretrain --num-layers 'x\n", "cannot be read as a shell script"),
         (
             SCRIPT.replace("--num-layers 32", "--num-layers $LAYERS"),
