@@ -87,7 +87,8 @@ FORMS: dict[str, Form] = {
     ),
     "primus of another framework": Form(
         "primus", "run.yaml", PRIMUS.replace("megatron", "torchtitan").replace(", MORE", ""),
-        refused="framework 'torchtitan', and only megatron's are read: import torchtitan's own", devices=8,
+        refused="framework 'torchtitan', and only megatron's are read: `debubble import torchtitan` reads it",
+        devices=8,
     ),
     "bridge's recipe": Form("megatron", "run.yaml", BRIDGE, {"dtype": "bf16", "zero": 1}),
     "torchtitan's checkpointing": Form(

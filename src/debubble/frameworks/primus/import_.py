@@ -23,7 +23,7 @@ _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_train
 _BASES = {"trainers": "primus/configs/modules/megatron", "models": "primus/configs/models/megatron"}
 """Kinds of base configurations -> their folder in a checkout."""
 _OTHER_FRAMEWORKS = {
-    "torchtitan": "import torchtitan's own configuration of the job with `debubble import torchtitan`",
+    "torchtitan": "`debubble import torchtitan` reads it",
     "megatron_bridge": "import the configuration that Megatron-Bridge saves with `debubble import megatron`",
 }
 """Primus's other frameworks -> what a user can do with their experiments."""
