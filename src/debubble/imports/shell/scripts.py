@@ -23,6 +23,7 @@ from debubble.imports.shell.statements import (
     assigned_names,
     commands_of,
     condition_words,
+    fails,
     place_of,
     shell_text,
     written,
@@ -276,12 +277,17 @@ class _Follower:
 
     def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
         """Leave open what statements that may or may not run set; InputError if they change what the script starts."""
+        commands = list(commands_of(body))
+        if commands and fails(commands[-1]):
+            return
         line, words = place_of(condition)
+        unknown = self._unknown_in(words)
+        how, by = (f"{how_to_give(unknown, self.numbered)}; or ", f" by {unknown}") if unknown else ("", "")
         refusal = (
             f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on it:"
-            f" {self._how_to_tell(words)}give a copy with the branch that runs."
+            f" {how}give a copy with the branch that runs."
         )
-        for command in commands_of(body):
+        for command in commands:
             names = assigned_names(command)
             if names is None:
                 if self._starts(command) and not self._misses(command):
@@ -292,7 +298,7 @@ class _Follower:
             free = options and all(is_harmless(option, True, "") for option in options)
             if free and "+=" in text:
                 continue
-            left_open = {name: f"$({name}: line {line} decides)" for name in names}
+            left_open = {name: f"$({name}: line {line} decides{by})" for name in names}
             self.variables.values |= left_open
             if "--" in text:
                 self.undecided |= dict.fromkeys(left_open.values(), "" if free else refusal)
@@ -307,11 +313,11 @@ class _Follower:
         self.missing.append(name)
         return True
 
-    def _how_to_tell(self, condition: str) -> str:
-        """Words on how the command line decides a condition, whose variables the script may set from others."""
+    def _unknown_in(self, condition: str) -> str:
+        """The variables that decide a condition, which the script may set from others."""
         values = (self.variables.values.get(name, f"${name}") for name in variables_in(condition))
         unknown = " ".join(value if isinstance(value, str) else " ".join(value) for value in values)
-        return f"{how_to_give(unknown, self.numbered)}; or " if variables_in(unknown) else ""
+        return " ".join(f"${name}" for name in dict.fromkeys(variables_in(unknown)))
 
     def _starts(self, command: Command) -> bool:
         """Tell whether a command starts something with arguments, or changes what later ones are."""

@@ -49,6 +49,12 @@ def assigned_names(command: Command) -> list[str] | None:
     return [match[1] for match in matched if match is not None]
 
 
+def fails(command: Command) -> bool:
+    """Tell whether a command ends the script with an error, where a run does not come."""
+    words = [token.text for token in command.tokens]
+    return words[0] == "exit" and words[1:] not in ([], ["0"])
+
+
 def commands_of(statement: Statement) -> Iterator[Command]:
     """All simple commands in a statement."""
     match statement:
