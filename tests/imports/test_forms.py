@@ -120,7 +120,7 @@ FORMS: dict[str, Form] = {
     "bridge's adapters without a rank": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{alpha: 4}}\n", {"lora": 32}),
     "moments in bf16": megatron(
         "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
-        read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 0},
+        read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 1},
     ),
     "attention with scores": megatron("--attention-backend unfused", read={"flash_attention": False}),
     "attention of 2021": megatron("--checkpoint-activations", read={"flash_attention": False, "checkpointed": 8}),

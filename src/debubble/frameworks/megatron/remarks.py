@@ -46,6 +46,11 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
+    if "--use-precision-aware-optimizer" in arguments and options.dtype == "bf16" and not options.host_optimizer:
+        yield (
+            "Master weights are predicted with 4 bytes: --use-precision-aware-optimizer keeps 2, next to weights in"
+            " bf16, from Megatron Core 0.12 and Transformer Engine 2.1 on (store_param_remainders)."
+        )
     yield from arguments.assume("--megatron-fsdp-main-params-dtype", "fp32")
     yield from arguments.assume("--megatron-fsdp-grad-comm-dtype", "auto", options.gradient_dtype)
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
