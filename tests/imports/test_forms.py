@@ -85,6 +85,13 @@ FORMS: dict[str, Form] = {
         "primus", "run.yaml", PRIMUS.replace("MORE", "recompute_granularity: full, recompute_layer_ids: '0,3'"),
         {"strategies": {0: FULL, 3: FULL}}, devices=8,
     ),
+    "primus without biases": Form(
+        "primus", "run.yaml", PRIMUS.replace("MORE", "swiglu: false"), {"gated": False, "mlp_bias": False}, devices=8
+    ),
+    "primus with biases": Form(
+        "primus", "run.yaml", PRIMUS.replace("MORE", "swiglu: false, add_bias_linear: true"),
+        {"gated": False, "mlp_bias": True}, devices=8,
+    ),
     "primus of another framework": Form(
         "primus", "run.yaml", PRIMUS.replace("megatron", "torchtitan").replace(", MORE", ""),
         refused="framework 'torchtitan', and only megatron's are read: `debubble import torchtitan` reads it",
@@ -210,7 +217,8 @@ FORMS: dict[str, Form] = {
         read={"gated": False, "experts": 4, "expert_weights": 7 * 4 * 2 * 512 * 704, "not_predicted": 0},
     ),
     "biases of experts without a gate": script(
-        f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS}", read={"not_predicted": 1}
+        f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS}",
+        read={"not_predicted": 0, "expert_weights": 7 * 4 * (2 * 512 * 704 + 704 + 512)},
     ),
     "what verl's files are to be given as": script(
         "pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16",

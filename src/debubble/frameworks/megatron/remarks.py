@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.model import has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
@@ -39,7 +40,8 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
-    if model.experts is not None and not model.gated and "--disable-bias-linear" not in arguments:
+    without = model.experts is not None and not (model.gated or model.experts.bias)
+    if without and has_biases(arguments):
         yield "Biases of the experts are not in the prediction."
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."

@@ -102,7 +102,7 @@ def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
     yield from tree.items()
 
 
-DEFAULTS = Defaults("Primus", {"peft.dim": 32})
+DEFAULTS = Defaults("Primus", {"peft.dim": 32, "--add-bias-linear": False})
 """Primus' defaults; those of the trainer and the model that an experiment names come with it."""
 HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level stderr_sink_level"
 """Entries that cost neither time nor memory of a step, besides Megatron-LM's."""
