@@ -258,7 +258,9 @@ def _batch(read: SettingsReader, *, data: int, pipeline: int) -> Batch:
 
 
 def _zero(read: SettingsReader, pipeline: int, expert: int) -> int:
-    """Automodel keeps weights gathered over a pipeline, and, unless it is told otherwise, next to divided experts."""
+    """FSDP keeps weights gathered over a pipeline, and, unless it is told otherwise, next to divided experts."""
+    if read.get("distributed.strategy") == "ddp":
+        return 0
     if pipeline > 1:
         return 1
     if read.get(resharding(expert), expert == 1):
@@ -321,7 +323,7 @@ def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int) -> Ite
         yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
     if options.master_dtype == "bf16" and options.moment_dtype == "fp32" and _optimizer_class(read) == "FusedAdam":
         yield "Transformer Engine's moments are in fp32, and predicted in bf16 as the weights are."
-    yield from read.assume("distributed.strategy", "fsdp2")
+    yield from read.assume("distributed.strategy", "fsdp2", "ddp")
     policy = "distributed.mp_policy."
     yield from read.assume(f"{policy}_target_", "torch.distributed.fsdp.MixedPrecisionPolicy")
     yield from read.assume(f"{policy}output_dtype", *_torch_names(options.dtype))
