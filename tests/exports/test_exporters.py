@@ -360,6 +360,12 @@ class TestTorchHosts:
         assert recipe["distributed"]["defer_fsdp_grad_sync"] is False
         assert "pipeline" not in recipe["distributed"]
 
+    def test_automodel_gathers_weights_next_to_divided_experts_again(self) -> None:
+        plan = priced(layers=(4,), data=2, expert=2, zero=3, config=MIXTRAL)
+        recipe = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])
+
+        assert recipe["distributed"]["moe"] == {"reshard_after_forward": True}
+
     def test_gradients_that_torchtitan_reduces_more_often_than_planned_are_said_with_their_price(self) -> None:
         made = exports["torchtitan"](priced(layers=(4,), data=2, zero=1))
 

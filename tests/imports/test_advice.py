@@ -44,6 +44,15 @@ def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> Non
     assert on[0].step_time == found[0].step_time < now.step_time
 
 
+def test_an_optimizer_on_the_host_is_advised_to_be_left_out(tmp_path: Path) -> None:
+    offload = "--use-distributed-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 1.0"
+    now, found = advice(tmp_path, f"{TENSOR} --sequence-parallel --tp-comm-overlap {offload}", "16xA100-80GB")
+    [left_out] = [each for each in found if each.settings == {"--optimizer-cpu-offload": None}]
+
+    assert left_out.step_time < now.step_time
+    assert left_out.words(now).startswith("leave out --optimizer-cpu-offload: ")
+
+
 def test_measured_runs_correct_a_job_with_a_switch_on_alike(tmp_path: Path) -> None:
     """What a switch gains is not what another correction does."""
     (tmp_path / "job.sh").write_text(SCRIPT.replace("EXTRA", f"{TENSOR} --sequence-parallel"))

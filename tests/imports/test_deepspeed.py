@@ -92,6 +92,19 @@ def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tm
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("entry", "pipeline", "told"), [('"train_batch_size": 8', 2, True), ('"pipeline": {"stages": 4}', 4, False)]
+)
+def test_a_pipeline_that_only_the_batch_tells_is_remarked(
+    entry: str, pipeline: int, *, told: bool, tmp_path: Path
+) -> None:
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, {entry}}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama-tiny"], sequence_length=128)
+
+    assert read.pipeline == pipeline
+    assert any("predicted is a pipeline of 2" in remark for remark in read.rest.remarks) == told
+
+
 def test_deepspeed_runs_no_pipeline_with_divided_gradients(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="ZeRO-2, with which DeepSpeed runs no pipeline"):
         job(

@@ -85,9 +85,17 @@ FORMS: dict[str, Form] = {
         "primus", "run.yaml", PRIMUS.replace("MORE", "recompute_granularity: full, recompute_layer_ids: '0,3'"),
         {"strategies": {0: FULL, 3: FULL}}, devices=8,
     ),
+    "primus without biases": Form(
+        "primus", "run.yaml", PRIMUS.replace("MORE", "swiglu: false"), {"gated": False, "mlp_bias": False}, devices=8
+    ),
+    "primus with biases": Form(
+        "primus", "run.yaml", PRIMUS.replace("MORE", "swiglu: false, add_bias_linear: true"),
+        {"gated": False, "mlp_bias": True}, devices=8,
+    ),
     "primus of another framework": Form(
         "primus", "run.yaml", PRIMUS.replace("megatron", "torchtitan").replace(", MORE", ""),
-        refused="framework 'torchtitan', and only megatron's are read: import torchtitan's own", devices=8,
+        refused="framework 'torchtitan', and only megatron's are read: `debubble import torchtitan` reads it",
+        devices=8,
     ),
     "bridge's recipe": Form("megatron", "run.yaml", BRIDGE, {"dtype": "bf16", "zero": 1}),
     "torchtitan's checkpointing": Form(
@@ -119,7 +127,7 @@ FORMS: dict[str, Form] = {
     "bridge's adapters without a rank": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{alpha: 4}}\n", {"lora": 32}),
     "moments in bf16": megatron(
         "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
-        read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 0},
+        read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 1},
     ),
     "attention with scores": megatron("--attention-backend unfused", read={"flash_attention": False}),
     "attention of 2021": megatron("--checkpoint-activations", read={"flash_attention": False, "checkpointed": 8}),
@@ -209,7 +217,8 @@ FORMS: dict[str, Form] = {
         read={"gated": False, "experts": 4, "expert_weights": 7 * 4 * 2 * 512 * 704, "not_predicted": 0},
     ),
     "biases of experts without a gate": script(
-        f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS}", read={"not_predicted": 1}
+        f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS}",
+        read={"not_predicted": 0, "expert_weights": 7 * 4 * (2 * 512 * 704 + 704 + 512)},
     ),
     "what verl's files are to be given as": script(
         "pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16",

@@ -210,6 +210,10 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("echo hello\n", "has no arguments of a training"),
+        (
+            "python run_recipe.py --recipe a_config model.context_parallel_size=2\n",
+            "starts a recipe of Megatron-Bridge: give the configuration",
+        ),
         ("pretrain --num-layers 'x\n", "cannot be read as a shell script"),
         (
             SCRIPT.replace("--num-layers 32", "--num-layers $LAYERS"),
@@ -381,3 +385,11 @@ def test_an_argument_that_megatron_lacks_is_listed_once(tmp_path: Path) -> None:
 
     assert unread[0] == "Not known to Megatron-LM, and not in the prediction: --frobnicate-weights."
     assert sum("--frobnicate-weights" in sentence for sentence in unread) == 1
+
+
+def test_masters_that_the_optimizer_halves_are_remarked(tmp_path: Path) -> None:
+    halved = "--use-distributed-optimizer --use-precision-aware-optimizer"
+    on_host = f"{halved} --optimizer-cpu-offload --optimizer-offload-fraction 1.0 --overlap-cpu-optimizer-d2h-h2d"
+    remarks = [job(tmp_path, SCRIPT.replace("EXTRA", flags)).rest.remarks for flags in (halved, on_host)]
+
+    assert [sum("predicted with 4 bytes" in each for each in said) for said in remarks] == [1, 0]

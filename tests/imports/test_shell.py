@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from debubble.imports.command_line import CommandLine
+from debubble.imports.command_line import CommandLine, how_to_give
 from debubble.imports.settings import read_arguments
 from debubble.imports.shell.scripts import follow
 from debubble.ir import InputError
@@ -85,18 +85,65 @@ def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: s
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "by"),
     [
-        "L=1\nif [ $SIZE = 7B ]; then L=32; fi; run $L",
-        "L=1\ncase $SIZE in a) L=1;; b) L=2;; esac; run $L",
-        "L=1\n[ -f x ] && L=2; run $L",
-        "L=1\nif [ -f x ]; then export L=2; fi; run $L",
+        ("L=1\nif [ $SIZE = 7B ]; then L=32; fi; run $L", " by $SIZE"),
+        ("L=1\ncase $SIZE in a) L=1;; b) L=2;; esac; run $L", " by $SIZE"),
+        ("S=$1\nif [ $S = 7B ]; then L=32; fi; run $L", " by $1"),
+        ("L=1\n[ -f x ] && L=2; run $L", ""),
+        ("L=1\nif [ -f x ]; then export L=2; fi; run $L", ""),
     ],
 )
-def test_a_variable_that_a_condition_decides_is_left_open(script: str) -> None:
+def test_a_variable_that_a_condition_decides_is_left_open(script: str, by: str) -> None:
     [command] = follow(script, Path("job.sh")).commands
 
-    assert command.words == ("run", "$(L: line 2 decides)")
+    assert command.words == ("run", f"$(L: line 2 decides{by})")
+
+
+@pytest.mark.parametrize(
+    ("unknown", "said"),
+    [
+        ("$(L: line 2 decides by $SIZE)", "give it with --args 'SIZE=1'"),
+        ("$(L: line 2 decides by $1)", "give the script's arguments with --args '1 8 ...'"),
+        ("$(L: line 2 decides)", "give it with --args 'L=1'"),
+    ],
+)
+def test_what_decides_an_open_variable_is_asked_for(unknown: str, said: str) -> None:
+    assert how_to_give(unknown, {}) == said
+
+
+def test_open_options_before_the_training_script_are_left_out() -> None:
+    script = "if [ -d x ]; then R=--requeue; fi\nsrun $R -l train.py --bf16"
+
+    [command] = follow(script, Path("job.sh")).commands
+
+    assert command.words == ("srun", "-l", "train.py", "--bf16")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("if [ -d x ]; then A=--finetune; fi; run --bf16 $A", "--bf16"),
+        ("A=(--bf16); [ -d x ] && A+=(--load x --no-load-rng); run ${A[@]}", "--bf16"),
+        (
+            "for p in $*; do if [[ $p == --w* ]]; then W=${p#*=}; fi; done; [[ $W == t ]] && A=--x; run --lr 1 $A",
+            "--lr 1",
+        ),
+        ("while [ $# -gt 0 ]; do W=$1; shift; done; if [ $W = t ]; then A=--x; fi; run --lr 1 $A", "--lr 1"),
+        ("if [ -f no.sh ]; then source no.sh; fi; run --bf16", "--bf16"),
+        ("if [[ -v NOOP ]]; then set -n; fi; run --bf16", "--bf16"),
+        ("u() { echo; }; if [ $# -eq 0 ]; then u; exit 1; fi; run --bf16", "--bf16"),
+    ],
+)
+def test_what_decides_no_argument_of_a_training_is_passed_over(script: str, words: str) -> None:
+    [command] = follow(script, Path("job.sh")).commands
+
+    assert [word for word in command.words[1:] if not word.startswith("$")] == words.split()
+
+
+def test_open_options_of_the_training_are_refused() -> None:
+    with pytest.raises(InputError, match="line 1 decides"):
+        follow("if [ -d x ]; then A=--bf16; fi\nsrun -l train.py $A", Path("job.sh"))
 
 
 def test_a_condition_without_consequences_is_passed_over() -> None:

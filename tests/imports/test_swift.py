@@ -43,6 +43,12 @@ def test_the_summary_names_the_defaults_and_all_is_predicted(tmp_path: Path) -> 
     )
 
 
+def test_recomputation_that_is_off_by_name_is_no_warning(tmp_path: Path) -> None:
+    read = job(tmp_path, f"{SFT} --recompute_granularity none")
+
+    assert (read.warnings, read.strategies) == ((), {})
+
+
 @pytest.mark.parametrize("value", ["True", "yes"])
 def test_a_switch_is_on_in_any_word_for_it(value: str, tmp_path: Path) -> None:
     text = f"{SFT} --tensor_model_parallel_size 2 --sequence_parallel"

@@ -24,7 +24,7 @@ class SettingAdvice:
     """Settings that would help a job.
 
     Attributes:
-        settings: By name, as they are when they are on; true: without a value.
+        settings: By name, as they then are; true: without a value; None: left out.
         step_time: Seconds of a step with them.
         peak_memory: Bytes on the fullest device with them.
         fits: Whether all peaks are within the limits with them.
@@ -43,7 +43,7 @@ class SettingAdvice:
 
     def words(self, yours: Figures) -> str:
         """The settings and what they bring, such as `--sequence-parallel: 4% faster, 3.00 GiB less`."""
-        names = " ".join(name if value is True else f"{name} {value}" for name, value in self.settings.items())
+        names = " ".join(_said(name, value) for name, value in self.settings.items())
         return f"{names}: {', '.join(self._effects(yours))}"
 
     def _effects(self, yours: Figures) -> Iterator[str]:
@@ -57,6 +57,10 @@ class SettingAdvice:
             yield f"{size_words(abs(less))} {'less' if less > 0 else 'more'}"
         if not self.fits:
             yield "which does not fit either"
+
+
+def _said(name: str, value: Any) -> str:
+    return f"leave out {name}" if value is None else name if value is True else f"{name} {value}"
 
 
 def advised(
@@ -98,8 +102,9 @@ def _changed_jobs(
 ) -> Iterator[tuple[Settings, ImportedJob]]:
     """The job with each switch on, and in smaller micro-batches, of which it takes more."""
     for on in importer.switches(settings, options):
+        changed = {name: value for name, value in {**settings, **on}.items() if on.get(name, ...) is not None}
         with suppress(DebubbleError):
-            yield on, importer.job({**settings, **on}, path, given)
+            yield on, importer.job(changed, path, given)
     job, size = importer.job(settings, path, given), options.micro_batch_size
     while size % 2 == 0:
         size //= 2

@@ -88,9 +88,11 @@ def how_to_give(unknown: str, names: Mapping[str, str]) -> str:
 
 def variables_in(text: str) -> list[str]:
     """The variables and the arguments' numbers that words of a script have."""
-    return list(_UNKNOWN.findall(text))
+    return list(_UNKNOWN.findall(_DECIDED.sub(r"\1", text)))
 
 
+_DECIDED = re.compile(r"\$\(\w+: line \d+ decides by ([^()]*)\)")
+"""What the reader of scripts makes of a variable that a condition on others sets."""
 # A substituted command is no variable; `$(NAME: line 3 decides)` is what the reader makes of one.
 _UNKNOWN = re.compile(r"\$(?:\((?=\w+: )|\{)?([A-Za-z_]\w*|\d+)")
 

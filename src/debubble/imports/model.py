@@ -165,7 +165,7 @@ class Sizes:
         family, parts = self._dense()
         return family, {
             **parts, **routed, "num_experts": experts.count, "mlp_only_layers": list(experts.dense),
-            "shared_expert_intermediate_size": experts.shared,
+            "shared_expert_intermediate_size": experts.shared, "experts_bias": self.linear_bias,
         }  # fmt: skip
 
     def _first_dense(self, experts: ExpertSizes) -> Mapping[str, int]:

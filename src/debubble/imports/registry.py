@@ -96,7 +96,7 @@ Notes = Callable[[Settings, Settings], Iterable[str]]
 """Sentences on what the changes of the second settings bring about in a job of the first."""
 
 Switches = Callable[[Settings, RunOptions], Iterable[Settings]]
-"""Settings that may help a job with these settings and options, as they are when they are on."""
+"""Settings that may help a job with these settings and options, as they then are (None: left out)."""
 
 
 @dataclass(frozen=True, kw_only=True)

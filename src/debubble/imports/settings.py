@@ -227,6 +227,8 @@ OVERWRITTEN = "overwritten"
 """The entry of a script with the variables that it is given and sets otherwise, in words."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 """A line of the list, which launchers and schedulers may have put a rank or a time before."""
+_BRIDGE = re.compile(r"\brun_recipe\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py")
+"""What a script has that starts a recipe of Megatron-Bridge."""
 _DUMP = 10
 """Lines of a log that make it the list of a run's arguments."""
 
@@ -262,6 +264,12 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
     if given is not None:
         arguments |= named_arguments(given.words)
     if not TRAINING_ARGUMENTS & arguments.keys() and COMMAND not in arguments:
+        if _BRIDGE.search(text):
+            raise InputError(
+                f"{path} starts a recipe of Megatron-Bridge: give the configuration that its run saves"
+                " (run_config.yaml), or a YAML of what the script overrides (`model: {tensor_model_parallel_size: 2}`)"
+                " with --model."
+            )
         raise InputError(
             f"{path} has no arguments of a training such as --num-layers 32, nor the list of them that Megatron-LM"
             " logs: give the file that has them."

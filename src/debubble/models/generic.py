@@ -156,5 +156,6 @@ def _mlps(config: Entries) -> list[Mlp | Experts]:
         ffn=ffn,
         shared_gate=config.family == "qwen2_moe",
         shared=config.get("shared_expert_intermediate_size") or ffn * config.get("n_shared_experts", 0),
+        bias=bool(config.entries.get("experts_bias")),
     )
     return sparse_mlps(config, experts, dense=config.get("first_k_dense_replace", 0))

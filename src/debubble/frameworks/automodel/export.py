@@ -44,13 +44,18 @@ def _batch(plan: Plan) -> Decision:
     return {"step_scheduler.local_batch_size": local, **batch, "distributed.pipeline.pp_microbatch_size": size}
 
 
+def resharding(expert: int) -> str:
+    """The setting that has weights gathered again in the backward; models with divided experts have their own."""
+    return f"distributed.{'moe.' if expert > 1 else ''}reshard_after_forward"
+
+
 def _zero(plan: Plan) -> Decision:
     """Over a pipeline FSDP keeps weights and gradients whole until the step's end."""
     if plan.devices > 1 or plan.options.zero == 0:
         return fsdp(plan, target=_TARGET)
     deferred = plan.options.zero == 1 or framework_of_options(plan.options.framework).defers_gradients
     return {
-        "distributed.reshard_after_forward": plan.options.zero == 3,
+        resharding(plan.options.expert): plan.options.zero == 3,
         "distributed.defer_fsdp_grad_sync": deferred,
     }
 

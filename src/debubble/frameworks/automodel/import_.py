@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from debubble.costs import framework_of_options, framework_with
+from debubble.frameworks.automodel.export import resharding
 from debubble.frameworks.torch.shared_settings import (
     balanced_layers,
     chunks_of,
@@ -14,6 +16,7 @@ from debubble.frameworks.torch.shared_settings import (
     layers_of,
     order_of,
 )
+from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
@@ -42,6 +45,35 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
+_OLDER_NAMES = {
+    "autopipeline.": "distributed.pipeline.",
+    "parallelizer.activation_checkpointing": "distributed.activation_checkpointing",
+    "moe_config.activation_checkpointing": "distributed.activation_checkpointing",
+    "parallelizer.": "distributed.moe.",
+    "moe_config.": "distributed.moe.",
+    "distributed_config.": "distributed.",
+}
+"""How names of entries begin in older recipes -> how they do in newer ones."""
+_STRATEGIES = {"FSDP2": "fsdp2", "MegatronFSDP": "megatron_fsdp", "DDP": "ddp"}
+"""How the class begins that is the strategy in older recipes -> its name in newer ones."""
+
+
+def read_recipe(path: Path, given: CommandLine | None = None) -> Settings:
+    """The settings of a recipe and of the command line that starts it, by the names that newer recipes have."""
+    settings = (given or CommandLine({})).changed(read_settings(path))
+    return {newer: each for name, value in settings.items() for newer, each in _newer(name, value)}
+
+
+def _newer(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The entry by its newer name; the classes of older sections say no more than the strategy."""
+    older = next((each for each in _OLDER_NAMES if name.startswith(each)), "")
+    if name in ("distributed._target_", "distributed_config._target_"):
+        word = str(value).rpartition(".")[2]
+        yield "distributed.strategy", next((_STRATEGIES[each] for each in _STRATEGIES if word.startswith(each)), word)
+    elif not (older and name.endswith("._target_")):
+        yield _OLDER_NAMES.get(older, "") + name.removeprefix(older), value
+
+
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     """Yield gradients that are divided after every micro-batch, and tokens that travel once to a device (DeepEP)."""
     framework = framework_of_options(options.framework)
@@ -68,7 +100,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     if length is None:
         raise InputError(f"{read.path} does not say how long its sequences are: give --sequence-length.")
     expert, expert_tensor = expert_ranks(read, "distributed.ep_size", model, tensor=tensor)
-    zero = _zero(read, pipeline) if data * context > 1 else 0
+    zero = _zero(read, pipeline, expert) if data * context > 1 else 0
     micro_batches = given.micro_batches or batch.number * batch.passes
     options = RunOptions(
         micro_batch_size=batch.size,
@@ -109,7 +141,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
             dtype=_DTYPE_NAMES,
             gradients=("distributed.mp_policy.reduce_dtype",),
             sequence_parallel=("distributed.sequence_parallel",),
-            zero=("distributed.strategy", "distributed.reshard_after_forward"),
+            zero=("distributed.strategy", resharding(expert)),
         ),
         rest=Unread.of(read, _remarks(read, options, pipeline=pipeline)),
     )
@@ -118,8 +150,8 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
 imports.add(
     "automodel",
     Importer(
-        name="automodel", read_job=automodel, settings=read_settings, file="plan.yaml", defaults=DEFAULTS,
-        harmless=HARMLESS, switches=switches,
+        name="automodel", read_job=automodel, settings=read_recipe, file="plan.yaml", defaults=DEFAULTS,
+        harmless=HARMLESS, switches=switches, with_arguments=read_recipe,
         marks="step_scheduler.* distributed.* model.pretrained_model_name_or_path",
     ),
 )  # fmt: skip
@@ -225,11 +257,13 @@ def _batch(read: SettingsReader, *, data: int, pipeline: int) -> Batch:
     return Batch(size, number, batches_in(read.size(whole, together), together, read.path, name=whole))
 
 
-def _zero(read: SettingsReader, pipeline: int) -> int:
-    """Automodel keeps weights gathered over a pipeline, and gathers them again without one unless it is told not to."""
+def _zero(read: SettingsReader, pipeline: int, expert: int) -> int:
+    """FSDP keeps weights gathered over a pipeline, and, unless it is told otherwise, next to divided experts."""
+    if read.get("distributed.strategy") == "ddp":
+        return 0
     if pipeline > 1:
         return 1
-    if read.get("distributed.reshard_after_forward", True):
+    if read.get(resharding(expert), expert == 1):
         return 3
     return 1 if _defers_gradients(read) else 2
 
@@ -289,7 +323,7 @@ def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int) -> Ite
         yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
     if options.master_dtype == "bf16" and options.moment_dtype == "fp32" and _optimizer_class(read) == "FusedAdam":
         yield "Transformer Engine's moments are in fp32, and predicted in bf16 as the weights are."
-    yield from read.assume("distributed.strategy", "fsdp2")
+    yield from read.assume("distributed.strategy", "fsdp2", "ddp")
     policy = "distributed.mp_policy."
     yield from read.assume(f"{policy}_target_", "torch.distributed.fsdp.MixedPrecisionPolicy")
     yield from read.assume(f"{policy}output_dtype", *_torch_names(options.dtype))

@@ -211,6 +211,7 @@ def _check_complete(read: SettingsReader, given: UserFacts, *, model: Model | No
 _TENSOR = "tensor_parallel.autotp_size"
 _MASTERS, _MOMENTS = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
 _DTYPES = ("bf16.enabled", "fp16.enabled")
+_STAGES = "pipeline.stages"
 _PARTITIONS = ("pipeline.partition_method", "pipeline.partition", "partition_method")
 
 
@@ -298,6 +299,8 @@ def _pipeline(read: SettingsReader, devices: int) -> int:
 
     Without a batch there is none, as in most jobs; DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3.
     """
+    if type(stages := read.get(_STAGES)) is int and stages > 0:
+        return stages
     if read.number(STAGE, 0) > 1:
         return 1
     local = read.size("gradient_accumulation_steps", 1) * read.size("train_micro_batch_size_per_gpu", 1)
@@ -317,6 +320,13 @@ def _batch_warning(batch: int, predicted: int) -> Iterator[str]:
 def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int) -> Iterator[str]:
     if pipeline == 1 and read.number(STAGE, 0) < 2:
         yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
+    said_stages = given.pipeline or read.get(f"{_MODULE}: BOUNDS") or type(read.get(_STAGES)) is int
+    if pipeline > 1 and not said_stages:
+        yield (
+            f"train_batch_size is of {given.cluster.count // pipeline} replicas, and the cluster has"
+            f" {given.cluster.count} devices: predicted is a pipeline of {pipeline}; if your script has none, give"
+            " --pipeline 1, or the --cluster that the job has."
+        )
     said = (f"{_LAYERS if pipeline == 1 else _MODULE}: RECOMPUTED_LAYERS", trainer.CHECKPOINTING)
     if all(read.get(name) is None for name in said) and given.recompute is None:
         yield "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full."

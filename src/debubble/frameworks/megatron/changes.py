@@ -78,9 +78,14 @@ OTHER_CHECKPOINTS = (
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Yield arguments for sequence parallelism, overlaps, divided states and recomputation, alone and together."""
+    """Yield arguments for sequence parallelism, overlaps, divided states and recomputation, alone and together.
+
+    The optimizer goes back to the devices alone.
+    """
     if job.get("framework") == "megatron-bridge" or job.get("--deepspeed"):
         return
+    if options.host_optimizer:
+        yield {"--optimizer-cpu-offload": None}
     sequence: Settings = {}
     if options.tensor > 1 and options.sequence_length % (options.tensor * options.context) == 0:
         sequence = {} if options.sequence_parallel else {"--sequence-parallel": True}

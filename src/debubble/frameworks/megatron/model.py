@@ -71,13 +71,19 @@ def _described_model(arguments: Arguments) -> Model:
         positions=_positions(arguments),
         tied="--untie-embeddings-and-output-weights" not in arguments,
         qkv_bias="--add-qkv-bias" in arguments,
-        linear_bias="--disable-bias-linear" not in arguments and not gated,
+        linear_bias=has_biases(arguments) and not gated,
         qk_norm="--qk-layernorm" in arguments,
         length=arguments.number("--max-position-embeddings", 4096),
         experts=_experts(arguments, layers, ffn),
         latent=_latent(arguments),
         mtp_layers=arguments.number("--mtp-num-layers", 0),
     ).model()
+
+
+def has_biases(arguments: Arguments) -> bool:
+    """Tell whether linear layers have biases, which --disable-bias-linear or the entry of a YAML file turns off."""
+    said = {**arguments.defaults.values, **arguments.settings}.get("--add-bias-linear")
+    return "--disable-bias-linear" not in arguments and said is not False
 
 
 def _kv_heads(arguments: Arguments, heads: int) -> int:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.model import has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
-from debubble.frameworks.megatron.swift import SWIFT, remarks_on_swift
+from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.settings import OVERWRITTEN
 from debubble.imports.shell.scripts import RANKS
@@ -39,13 +40,19 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
-    if model.experts is not None and not model.gated and "--disable-bias-linear" not in arguments:
+    without = model.experts is not None and not (model.gated or model.experts.bias)
+    if without and has_biases(arguments):
         yield "Biases of the experts are not in the prediction."
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
+    if "--use-precision-aware-optimizer" in arguments and options.dtype == "bf16" and not options.host_optimizer:
+        yield (
+            "Master weights are predicted with 4 bytes: --use-precision-aware-optimizer keeps 2, next to weights in"
+            " bf16, from Megatron Core 0.12 and Transformer Engine 2.1 on (store_param_remainders)."
+        )
     yield from arguments.assume("--megatron-fsdp-main-params-dtype", "fp32")
     yield from arguments.assume("--megatron-fsdp-grad-comm-dtype", "auto", options.gradient_dtype)
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
@@ -89,10 +96,11 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         devices: The cluster's.
     """
     yield from _dynamic_batches(arguments, options)
+    off = SWIFT_OFF if arguments.word("framework") == SWIFT else {}
     for name, values in _VALUES.items():
         # It is looked at, and not read: what no prediction has stays in its list.
         said = arguments.settings.get(name)
-        if isinstance(said, str) and said not in values.split():
+        if isinstance(said, str) and said not in (*values.split(), off.get(name)):
             yield f"{name} {said} is no value that Megatron-LM has had ({values}): the prediction may be of another."
     if "--perform-rl-step" in arguments:
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."

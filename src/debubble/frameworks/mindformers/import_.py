@@ -54,6 +54,8 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
             " moe_config, or give the model with --model."
         )
     chunks = read.size(f"{_MODEL}pp_interleave_num", 1)
+    if not read.get("parallel.pipeline_config.pipeline_interleave", False):
+        chunks = 1
     layers = _layers(read, model.layers, pipeline, chunks)
     divides = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
     level = 2 if read.get(divides, False) else 1
@@ -61,7 +63,7 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     length = _size(read, "seq_length", given.sequence_length)
     tensor = read.size("parallel_config.model_parallel", 1)
     options = RunOptions(
-        micro_batch_size=read.size("runner_config.batch_size", 1),
+        micro_batch_size=read.size("runner_config.batch_size", 1) * read.size("micro_batch_interleave_num", 1),
         sequence_length=length if given.sequence_length is None else given.sequence_length,
         tensor=tensor,
         data=data,
@@ -77,17 +79,17 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=read.size("parallel_config.micro_batch_num", 1, instead=given.micro_batches),
+        micro_batches=_micro_batches(read, pipeline, instead=given.micro_batches),
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
-        strategies=_strategies(read, layers),
+        strategies=_strategies(read, layers, pipeline),
         unsaid=read.unsaid(
             dtype=(f"{_MODEL}compute_dtype",),
             gradients=(f"{_MODEL}param_init_type",),
             sequence_parallel=("parallel_config.use_seq_parallel",),
             zero=("parallel.enable_parallel_optimizer",),
         ),
-        rest=Unread.of(read, _remarks(read, options, chunks)),
+        rest=Unread.of(read, _remarks(read)),
     )
 
 
@@ -125,6 +127,18 @@ def _size(read: SettingsReader, name: str, default: int | None = None) -> int:
     return read.size(said, default)
 
 
+def _micro_batches(read: SettingsReader, pipeline: int, *, instead: int | None) -> int:
+    """Micro-batches of a step, which a pipeline has from micro_batch_num, and a replica without one accumulates.
+
+    Source: MindFormers, trainer/base_trainer.py, _check_global_batch_size_for_auto_parallel.
+    """
+    deciding, idle = "parallel_config.micro_batch_num", "runner_config.gradient_accumulation_steps"
+    if pipeline == 1:
+        deciding, idle = idle, deciding
+    read.skip(idle)
+    return read.size(deciding, 1, instead=instead)
+
+
 def _model(read: SettingsReader) -> Model:
     if read.get(f"{_MODEL}hidden_size") is None:
         raise InputError(f"{read.path} does not describe its model: give it with --model.")
@@ -148,6 +162,7 @@ def _model(read: SettingsReader) -> Model:
         ffn=width,
         vocab=read.size(f"{_MODEL}vocab_size"),
         head_dim=read.size(f"{_MODEL}head_dim", hidden // heads),
+        tied=bool(read.get(f"{_MODEL}tie_word_embeddings", False)),
         qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
         qk_norm=_norms_queries(read),
         experts=_experts(read, width) if read.size("moe_config.expert_num", 1) > 1 else None,
@@ -205,34 +220,52 @@ def _layers(read: SettingsReader, layers: int, pipeline: int, chunks: int) -> tu
     stages = pipeline * chunks
     if stages > layers:
         raise InputError(f"{layers} layers cannot fill {stages} stages.")
-    more = _per_stage(offset, stages)
+    rows = _rows([offset] * pipeline if type(offset) is int else offset, pipeline, chunks)
+    more = [number for row in (rows if len(rows) == chunks else rows * chunks) for number in row]
     counts = tuple(layers // stages + each for each in more)
     if sum(counts) != layers:
         raise InputError(f"The offsets make {sum(counts)} layers of {layers}.")
     return counts
 
 
-def _per_stage(value: object, stages: int) -> list[int]:
-    """A number, one per device, or a list of these per chunk, as one number per stage; InputError if it is none."""
-    if type(value) is int:
-        return [value] * stages
+def _rows(value: object, pipeline: int, chunks: int) -> list[list[int]]:
+    """One number per device, in one list for all chunks or in one per chunk; InputError if it is none."""
     rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
-    numbers = [number for row in rows if isinstance(row, list) for number in row]
-    if len(numbers) != stages or not all(type(number) is int for number in numbers):
-        raise InputError(f"{value!r} is neither a whole number nor one for each of the {stages} stages.")
-    return numbers
+    numbers = [number for row in rows if isinstance(row, list) and len(row) == pipeline for number in row]
+    if len(numbers) not in (pipeline, pipeline * chunks) or not all(isinstance(number, int) for number in numbers):
+        raise InputError(
+            f"{value!r} is neither a whole number nor one for each of the {pipeline} devices, in one list or in one for"
+            f" each chunk."
+        )
+    return [numbers[at : at + pipeline] for at in range(0, len(numbers), pipeline)]
 
 
-def _reach(value: object, layers: Sequence[int]) -> list[int]:
-    """Layers from the start of each chunk that a switch or numbers name."""
-    return list(layers) if value is True else _per_stage(value or 0, len(layers))
+def _reach(value: object, layers: Sequence[int], pipeline: int) -> list[int]:
+    """Layers from the start of each chunk that a switch or numbers name; one list for all chunks is of devices.
+
+    Source: MindFormers, models/utils.py, LayerSetting, _alloc_recompute_layer.
+    """
+    chunks = len(layers) // pipeline
+    rows = _rows([value or 0] * pipeline if value is None or isinstance(value, bool) else value, pipeline, chunks)
+    if len(rows) == chunks:
+        named = [number for row in rows for number in row]
+        return [length if number is True else number for number, length in zip(named, layers, strict=True)]
+    of_devices = [_in_turn(number, layers[device::pipeline]) for device, number in enumerate(rows[0])]
+    return [of_device[chunk] for chunk in range(chunks) for of_device in of_devices]
 
 
-def _strategies(read: SettingsReader, layers: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+def _in_turn(number: int, lengths: Sequence[int]) -> list[int]:
+    """So many layers of a device (True: all), one of each chunk in turn."""
+    places = sorted((place, chunk) for chunk, length in enumerate(lengths) for place in range(length))
+    taken = [chunk for _, chunk in (places if number is True else places[:number])]
+    return [taken.count(chunk) for chunk in range(len(lengths))]
+
+
+def _strategies(read: SettingsReader, layers: Sequence[int], pipeline: int) -> Mapping[int, tuple[str, str]]:
     """Whole layers from the start of every chunk, then the operators of each pattern."""
-    wholes = _reach(read.get("recompute_config.recompute", False), layers)
+    wholes = _reach(read.get("recompute_config.recompute", False), layers, pipeline)
     patterns = {
-        operator: _reach(value, layers)
+        operator: _reach(value, layers, pipeline)
         for operator, cells in MINDFORMERS_CELLS.items()
         for cell in cells
         if (value := _selected(read, operator, cell))
@@ -267,9 +300,8 @@ def _half(named: Sequence[str], half: int) -> str:
     return "+".join(operator[2:] for operator in named if operator[0] == str(half)) or "none"
 
 
-def _remarks(read: SettingsReader, options: RunOptions, chunks: int) -> Iterator[str]:
+def _remarks(read: SettingsReader) -> Iterator[str]:
     yield from read.assume("optimizer.type", "AdamW")
-    yield from read.assume("parallel.pipeline_config.pipeline_interleave", chunks > 1)
     yield from read.assume("parallel.pipeline_config.pipeline_scheduler", "1f1b")
     yield from read.assume(f"{_MODEL}param_init_type", "float32")
     for name in ("moe_config.capacity_factor", "moe_config.comp_comm_parallel", "moe_config.enable_cold_hot_expert"):

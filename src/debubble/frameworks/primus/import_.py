@@ -23,7 +23,7 @@ _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_train
 _BASES = {"trainers": "primus/configs/modules/megatron", "models": "primus/configs/models/megatron"}
 """Kinds of base configurations -> their folder in a checkout."""
 _OTHER_FRAMEWORKS = {
-    "torchtitan": "import torchtitan's own configuration of the job with `debubble import torchtitan`",
+    "torchtitan": "`debubble import torchtitan` reads it",
     "megatron_bridge": "import the configuration that Megatron-Bridge saves with `debubble import megatron`",
 }
 """Primus's other frameworks -> what a user can do with their experiments."""
@@ -102,7 +102,7 @@ def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
     yield from tree.items()
 
 
-DEFAULTS = Defaults("Primus", {"peft.dim": 32})
+DEFAULTS = Defaults("Primus", {"peft.dim": 32, "--add-bias-linear": False})
 """Primus' defaults; those of the trainer and the model that an experiment names come with it."""
 HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level stderr_sink_level"
 """Entries that cost neither time nor memory of a step, besides Megatron-LM's."""

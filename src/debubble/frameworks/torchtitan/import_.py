@@ -17,7 +17,9 @@ from debubble.frameworks.torch.shared_settings import (
     order_of,
 )
 from debubble.frameworks.torchtitan.models import flavor_model
+from debubble.frameworks.torchtitan.primus import is_experiment, read_experiment
 from debubble.frameworks.torchtitan.saved import adapter_rank, remarks_on_saved
+from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
@@ -53,6 +55,12 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
             " --debug.save-config-file job.json and import that file."
         )
     return dict(_of_recipe(constants))
+
+
+def with_command_line(path: Path, given: CommandLine | None) -> Mapping[str, Any]:
+    """The settings of a recipe, or of an experiment of Primus, and of the command line that starts it."""
+    line, settings = given or CommandLine({}), read_recipe(path)
+    return line.changed(read_experiment(settings, path, line) if is_experiment(settings) else settings)
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -122,6 +130,7 @@ HARMLESS = """
     training.dataset* training.steps training.gc_freq training.gc_debug training.seed model.tokenizer*
     model.hf_assets* model.print* model_spec.* optimizer.implementation optimizer.lr optimizer.weight_decay
     experimental.custom_* training.warmup_steps memory_estimation.* training.data_parallel_type
+    training.mock_data *sink_level
 """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
@@ -186,7 +195,7 @@ imports.add(
     "torchtitan",
     Importer(
         name="torchtitan", read_job=torchtitan, settings=read_recipe, file="plan.py", defaults=DEFAULTS,
-        harmless=HARMLESS, switches=switches,
+        harmless=HARMLESS, switches=switches, with_arguments=with_command_line,
         marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
     ),
 )  # fmt: skip
@@ -275,6 +284,9 @@ def _model(read: SettingsReader) -> Model:
         named = f"names the model '{name}' '{flavor}', which is not known here" if name else "does not name its model"
         raise InputError(f"{read.path} {named}: give it with --model.")
     text = known if known.vision is None else Model.from_hf(known.config["text_config"])
+    layers = read.size("model.n_layers", text.layers)
+    if layers != text.layers:
+        text = Model.from_hf({**text.config, "num_hidden_layers": layers})
     return Model.from_hf({**text.config, "num_nextn_predict_layers": 0}) if text.mtp_layers else text
 
 

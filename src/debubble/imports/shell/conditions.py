@@ -39,6 +39,8 @@ def holds(words: Sequence[str], variables: ShellVariables, *, patterns: bool) ->
             return None if filled is None else not filled
         case ["-n", one]:
             return _is_filled(one, variables)
+        case ["-v", name]:
+            return name in variables.values
         case [left, sign, right]:
             return _compared(left, sign, right, variables, patterns=patterns)
         case _:
@@ -53,8 +55,14 @@ def _is_filled(word: str, variables: ShellVariables) -> bool | None:
     return False if re.fullmatch(r"\$(\w+|\{\w+\})", text) else None
 
 
+def _text_of(word: str, variables: ShellVariables) -> str:
+    """The text of a word; that of an option which the script was not given is empty."""
+    name = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", word)
+    return "" if name is not None and name[1] in variables.not_given else variables.text_of(word)
+
+
 def _compared(left: str, sign: str, right: str, variables: ShellVariables, *, patterns: bool) -> bool | None:
-    first, second = variables.text_of(left), variables.text_of(right)
+    first, second = (_text_of(word, variables) for word in (left, right))
     if sign in ("=", "==", "!=") and "" in (first, second):
         filled = _is_filled(left if second == "" else right, variables)
         return None if filled is None else filled == (sign == "!=")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from debubble.files import read_file
 from debubble.imports.command_line import CommandLine, how_to_give, variables_in
+from debubble.imports.harmless import is_harmless
 from debubble.imports.shell.conditions import holds
 from debubble.imports.shell.statements import (
     ASSIGNMENT,
@@ -22,6 +23,7 @@ from debubble.imports.shell.statements import (
     assigned_names,
     commands_of,
     condition_words,
+    fails,
     place_of,
     shell_text,
     written,
@@ -54,7 +56,7 @@ _IGNORED_COMMANDS = frozenset(
 _ARITHMETIC_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
 """An assignment in arithmetic, such as `i=0`, `i+=2` or `i++`."""
 _OPTION_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
-_ANY_ARGUMENT = re.compile(r"\$\{?[#1@]")
+_ANY_ARGUMENT = re.compile(r"\$\{?[#1@*]")
 """The script's arguments in a condition."""
 _NUMBERED_ARGUMENT = re.compile(
     r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE
@@ -167,6 +169,9 @@ class _Follower:
     commands: list[Started] = field(default_factory=list)
     assigned: list[tuple[str, ...]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    undecided: dict[str, str] = field(default_factory=dict)
+    """What stands for options that a variable may or may not have -> the sentence that asks which; none if they cost
+    nothing."""
     steps: int = 0
     failures: int = 0
     depth: int = 0
@@ -235,6 +240,11 @@ class _Follower:
         return True
 
     def _loop(self, statement: Loop) -> bool | None:
+        over_arguments = any(map(_ANY_ARGUMENT.search, statement.words))
+        if over_arguments:
+            self._note_options(statement.body)
+        if over_arguments and self.variables.arguments is None:
+            return True
         for word in statement.words:
             for value in self.variables.fields_of(word):
                 if not is_known(value):
@@ -246,6 +256,9 @@ class _Follower:
 
     def _while(self, statement: While) -> bool | None:
         """Follow a loop as long as its condition holds; one over arguments that nobody said does not run."""
+        over_arguments = _ANY_ARGUMENT.search(place_of(statement.condition)[1])
+        if over_arguments:
+            self._note_options(statement.body)
         while (held := self.run(statement.condition)) is not None:
             if held != statement.runs:
                 return True
@@ -253,29 +266,58 @@ class _Follower:
             self.run(statement.body)
             if self.failures > failures:
                 return True
-        over_arguments = _ANY_ARGUMENT.search(place_of(statement.condition)[1])
         if not (over_arguments and self.variables.arguments is None):
             self._refuse_if_it_matters(statement.body, statement.condition)
         return True
 
+    def _note_options(self, body: Statement) -> None:
+        """Note the variables that a loop over the script's arguments sets."""
+        names = (assigned_names(command) or [] for command in commands_of(body))
+        self.variables.options |= {name for each in names for name in each}
+
     def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
         """Leave open what statements that may or may not run set; InputError if they change what the script starts."""
+        commands = list(commands_of(body))
+        if commands and fails(commands[-1]):
+            return
         line, words = place_of(condition)
-        for command in commands_of(body):
+        unknown = self._unknown_in(words)
+        how, by = (f"{how_to_give(unknown, self.numbered)}; or ", f" by {unknown}") if unknown else ("", "")
+        refusal = (
+            f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on it:"
+            f" {how}give a copy with the branch that runs."
+        )
+        for command in commands:
             names = assigned_names(command)
-            if names is not None:
-                self.variables.values |= {name: f"$({name}: line {line} decides)" for name in names}
-            elif self._starts(command):
-                raise InputError(
-                    f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on"
-                    f" it: {self._how_to_tell(words)}give a copy with the branch that runs."
-                )
+            if names is None:
+                if self._starts(command) and not self._misses(command):
+                    raise InputError(refusal)
+                continue
+            text = " ".join(written(token) for token in command.tokens)
+            options = _OPTION_NAMES.findall(text)
+            free = options and all(is_harmless(option, True, "") for option in options)
+            if free and "+=" in text:
+                continue
+            left_open = {name: f"$({name}: line {line} decides{by})" for name in names}
+            self.variables.values |= left_open
+            if "--" in text:
+                self.undecided |= dict.fromkeys(left_open.values(), "" if free else refusal)
 
-    def _how_to_tell(self, condition: str) -> str:
-        """Words on how the command line decides a condition, whose variables the script may set from others."""
+    def _misses(self, command: Command) -> bool:
+        """Tell whether a command sources a script that is not there, which is then missing."""
+        if command.tokens[0].text not in ("source", ".") or len(command.tokens) < 2:
+            return False
+        name = self.variables.text_of(command.tokens[1].text)
+        if named_file(name, self.path) is not None:
+            return False
+        self.missing.append(name)
+        return True
+
+    def _unknown_in(self, condition: str) -> str:
+        """The variables that decide a condition, which the script may set from others."""
         values = (self.variables.values.get(name, f"${name}") for name in variables_in(condition))
         unknown = " ".join(value if isinstance(value, str) else " ".join(value) for value in values)
-        return f"{how_to_give(unknown, self.numbered)}; or " if variables_in(unknown) else ""
+        return " ".join(f"${name}" for name in dict.fromkeys(variables_in(unknown)))
 
     def _starts(self, command: Command) -> bool:
         """Tell whether a command starts something with arguments, or changes what later ones are."""
@@ -338,8 +380,17 @@ class _Follower:
         elif name in _IGNORED_COMMANDS:
             return None if name in ("grep", "which", "command", "type", "let") else True
         else:
-            self.commands.append(Started(tuple(words), line, self._ranks(before)))
+            self.commands.append(Started(tuple(self._decided(words)), line, self._ranks(before)))
         return True
+
+    def _decided(self, words: Sequence[str]) -> list[str]:
+        """A command's words, but for open options of a launcher, before the script; InputError if others are open."""
+        begin = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
+        for word in words[begin:]:
+            for text, refusal in self.undecided.items():
+                if refusal and text in word:
+                    raise InputError(refusal)
+        return [word for word in words if word not in self.undecided]
 
     def _ranks(self, before: Sequence[Token]) -> Mapping[str, str]:
         """The numeric entries of RANKS, as the script or the assignments before a command set them."""

@@ -39,14 +39,20 @@ def written(token: Token) -> str:
 
 
 def assigned_names(command: Command) -> list[str] | None:
-    """The variables that a command sets, if it does nothing else and adds no arguments; None otherwise."""
+    """The variables that a command sets, if it does nothing else; None otherwise."""
     tokens = list(command.tokens)
     if tokens[0].text in DECLARES:
         tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
     matched = [ASSIGNMENT.fullmatch(token.text) for token in tokens]
-    if not all(matched) or any("--" in written(token) for token in tokens):
+    if not all(matched):
         return None
     return [match[1] for match in matched if match is not None]
+
+
+def fails(command: Command) -> bool:
+    """Tell whether a command ends the script with an error, where a run does not come."""
+    words = [token.text for token in command.tokens]
+    return words[0] == "exit" and words[1:] not in ([], ["0"])
 
 
 def commands_of(statement: Statement) -> Iterator[Command]:

@@ -51,8 +51,15 @@ class ShellVariables:
     values: dict[str, Value] = field(default_factory=dict)
     arguments: list[str] | None = None
     """None: nobody said them."""
+    options: set[str] = field(default_factory=set)
+    """The variables that the script sets by what its arguments are."""
     separator: str = " "
     """The separator of the elements of `"${A[*]}"`."""
+
+    @property
+    def not_given(self) -> set[str]:
+        """The variables of options that the script was not given."""
+        return self.options - self.values.keys()
 
     def fields_of(self, word: str) -> list[str]:
         """The words that a word as written becomes: quotes are removed, and values without quotes are divided."""

@@ -1,0 +1,58 @@
+"""AMD Primus: an experiment for torchtitan, whose overrides and model are torchtitan's own settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from debubble.imports.command_line import CommandLine
+from debubble.imports.settings import read_settings
+from debubble.ir import InputError
+
+_TRAINER = "modules.pre_trainer."
+_BASES = "primus/configs/models/torchtitan"
+"""The folder of models in a checkout."""
+_DEFAULTS = {"activation_checkpoint.mode": "none", "compile.enable": True}
+"""What Primus's trainer has otherwise than torchtitan.  Source: primus/configs/modules/torchtitan/pre_trainer.yaml."""
+_NAME = re.compile(r"(llama3|llama4|deepseek_v3|gpt_oss|qwen3)(?:\.\d)?_([^_-]+)(-fp8)?")
+"""How Primus names its models: a model of torchtitan, its flavor, and whether it computes in fp8."""
+_LOWER = ("llama4", "gpt_oss")
+"""Models whose flavors torchtitan writes in small letters."""
+
+
+def is_experiment(settings: Mapping[str, Any]) -> bool:
+    """Tell whether settings are those of an experiment of Primus."""
+    return any(name.startswith(_TRAINER) for name in settings)
+
+
+def read_experiment(settings: Mapping[str, Any], path: Path, given: CommandLine) -> dict[str, Any]:
+    """An experiment as torchtitan's settings; InputError if it is for another framework."""
+    filled = {name: given.filled(value) for name, value in settings.items()}
+    framework = filled.get(f"{_TRAINER}framework")
+    if framework != "torchtitan":
+        raise InputError(
+            f"{path} is for Primus's framework '{framework}': `debubble import primus` reads those for megatron."
+        )
+    prefix = f"{_TRAINER}overrides."
+    overrides = {name.removeprefix(prefix): value for name, value in filled.items() if name.startswith(prefix)}
+    return {**_DEFAULTS, **_model(str(filled.get(f"{_TRAINER}model", "")), path), **overrides}
+
+
+def _model(name: str, path: Path) -> Mapping[str, Any]:
+    """The settings of a model: of a file next to the experiment or in its checkout, or by Primus's name for it."""
+    stem = name.removesuffix(".yaml")
+    folders = [path.parent, *(folder / _BASES for folder in path.absolute().parents)]
+    file = next((each for folder in folders if (each := folder / f"{stem}.yaml").is_file() and each != path), None)
+    if file is not None:
+        return read_settings(file)
+    known = _NAME.fullmatch(stem)
+    if known is None:
+        return {}
+    flavor = known[2].lower() if known[1] in _LOWER else re.sub("b$", "B", known[2])
+    return {
+        "model.name": known[1],
+        "model.flavor": flavor,
+        **({"model.converters": ["quantize.linear.float8"]} if known[3] else {}),
+    }
