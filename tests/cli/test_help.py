@@ -141,7 +141,7 @@ def test_the_list_of_models_has_their_parameters() -> None:
 def test_the_list_of_devices_has_the_hosts_memory_assumed() -> None:
     printed = CliRunner().invoke(app, ["hardware"], env={"COLUMNS": "80"}).output
     [row] = [line.split() for line in printed.splitlines() if line.startswith("H100-80GB ")][:1]
-    assert row == ["H100-80GB", "80", "989", "1979", "3350", "450", "50", "63", "256"]
+    assert row == ["H100-80GB", "80", "989", "1979", "3350", "450", "50", "63", "230"]
 
 
 def test_models_tells_the_parameters_of_a_config(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""The row of the plan's screen on how far measured runs were from predictions, and on what is assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.costs import Cluster
+from debubble.costs.accuracy import accuracy_of
+from debubble.costs.calibration import other_frameworks, unlike
+from debubble.costs.devices.known_hardware import PCIE_LATENCY
+from debubble.costs.frameworks import TARGET
+from debubble.formatting import days_words, size_words, time_words
+from debubble.planners.analysis.likely_fit import safe_limit
+from debubble.planners.analysis.what_if import MIN_SHOWN_GAIN, gains
+from debubble.plans import Plan
+from debubble.targets.target import targets
+from debubble.views.scene import Scene
+
+
+def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]:
+    """The intervals of step, memory and days, where the costs were computed and not measured."""
+    if plan.profile is not None:
+        yield "from measured units"
+        return
+    if plan.model_on_cluster is None:
+        return
+    if _of_cpus(plan):
+        yield "how far the step is off is not known"
+        yield "no run on CPUs was compared"
+        yield "`profile` measures yours"
+        return
+    step = accuracy_of("step", *plan.model_on_cluster, plan.options)
+    memory = accuracy_of("memory", *plan.model_on_cluster, plan.options)
+    seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
+    low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
+    yield f"{low} to {high} a step, up to {size_words(peak.high)} on a device"
+    if tokens is not None and scene.why is not None:
+        each = scene.why.days(tokens) / float(scene.step_time)
+        yield f"{days_words(each * seconds.low)} to {days_words(each * seconds.high)} for these tokens"
+    yield f"errors of {step.runs} published runs ({step.group}){_kernels(plan)}"
+    if "," not in step.group:
+        yield "few or none on such GPUs"
+    if plan.options.lora:
+        yield "few or none with adapters"
+    yield from _assumed_links(plan.cluster)
+    needed = unlike(*plan.model_on_cluster, plan.options)
+    if needed is None:
+        yield "`calibrate` or `profile` narrows it"
+        return
+    yield "no measured run of the cluster is like this job"
+    if others := other_frameworks(*plan.model_on_cluster, plan.options):
+        yield f"its runs count with --framework {' or '.join(others)}"
+    else:
+        yield f"`calibrate` with a run of {needed}"
+
+
+def safer_row(plan: Plan, scene: Scene) -> Iterator[str]:
+    """The memory limit to plan with, where measured runs took more than a device has."""
+    limit = safe_limit(plan, scene.peak_memory)
+    if limit is None or scene.misfit:
+        return
+    option = f"--memory-limit {limit}"
+    told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
+    gain = next(told, None)
+    if gain is not None and gain.share is None:
+        yield f"{'no quick plan' if gain.what_if.quick else 'nothing'} leaves room for that ({option})"
+        return
+    price = None if gain is None else gain.effect.removesuffix(" per sequence")
+    if gain is not None and abs(gain.share or 0.0) < MIN_SHOWN_GAIN:
+        price = "as fast"
+    if gain is not None and gain.what_if.quick:
+        price = f"{price} by quick plans{' of these degrees' * (plan.degree_search is not None)}"
+    yield f"{option} leaves room for that ({price or '--why tells its step'})"
+
+
+def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
+    """The bandwidth of devices that are joined by PCIe, of which boards differ, unless a cluster file says it."""
+    if cluster is None or cluster.count == 1 or cluster.slowest.link_latency < PCIE_LATENCY:
+        return
+    file = cluster.to_dict()
+    if "link_bandwidth" not in file and cluster.slowest.name not in (file.get("hardware") or {}):
+        rate = cluster.slowest.link_bandwidth / 1e9
+        yield f"assumed: {rate:.4g} GB/s between {cluster.device_word}s (link_bandwidth)"
+
+
+def _kernels(plan: Plan) -> str:
+    """Words on whose kernels are priced."""
+    named, comma, traits = (plan.options.framework or TARGET).partition(",")
+    priced = targets["megatron"].framework if named == TARGET else named
+    # Primus has Megatron-LM's kernels, and comes after it.
+    title = next((target.title for target in targets.values() if target.framework == priced), priced)
+    return f", {title}{comma}{traits}'s kernels"
+
+
+def _of_cpus(plan: Plan) -> bool:
+    return plan.cluster is not None and plan.cluster.slowest.name == "CPU"
