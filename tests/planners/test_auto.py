@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,19 @@ def one_device(zero: int) -> tuple[Solution, float]:
     problem = problem_of(MODEL, db.Cluster.parse("4xA100-80GB"), options, micro_batches=16)
     *_, plan = fastest_of(replace(problem, effort=0.2), ("portfolio", "joint", "adapipe"))
     return plan, min(each.step_time for each in plan.candidates if each.step_time is not None)
+
+
+def test_a_simpler_plan_tells_its_excess_over_the_fastest() -> None:
+    job: dict[str, Any] = {"micro_batches": 4, "sequence_length": 128, "dtype": "fp32", "effort": 0.6}
+    simpler, fastest = (db.plan("llama-tiny", "2xCPU", fastest=each, **job) for each in (False, True))
+    excess = float(simpler.step_time / fastest.step_time) - 1
+    assert excess > 0
+    assert simpler.candidates[0].plain_excess == pytest.approx(excess)
+
+
+def test_adapters_are_stepped_where_they_are() -> None:
+    plan = db.plan("qwen2.5-7b", "7xRTX3090", micro_batches=14, lora=16, effort=0.6)
+    assert not plan.schedule.host_steps
 
 
 @pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.slow), 3])

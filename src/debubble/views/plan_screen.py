@@ -5,6 +5,7 @@ Rows have a label and phrases; lines break between phrases alone, so that a figu
 
 from __future__ import annotations
 
+import math
 import shlex
 import textwrap
 from collections import Counter
@@ -376,6 +377,10 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield f"{left} choices of degrees and CPU optimizers, for lack of time"
     elif 0 < plan.gap <= plan.degree_search.tolerance:
         yield "closing the remaining gap (--fastest)"
+    batch, ranks = plan.degrees.global_batch, plan.ranks
+    if plan.degree_search is not None and math.gcd(batch, ranks) == 1 < min(batch, ranks):
+        more = ranks * math.ceil(batch / ranks)
+        yield f"replicas: {batch} sequences do not divide among {ranks} devices (--global-batch {more} does)"
     if plan.planner == "auto" and plan.degree_search is None and plan.target is None:
         yield "papers' planners (--compare)"
     elif plan.planner != "auto" and plan.degree_search is None:
