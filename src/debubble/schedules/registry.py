@@ -107,6 +107,8 @@ class ScheduleEntry:
         with guarding_plugins(self.build, what=f"The schedule '{self.name}'"):
             schedule = self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
         if not is_own(self.build):
+            if not isinstance(schedule, Schedule):
+                raise ScheduleError(f"The schedule '{self.name}' returns {schedule!r}, which is no db.Schedule.")
             try:
                 check(schedule)
             except ScheduleError as error:
