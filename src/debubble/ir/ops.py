@@ -130,7 +130,7 @@ class Op(NamedTuple):
         Raises:
             InputError: If the text is no such name.
         """
-        match = _NAME.fullmatch(name)
+        match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             raise InputError(f"'{name}' is not an operation: write stage, kind and micro-batch, such as 2F5.")
         return Op(Kind(match[2]), int(match[1]), int(match[3]))

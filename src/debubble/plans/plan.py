@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from debubble.argument_types import with_checked_types
 from debubble.costs import Cluster
 from debubble.costs.flops import Utilization
 from debubble.files import decode_versioned, read_file, write_json
@@ -258,11 +259,13 @@ class Plan(Simulated):
 
         return debubble.inline_html(self)
 
+    @with_checked_types()
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""
         write_json(Path(path), self.to_file())
 
     @staticmethod
+    @with_checked_types()
     def load(path: str | Path) -> Plan:
         """Read a plan file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
         content, again = read_file(Path(path), "plan file"), "make the plan again with `debubble plan`"
