@@ -117,6 +117,9 @@ class Op(NamedTuple):
         """The name in files and pictures, such as `2F5`."""
         return f"{self.stage}{self.kind.value}{self.micro_batch}"
 
+    def __str__(self) -> str:
+        return self.name
+
     @staticmethod
     def parse(name: str) -> Op:
         """Read an operation's name.
