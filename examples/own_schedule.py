@@ -1,6 +1,7 @@
 """A schedule of one's own: 1F1B that starts with one forward more on every device but the last.
 
-`python examples/own_schedule.py` compares it with 1F1B where messages take time.
+`python examples/own_schedule.py` compares it with 1F1B where messages take time, and
+`debubble simulate --schedule 1f1b,examples/own_schedule.py:eager` on the command line.
 """
 
 import debubble as db
@@ -20,7 +21,8 @@ def eager(*, devices: int, micro_batches: int, costs: db.StageCosts | None = Non
     return db.Schedule.of("eager-1f1b", db.Placement.linear(devices), micro_batches, orders)
 
 
-costs = db.StageCosts.of(stages=4, forward=1, backward_input=1, backward_weight=1, activation=1, communication=0.5)
-for name in ("1f1b", "eager-1f1b"):
-    timeline = db.simulate(db.schedules[name](devices=4, micro_batches=8, costs=costs), costs)
-    print(f"{name}: {timeline.makespan} per step, memory {timeline.peak_memory}")
+if __name__ == "__main__":
+    costs = db.StageCosts.of(stages=4, forward=1, backward_input=1, backward_weight=1, activation=1, communication=0.5)
+    for name in ("1f1b", "eager-1f1b"):
+        timeline = db.simulate(db.schedules[name](devices=4, micro_batches=8, costs=costs), costs)
+        print(f"{name}: {timeline.makespan} per step, memory {timeline.peak_memory}")

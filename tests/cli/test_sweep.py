@@ -36,11 +36,19 @@ def test_a_sweep_says_which_value_it_plans(run: Any) -> None:
 def test_its_json_has_the_figures_of_every_value(run: Any, tmp_path: Path) -> None:
     _, out, _ = run(*TINY, "--over", "micro-batches=2,4", "--json", "--html", str(tmp_path / "page.html"))
     answer = json.loads(out)
+    assert [(point["levers"], point["host_memory"]) for point in answer["points"]] == [(["pipeline 2"], [0.0, 0.0])] * 2
+    assert "megatron" in answer["points"][0]["runs_in"]
 
     assert answer["over"] == "micro_batches"
     assert [(point["value"], point["schedule"]) for point in answer["points"]] == [("2", "1f1b"), ("4", "1f1b")]
     assert all(point["step_low"] < point["step_time"] < point["step_high"] for point in answer["points"])
     assert "slider" in (tmp_path / "page.html").read_text()
+
+
+def test_a_sweep_draws_its_steps(run: Any, tmp_path: Path) -> None:
+    run(*TINY, "--over", "micro-batches=2,4", "--svg", str(tmp_path / "steps.svg"))
+
+    assert "seconds per step" in (tmp_path / "steps.svg").read_text()
 
 
 def test_a_sweep_takes_a_job_file(json_of: Any, tmp_path: Path) -> None:

@@ -662,3 +662,14 @@ def test_a_refusal_says_why_and_how_to_plan_for_the_target(name: str) -> None:
 
     with pytest.raises(ExportError, match=said):
         exports[target](plan)
+
+
+def test_an_export_writes_its_files_to_a_folder(tmp_path: Path) -> None:
+    made = exports["megatron"](priced())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "launch.sh").write_text("old")
+
+    paths = made.write(tmp_path / "out")
+
+    assert {path.name: path.read_text() for path in paths} == made.files
+    assert made.write(str(tmp_path / "new"))[0] == tmp_path / "new" / "megatron-arguments.sh"

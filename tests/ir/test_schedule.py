@@ -12,6 +12,7 @@ def one_device(*names: str, micro_batches: int = 1) -> Schedule:
 
 def test_an_operation_is_read_back_from_its_name() -> None:
     assert Op.parse("12SEND_F3") == Op(Kind.SEND_F, 12, 3)
+    assert str(Op.parse("12SEND_F3")) == f"{Op.parse('12SEND_F3')}" == "12SEND_F3"
     assert Op(Kind.I, 0, 7).name == "0I7"
 
 

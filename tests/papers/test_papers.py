@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from debubble.cli.reproduce import split
+from debubble.errors import InputError
 from debubble.papers import pages
 from debubble.papers.claims import KINDS, WORDS, compared, unavailable
 from debubble.papers.drawings import Bars, Cells, Lines, svg
@@ -112,6 +113,25 @@ def test_every_figure_and_table_of_a_paper_has_an_entry(paper: str) -> None:
     figures = {int(number) for place in places if (number := place.removeprefix("Figure ").rstrip("ab")).isdigit()}
     assert figures == set(FIGURES[paper])
     assert {f"Table {number}" for number in TABLES.get(paper, ())} <= places
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("Figure 9", ["Figure 9a", "Figure 9b"]),
+        ("9", ["Figure 9a", "Figure 9b"]),
+        ("figure 9a", ["Figure 9a"]),
+        ("Figure 1", ["Figure 1"]),
+    ],
+)
+def test_a_beginning_names_all_places_that_begin_so(named: str, found: list[str]) -> None:
+    assert [entry.place for entry in papers["chronospipe"].at([named]).entries] == found
+
+
+def test_a_place_that_a_paper_lacks_is_refused() -> None:
+    for place in ("Table 9", "Figure 99", ""):
+        with pytest.raises(InputError, match=f"chronospipe has no {place}; it has Figure 1, "):
+            papers["chronospipe"].at([place])
 
 
 @pytest.mark.parametrize("paper", ALGORITHMS)

@@ -4,7 +4,8 @@ import pytest
 
 import debubble as db
 from debubble.planners.sweep import Sweep, SweepPoint
-from debubble.views.html.sweep import sweep_curve
+from debubble.views.html.sweep import sweep_curve, sweep_rows, sweep_words
+from debubble.views.sweep_picture import sweep_picture
 
 CLUSTER = "2xA100-80GB"
 
@@ -89,3 +90,35 @@ def test_values_that_are_numbers_are_to_scale(over: str, values: list[Any], plac
 def test_labels_of_near_values_do_not_overlap() -> None:
     found = Sweep("micro_batches", tuple(SweepPoint(value, None, "Nothing fits.") for value in (1000, 1001, 9000)))
     assert [mark["label"] for mark in sweep_curve(found)["marks"]] == ["1000", "", "9000"]
+
+
+def test_devices_of_which_few_or_no_runs_were_measured_are_named() -> None:
+    clusters = ["2xA100-80GB", "2xRTX4090-24GB", "2xRTX6000-PRO-96GB"]
+    found = db.sweep("llama-tiny", clusters, micro_batches=4, planner="dapple")
+    assert sweep_rows(found).caption.endswith(" Few or none of them ran on RTX4090-24GB and RTX6000-PRO-96GB.")
+
+
+def test_the_words_of_a_value_say_what_its_plan_does_beyond_degrees() -> None:
+    found = db.sweep("llama-tiny", CLUSTER, micro_batches=[4, 8], planner="dapple")
+    assert sweep_words(found.points[0]) == (
+        "pipeline 2, 4 micro-batches of 1, 1f1b; no recomputation; no offload;"
+        " runs in debubble, torch, torchtitan, automodel, megatron, primus, deepspeed"
+    )
+
+
+def test_the_words_of_a_value_say_what_its_plan_needs_of_hosts() -> None:
+    found = db.sweep(
+        "llama-tiny", CLUSTER, micro_batches=[4, 8], planner="dapple", pipeline=1, data=2, zero=1, host_optimizer=0.5
+    )
+    assert "of host memory per GPU" in sweep_words(found.points[0])
+
+
+def test_a_picture_of_a_sweep_names_its_values_and_is_repeatable() -> None:
+    found = db.sweep("llama-tiny", CLUSTER, micro_batches=[2, 4], planner="dapple")
+    drawn = sweep_picture(found, "svg", size="column")
+    assert {">2</text>", ">4</text>", ">micro batches</text>"} <= {
+        line[line.rindex(">", 0, -8) :] for line in drawn.decode().splitlines() if line.endswith("</text>")
+    }
+    assert drawn == sweep_picture(found, "svg", size="column")
+    with pytest.raises(db.InputError, match="There is no size 'wall' of pictures"):
+        sweep_picture(found, "svg", size="wall")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import debubble as db
@@ -139,3 +140,21 @@ def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
     assert plan.cluster is not None
     assert [device.flops for device in plan.cluster.types] == [3e14, 3e14]
     assert plan.cluster.memory_limits == (60 * 2**30,) * 2
+
+
+def test_a_bound_above_the_plans_own_step_is_refused(tmp_path: Path) -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=4, planner="dapple")
+    content = msgspec.to_builtins(plan.to_file())
+    (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": 1e9}))
+    with pytest.raises(InputError, match=r"The plan's lower_bound is 1e\+09, and its own step takes 0\.0180"):
+        Plan.load(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": plan.step_time * (1 + 1e-9)}))
+    assert Plan.load(tmp_path / "plan.json").gap == 0
+
+
+def test_a_bound_without_candidates_is_held_against_the_step(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": 6}))
+    assert Plan.load(tmp_path / "plan.json").lower_bound == 6
+    (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": 7}))
+    with pytest.raises(InputError, match="lower_bound is 7, and its own step takes 6"):
+        Plan.load(tmp_path / "plan.json")

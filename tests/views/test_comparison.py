@@ -65,6 +65,26 @@ def test_the_drift_names_what_is_furthest_off() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ((1, 2.2, 1.1), " Device 1 computed 2.20 times as long as predicted, the others 1.05 times."),
+        ((1, 0.5, 1), " Device 1 computed 0.50 times as long as predicted, the others 1.00 times."),
+        ((1, 2), " Device 1 computed 2.00 times as long as predicted, the other 1.00 times."),
+        ((2, 2.2, 2.1), ""),
+        ((1, 2, 3), ""),
+    ],
+)
+def test_one_device_unlike_the_others_is_named(times: tuple[float, ...], said: str) -> None:
+    plan = small_plan(devices=len(times))
+    slower = plan.costs.replace(**dict.fromkeys(("forward", "backward_input", "backward_weight"), times))
+
+    drift = compare(plan, trace_of(replace(plan, costs=slower))).drift
+
+    assert drift.endswith(said)
+    assert ("Device" in drift) == bool(said)
+
+
 def test_devices_that_share_cores_are_compared_with_these_cores() -> None:
     """F takes 1 and B 2: on one core each device's work follows the other's."""
     plan = small_plan()

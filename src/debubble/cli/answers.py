@@ -395,6 +395,9 @@ class SweepPointAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     planner: str | None
     schedule: str | None
     peak_memory: Annotated[list[float], Meta(description="Bytes per device.")]
+    host_memory: Annotated[list[float], Meta(description="Bytes of the host per pipeline device.")]
+    levers: Annotated[list[str], Meta(description="What the plan uses beyond data parallelism, such as offload.")]
+    runs_in: Annotated[list[str], Meta(description="Frameworks that run the plan as it is.")]
 
 
 class SweepAnswer(Answer, forbid_unknown_fields=True, kw_only=True):

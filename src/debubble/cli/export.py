@@ -35,20 +35,17 @@ def export(
     What that cannot express is reported.
     """
     from debubble.exports import exports
-    from debubble.files import check_folder, write_whole
+    from debubble.files import check_folder
     from debubble.plans import Plan
 
     check_folder(output, "--output")
     made = exports[to](Plan.load(plan))
-    folder = output or plan.with_name(f"{plan.stem}-{to}")
-    for name, content in made.files.items():
-        write_whole(folder / name, content.encode())
+    written = made.write(output or plan.with_name(f"{plan.stem}-{to}"))
     if json:
-        files = [str(folder / name) for name in made.files]
-        print_answer(target=to, files=files, losses=list(made.losses), own_kernels=made.own_kernels)
+        print_answer(target=to, files=list(map(str, written)), losses=list(made.losses), own_kernels=made.own_kernels)
         return
-    for name in made.files:
-        console().print(f"Wrote {folder / name}.", soft_wrap=True)
+    for path in written:
+        console().print(f"Wrote {path}.", soft_wrap=True)
     if made.losses:
         console().print(f"\nWhat {to} cannot express:")
         for loss in made.losses:

@@ -23,6 +23,7 @@ def name_option(
     metavar: str | None = None,
     several: bool = False,
     section: str | None = None,
+    own: str | None = None,
 ) -> Any:
     """An option that takes one of these names.
 
@@ -34,8 +35,9 @@ def name_option(
         metavar: How the help writes its value.
         several: Whether it takes a list too, each name with a number or not, as `1f1b,interleaved:4`.
         section: The section of the help in which it stands.
+        own: The function, `module:attribute`, that names one of the user's own (None: there are none).
     """
-    taken = _one_of(names, what, several=several)
+    taken = _one_of(names, what, several=several, own=own)
     return typer.Option(*declarations, help=help, metavar=metavar, rich_help_panel=section, **taken)
 
 
@@ -44,13 +46,14 @@ def name_argument(names: Names, *, what: str, help: str, metavar: str | None = N
     return typer.Argument(help=help, metavar=metavar, **_one_of(names, what))
 
 
-def _one_of(names: Names, what: str, *, several: bool = False) -> dict[str, Any]:
+def _one_of(names: Names, what: str, *, several: bool = False, own: str | None = None) -> dict[str, Any]:
     """Parser and completion of a value, read as the name that it is or begins (None: it was not given)."""
 
     def read(value: str | None) -> str | None:
         if value is None or not several:
             return value and full_name(value, names(), what=what)
-        parts = [part.partition(":") for part in value.split(",")]
+        name_of_own: Callable[[str], str] = str if own is None else resolve_name(f"debubble.{own}")
+        parts = [name_of_own(part.strip()).partition(":") for part in value.split(",")]
         return ",".join(f"{full_name(name.strip(), names(), what=what)}{colon}{n}" for name, colon, n in parts)
 
     return {"callback": read, "autocompletion": completion(names)}

@@ -39,7 +39,7 @@ def reproduce(
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="PLACE", help="Compute this place alone, such as 'Figure 9a'."),
+        typer.Option("--only", metavar="PLACE", help="Compute this place alone, such as 'Figure 9a' or 'Figure 9'."),
     ] = None,
     html: Annotated[
         Path | None,

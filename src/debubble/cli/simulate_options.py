@@ -23,11 +23,12 @@ class ScheduleChoice(o.OptionGroup):
     section: ClassVar[str] = "The schedule"
 
     schedule: str | None = option(
-        "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`); several, as 1f1b,interleaved:4 (of 4"
-        " chunks), are compared.",
+        "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`), or a function of your own, as"
+        " mine.py:order; several, as 1f1b,interleaved:4 (of 4 chunks), are compared.",
         names=schedule_names,
         what="schedule",
         several=True,
+        own="schedules.from_file:named_schedule",
     )
     csv: Path | None = option("An order of operations as torch writes it; with --schedule they are compared.")
     micro_batches: int | None = option("Micro-batches per step (default: 8).")

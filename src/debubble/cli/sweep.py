@@ -10,10 +10,11 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.output import Json, SearchProgress, console, log, print_answer
+from debubble.cli.names import Size, Theme
+from debubble.cli.output import Json, SearchProgress, check_pictures, console, log, print_answer
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import ModelRequest
-from debubble.files import check_writable
+from debubble.files import write_whole
 from debubble.formatting import listed
 from debubble.ir import InputError
 
@@ -43,6 +44,11 @@ def sweep(
     asked: Question,
     search: o.SearchLimits,
     html: Annotated[Path | None, typer.Option(help="Write the page with a slider over the plans.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture of the step by value.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write it as a vector picture.")] = None,
+    pdf: Annotated[Path | None, typer.Option(help="Write it as a vector picture for papers.")] = None,
+    theme: Theme = "light",
+    size: Size = "slide",
     json: Json = False,
 ) -> None:
     """Plan a job for several values of one option.
@@ -56,9 +62,10 @@ def sweep(
     from debubble.planners.sweep import sweep as swept
     from debubble.views.html.sweep import sweep_rows, sweep_words
     from debubble.views.notebook import show
+    from debubble.views.sweep_picture import sweep_picture
     from debubble.views.terminal import rich_table
 
-    check_writable(html)
+    check_pictures(html=html, png=png, svg=svg, pdf=pdf)
     name, values = _values(over)
     option = name.replace("_", "-")
     whole = replace(asked, global_batch=values[0]) if name == "global_batch" else asked
@@ -90,6 +97,10 @@ def sweep(
     if html is not None:
         show(found).save(html)
         log().print(f"The page is in {html}.")
+    for form, path in (("png", png), ("svg", svg), ("pdf", pdf)):
+        if path is not None:
+            write_whole(path, sweep_picture(found, form, theme=theme, size=size))
+            log().print(f"Wrote {path}.")
     if json:
         print_answer(over=name, points=[_point(point) for point in found.points])
     else:
@@ -136,6 +147,7 @@ def _values(over: str) -> tuple[str, list[Any]]:
 def _point(point: SweepPoint) -> dict[str, Any]:
     """The keys of `answers.SweepPointAnswer`."""
     from debubble.planners.analysis.likely_fit import plan_accuracy
+    from debubble.planners.analysis.nearest_plans import plan_runs_in
     from debubble.views.scene import Scene
 
     plan = point.plan
@@ -143,7 +155,8 @@ def _point(point: SweepPoint) -> dict[str, Any]:
     answer["found_with"] = None if point.found_with is None else str(point.found_with)
     if plan is None:
         names = ("step_time", "step_low", "step_high", "tokens_per_second", "degrees", "planner", "schedule")
-        return {**answer, **dict.fromkeys(names), "peak_memory": []}
+        lists: dict[str, list[Any]] = {"peak_memory": [], "host_memory": [], "levers": [], "runs_in": []}
+        return {**answer, **dict.fromkeys(names), **lists}
     scene, accuracy = Scene.predicted(plan), plan_accuracy("step", plan)
     assert scene.why is not None
     seconds = float(scene.step_time)
@@ -157,4 +170,7 @@ def _point(point: SweepPoint) -> dict[str, Any]:
         "planner": plan.planner,
         "schedule": plan.schedule.name,
         "peak_memory": list(map(float, scene.peak_memory)),
+        "host_memory": list(scene.why.host_memory),
+        "levers": list(scene.why.configuration.levers),
+        "runs_in": list(plan_runs_in(plan)),
     }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from debubble.argument_types import with_checked_types
 from debubble.errors import readable
 from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
@@ -20,6 +22,7 @@ from debubble.exports.prices import (
     with_options,
 )
 from debubble.exports.reduction import compute_only, with_kept_ends
+from debubble.files import write_whole
 from debubble.ir import ExportError
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
@@ -37,6 +40,24 @@ class Export:
     """One sentence for each thing that the target cannot express; a plan that fits still does."""
     own_kernels: str | None = None
     """A sentence on the plan's step with the target's own kernels, where the plan prices none and they change it."""
+
+    @with_checked_types()
+    def write(self, folder: str | Path) -> tuple[Path, ...]:
+        """Write the files, each whole or not at all; files of these names are replaced.
+
+        Args:
+            folder: Where to; it is made if it is not there.
+
+        Returns:
+            The files' paths.
+
+        Raises:
+            InputError: If they cannot be written.
+        """
+        paths = tuple(Path(folder) / name for name in self.files)
+        for path, content in zip(paths, self.files.values(), strict=True):
+            write_whole(path, content.encode())
+        return paths
 
 
 Exporter = Callable[[Plan], Export]
@@ -68,6 +89,7 @@ def exporter(
     """
 
     def register(make: Callable[[Plan, Mapping[str, Any]], ExportDraft]) -> Exporter:
+        @with_checked_types()
         def export(plan: Plan, /) -> Export:
             target = targets[name]
             if layers:

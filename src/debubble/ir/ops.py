@@ -117,6 +117,9 @@ class Op(NamedTuple):
         """The name in files and pictures, such as `2F5`."""
         return f"{self.stage}{self.kind.value}{self.micro_batch}"
 
+    def __str__(self) -> str:
+        return self.name
+
     @staticmethod
     def parse(name: str) -> Op:
         """Read an operation's name.
@@ -130,7 +133,7 @@ class Op(NamedTuple):
         Raises:
             InputError: If the text is no such name.
         """
-        match = _NAME.fullmatch(name)
+        match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             raise InputError(f"'{name}' is not an operation: write stage, kind and micro-batch, such as 2F5.")
         return Op(Kind(match[2]), int(match[1]), int(match[3]))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from debubble.argument_types import with_checked_types
 from debubble.errors import InputError
 from debubble.pickling import PickledFields
 
@@ -34,17 +35,20 @@ class Placement(PickledFields):
             raise InputError(f"Every device from 0 up must hold a stage; the placement is {list(self.device_of)}.")
 
     @staticmethod
+    @with_checked_types()
     def linear(devices: int) -> Placement:
         """Place one stage on each device."""
         return Placement.looped(devices)
 
     @staticmethod
+    @with_checked_types()
     def looped(devices: int, chunks: int = 1) -> Placement:
         """Place stage s on device s mod p (Megatron's interleaving), with `chunks` stages per device."""
         _check(devices, chunks)
         return Placement(tuple(s % devices for s in range(devices * chunks)))
 
     @staticmethod
+    @with_checked_types()
     def v_shape(devices: int, chunks: int = 2) -> Placement:
         """Place even chunks down the devices and odd ones up (Controllable Memory, NeurIPS 2024)."""
         _check(devices, chunks)

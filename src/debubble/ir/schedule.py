@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from debubble.argument_types import with_checked_types
 from debubble.ir.arrays import Bools, Ints
 from debubble.ir.ops import CODE, COMPUTE, HOST_STEP, KINDS, Kind, Op
 from debubble.ir.placement import Placement
@@ -290,6 +291,7 @@ class Schedule(PickledFields):
         return replace(self, orders=orders, link_orders=links)
 
     @staticmethod
+    @with_checked_types()
     def of(
         name: str,
         placement: Placement,

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from debubble.argument_types import with_checked_types
 from debubble.errors import InputError
 from debubble.files import decode_versioned, read_file, write_whole
 from debubble.ir.ops import Lane, Op
@@ -143,6 +144,7 @@ class Trace:
             steps=tuple(_join(number, pieces) for number, pieces in sorted(steps.items())),
         )
 
+    @with_checked_types()
     def save(self, path: str | Path) -> None:
         """Write the trace file, whole or not at all."""
         write_whole(Path(path), self.to_json())
@@ -153,6 +155,7 @@ class Trace:
         return msgspec.json.encode(file) + b"\n"
 
     @staticmethod
+    @with_checked_types()
     def load(path: str | Path) -> Trace:
         """Read a trace file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
         return Trace.from_json(read_file(Path(path), "trace file"), name=str(path))

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from debubble.argument_types import with_checked_types
 from debubble.models.architecture import Architecture
 from debubble.models.entries import Entries, read_entries
 from debubble.models.families import read_architecture
@@ -22,6 +23,7 @@ class ModelConfig(Architecture):
     """The Hugging Face config that it was read from, unchanged."""
 
     @staticmethod
+    @with_checked_types()
     def from_hf(source: str | Path | Mapping[str, Any]) -> ModelConfig:
         """Read a Hugging Face `config.json`.
 

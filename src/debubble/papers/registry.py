@@ -116,7 +116,7 @@ class Paper:
         """The paper with the entries of these places alone; raises InputError if it lacks one.
 
         Args:
-            places: Such as `Figure 9a`, or `9a` for all places of that number; none: all of it.
+            places: Such as `Figure 9a`, `Figure 9` for all that begin so, or `9a` for all of that number; none: all.
         """
         if not places:
             return self
@@ -126,7 +126,11 @@ class Paper:
     def _called(self, place: str) -> list[Entry]:
         """The entries of a place; raises InputError if there is none."""
         name = " ".join(place.lower().split())
-        found = [entry for entry in self.entries if name in (entry.place.lower(), entry.place.lower().split()[-1])]
+        calls = {entry.place: (entry.place.lower(), entry.place.lower().split()[-1]) for entry in self.entries}
+        found = [entry for entry in self.entries if name in calls[entry.place]]
+        # Figure 1 begins Figure 1a, and not Figure 10.
+        begins = re.compile(re.escape(name) + r"(?!\d)")
+        found = found or [entry for entry in self.entries if name and any(map(begins.match, calls[entry.place]))]
         if not found:
             known = ", ".join(entry.place for entry in self.entries)
             raise InputError(f"{self.name} has no {place}; it has {known}.")

@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from debubble.argument_types import with_checked_types
 from debubble.costs import Cluster
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
 from debubble.planners.degrees.memory import Footprint, footprints, footprints_with
 from debubble.planners.degrees.space import Job
-from debubble.planners.plan_model import DEGREES, check_whole, for_target, run_options
+from debubble.planners.plan_model import DEGREES, for_target, run_options
 
 
+@with_checked_types(but=("model", "cluster"))
 def fits(
     model: Model | str | Path,
     cluster: Cluster | str | Path,
@@ -52,7 +54,6 @@ def fits(
         >>> [each.fits for each in found]
         ['yes']
     """
-    check_whole(global_batch=global_batch, micro_batches=micro_batches, pipeline=pipeline, chunks=chunks)
     model, devices = as_model(model), Cluster.of(cluster)
     devices = devices if memory_limit is None else devices.with_limit(memory_limit)
     given = {**options, "pipeline": pipeline, "chunks": chunks}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from debubble.argument_types import check_type, with_checked_types
 from debubble.costs import Cluster, measured_source, read_profile
 from debubble.costs.lengths import MicroBatchSize, checked_lengths, read_lengths, typical_step
 from debubble.files import read_file
@@ -29,6 +29,7 @@ from debubble.registry import unknown_name
 from debubble.targets import targets
 
 
+@with_checked_types(but=("model", "cluster"))
 def plan(
     model: Model | str | Path,
     cluster: Cluster | str | Path,
@@ -98,7 +99,6 @@ def plan(
         "global_batch": global_batch, "micro_batches": micro_batches, "pipeline": pipeline, "chunks": chunks,
         "seed": seed,
     }  # fmt: skip
-    check_whole(**numbers)
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     if run.expert_overlap and (target is None or targets[target].overlapping is None):
         raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
@@ -193,26 +193,14 @@ def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compa
         raise InputError("Lengths are assigned to micro-batches of given degrees: leave out the global batch.")
 
 
-OPEN = ("expert_tensor", "image_patches")
-"""Options of a run that are whole numbers, or None."""
-
-
 def run_options(options: Mapping[str, Any]) -> RunOptions:
-    """The options of a run.  Raises InputError for a name that it does not have, or for what is no whole number."""
-    defaults = {field.name: field.default for field in fields(RunOptions)}
+    """The options of a run.  Raises InputError for a name that it does not have, or for a value of another type."""
+    types = get_type_hints(RunOptions)
     for name, value in options.items():
-        if name not in defaults:
-            raise unknown_name(name, defaults, what="option of a run")
-        if type(defaults[name]) is int or name in OPEN:
-            check_whole(**{name: value})
+        if name not in types:
+            raise unknown_name(name, types, what="option of a run")
+        check_type(name, value, types[name])
     return RunOptions(**options)
-
-
-def check_whole(**numbers: object) -> None:
-    """Raise InputError for the first of these that is given, and is no whole number."""
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-            raise InputError(f"{name} must be a whole number, not {value!r}.")
 
 
 def _micro_batch_sizes(

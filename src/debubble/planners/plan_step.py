@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from debubble.argument_types import with_checked_types
 from debubble.costs import Partition, model_units
 from debubble.costs.step import moment_bytes, stepped_bytes
 from debubble.ir import InputError, Number, RunOptions
@@ -13,6 +14,7 @@ from debubble.plans import Plan
 from debubble.simulator import Timeline
 
 
+@with_checked_types()
 def seconds_per_step(plan: Plan, timeline: Timeline | None = None) -> float:
     """The time of a whole step: the pipeline's, and what follows it, in the unit of the plan's costs.
 

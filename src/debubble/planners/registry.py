@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from debubble.argument_types import with_checked_types
 from debubble.costs.host_memory import check_host_memory
 from debubble.errors import PlannerFailedError
 from debubble.ir import CandidateSummary, DebubbleError, InputError, Number, PlannedUnit, Robustness
@@ -150,6 +151,7 @@ class PlannerEntry:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
+    @with_checked_types()
     def __call__(self, problem: Problem) -> Result:
         """Plan, and verify the answer by simulating it.
 

@@ -8,6 +8,7 @@ from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from debubble.argument_types import with_checked_types
 from debubble.costs import Cluster
 from debubble.ir import InfeasibleError, InputError
 from debubble.models import Model, named_model
@@ -65,6 +66,7 @@ class Sweep:
         return self.show()._repr_html_()
 
 
+@with_checked_types(but=("model", "cluster"))
 def sweep(
     model: ModelName | Sequence[ModelName],
     cluster: ClusterName | Sequence[ClusterName],

@@ -12,10 +12,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from debubble.argument_types import with_checked_types
 from debubble.costs import Cluster
 from debubble.costs.flops import Utilization
 from debubble.files import decode_versioned, read_file, write_json
-from debubble.ir import InputError, Kind, Number, StageCosts
+from debubble.ir import DeadlockError, InfeasibleError, InputError, Kind, Number, StageCosts
 from debubble.ir.degrees import Degrees, DegreeSearch
 from debubble.ir.plan_entries import (
     CandidateSummary,
@@ -258,11 +259,13 @@ class Plan(Simulated):
 
         return debubble.inline_html(self)
 
+    @with_checked_types()
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""
         write_json(Path(path), self.to_file())
 
     @staticmethod
+    @with_checked_types()
     def load(path: str | Path) -> Plan:
         """Read a plan file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
         content, again = read_file(Path(path), "plan file"), "make the plan again with `debubble plan`"
@@ -299,13 +302,34 @@ class Plan(Simulated):
         costs = StageCosts.from_dict(file.costs, stages=schedule.stages)
         costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
         entries = {name: getattr(file, name) for name in _AS_IN_FILE}
-        return Plan(
+        plan = Plan(
             **entries,
             schedule=schedule,
             costs=costs,
             lower_bound=file.lower_bound,
             model_on_cluster=_model_on_cluster(file),
         )
+        _check_bound(plan)
+        return plan
+
+
+def _check_bound(plan: Plan) -> None:
+    """Raise InputError if a plan's bound is above its own step; a plan that does not fit may be below any."""
+    step = plan.candidates[0].step_time if plan.candidates else None
+    if step is None and plan.lower_bound:
+        try:
+            step = plan.step_time
+        except (DeadlockError, InfeasibleError):
+            return
+    if step is not None and plan.lower_bound > step * (1 + BOUND_TOLERANCE):
+        raise InputError(
+            f"The plan's lower_bound is {plan.lower_bound:g}, and its own step takes {step:g}: no bound is above the"
+            " step of a plan that fits; make the plan again with `debubble plan`."
+        )
+
+
+BOUND_TOLERANCE = 1e-6
+"""Share by which rounding may put a bound above a step."""
 
 
 def _model_on_cluster(file: PlanFile) -> ModelOnCluster | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from debubble.argument_types import with_checked_types
 from debubble.ir import InputError, Number, Schedule, ScheduleError, StageCosts, check
 from debubble.registry import PAPERS, Registry, guarding_plugins, is_own
 
@@ -62,6 +63,7 @@ class ScheduleEntry:
         """The first line of the builder's docstring; empty if it has none."""
         return (inspect.getdoc(self.build) or "").partition("\n")[0]
 
+    @with_checked_types()
     def __call__(
         self, *, devices: int, micro_batches: int, costs: StageCosts | None = None, **options: Any
     ) -> Schedule:
@@ -107,6 +109,8 @@ class ScheduleEntry:
         with guarding_plugins(self.build, what=f"The schedule '{self.name}'"):
             schedule = self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
         if not is_own(self.build):
+            if not isinstance(schedule, Schedule):
+                raise ScheduleError(f"The schedule '{self.name}' returns {schedule!r}, which is no db.Schedule.")
             try:
                 check(schedule)
             except ScheduleError as error:

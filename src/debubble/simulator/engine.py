@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from debubble.argument_types import with_checked_types
 from debubble.ir import InputError, Program, Schedule, StageCosts, lower
 from debubble.ir.arrays import Edges, Ints, Numbers, exact
 from debubble.ir.program import START, STREAM
@@ -97,6 +98,7 @@ def _compiled() -> Callable[..., int]:
     return jit(longest_path)
 
 
+@with_checked_types()
 def simulate(schedule: Schedule | Program, costs: StageCosts | None = None) -> Timeline:
     """Lower a schedule with its costs, or take a Program, and compute its timeline.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -55,7 +57,9 @@ class Comparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     busy: Annotated[tuple[Pair, ...], Meta(description="Seconds per device.")]
     peak_memory: Annotated[tuple[Pair, ...], Meta(description="Bytes per device, the most of all `steps`.")]
     worst: Annotated[tuple[OperationPair, ...], Meta(description="Operations that are furthest from their prediction.")]
-    drift: Annotated[str, Meta(description="A sentence on the largest difference.")]
+    drift: Annotated[
+        str, Meta(description="A sentence on the largest difference, and one on a device that differs from the others.")
+    ]
     around: Annotated[dict[str, float], Meta(description="Mean seconds per device before and after the program.")]
     seconds: Annotated[float, Meta(description="Time of the measured step with all that.")]
 
@@ -71,6 +75,7 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
     compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in BUSY_KINDS]
     worst = sorted(compute, key=lambda pair: abs(float(pair[1].duration) - float(pair[0].duration)), reverse=True)[:5]
     makespan = pair(predicted.timeline.makespan, measured.timeline.makespan)
+    busy = tuple(map(pair, predicted.timeline.busy, measured.timeline.busy))
     return Comparison(
         step=trace.typical.step,
         steps=tuple(step.step for step in trace.warm),
@@ -79,10 +84,10 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
         planned_step=seconds_per_step(plan),
         bubble_fraction=pair(predicted.timeline.bubble_fraction, measured.timeline.bubble_fraction),
         kinds=_kinds(both),
-        busy=tuple(map(pair, predicted.timeline.busy, measured.timeline.busy)),
+        busy=busy,
         peak_memory=tuple(map(pair, predicted.peak_memory, measured_peaks(trace) or measured.peak_memory)),
         worst=tuple(OperationPair(operation=p.name, **_figures(p.duration, m.duration)) for p, m in worst),
-        drift=_drift(makespan, compute),
+        drift=" ".join([_drift(makespan, compute), *_unlike_device(busy)]),
         around=_around(trace),
         seconds=trace.typical.seconds,
     )
@@ -136,6 +141,27 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]])
         waited = "waited for most of the rest" if sign > 0 else "waited less"
         return f"{sentence}; its operations took {ratio:.2f} times as long as predicted, and devices {waited}."
     return f"{sentence}; most of that is {KIND_WORDS[kind]} on stage {stage}, at {most.ratio:.2f} times its prediction."
+
+
+def _unlike_device(busy: Sequence[Pair]) -> Iterator[str]:
+    """A sentence on the one device whose computing differs from the plan unlike that of all others, if there is one."""
+    ratios = [each.ratio for each in busy]
+    if len(ratios) < 2 or not all(ratios):
+        return
+    logs = [math.log(ratio) for ratio in ratios if ratio]
+    unlike = max(range(len(logs)), key=lambda device: abs(logs[device]))
+    others = logs[:unlike] + logs[unlike + 1 :]
+    middle = statistics.median(others)
+    near = all(abs(log - middle) < math.log(NEAR) for log in others)
+    if near and abs(logs[unlike] - middle) > math.log(FAR):
+        yield (
+            f"Device {unlike} computed {ratios[unlike]:.2f} times as long as predicted, the"
+            f" other{'s' * (len(others) > 1)} {math.exp(middle):.2f} times."
+        )
+
+
+NEAR, FAR = 1.2, 1.4
+"""Ratios of devices' computing to the plan's: those of the others differ by less, that of one unlike them by more."""
 
 
 def render(comparison: Comparison) -> RenderableType:

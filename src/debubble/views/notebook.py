@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from debubble.argument_types import with_checked_types
+from debubble.errors import InputError
 from debubble.files import write_whole
 from debubble.formatting import size_words
 from debubble.ir import Kind, Lane, Schedule, StageCosts
@@ -46,11 +48,15 @@ class Report:
         return f'<iframe src="data:text/html;base64,{page}" width="100%" height="900" style="border: 0"></iframe>'
 
 
+@with_checked_types()
 def show(*sources: Plan | Timeline | Sweep) -> Report:
     """Draw the report of a plan or a timeline, of two next to each other, or of a sweep.
 
     Args:
         sources: What to show.
+
+    Raises:
+        InputError: If there is nothing to show, or a sweep is not alone.
 
     Returns:
         The page, which a notebook shows.
@@ -60,6 +66,10 @@ def show(*sources: Plan | Timeline | Sweep) -> Report:
         >>> b"Does it fit?" in db.show(plan).content
         True
     """
+    if not sources:
+        raise InputError("There is nothing to show: give a plan, a timeline or a sweep.")
+    if len(sources) > 1 and any(isinstance(source, Sweep) for source in sources):
+        raise InputError("A sweep is shown alone: give it without plans and timelines.")
     if len(sources) == 1 and isinstance(sources[0], Sweep):
         pictures = ["" if point.plan is None else inline_html(point.plan) for point in sources[0].points]
         return Report(sweep_page(sources[0], pictures))
@@ -72,6 +82,7 @@ def _scene(source: Plan | Timeline) -> Scene:
     return Scene(source, title=f"Simulated: {source.program.schedule.name}")
 
 
+@with_checked_types()
 def inline_html(source: Plan | Timeline | Schedule) -> str:
     """A headline and a small picture, for the output of a notebook's cell.
 

@@ -62,10 +62,15 @@ def picture(scenes: Sequence[Scene], form: str, *, theme: str = "light", size: s
     Raises:
         InputError: If there is no such theme or size.
     """
+    check_style(theme=theme, size=size)
+    return encode_figure(figure(scenes, theme=THEMES[theme], size=SIZES[size]), form)
+
+
+def check_style(*, theme: str, size: str) -> None:
+    """Raise InputError if there is no such theme or size."""
     for what, name, known in (("theme", theme, THEMES), ("size", size, SIZES)):
         if name not in known:
             raise InputError(f"There is no {what} '{name}' of pictures; there are: {', '.join(known)}.")
-    return encode_figure(figure(scenes, theme=THEMES[theme], size=SIZES[size]), form)
 
 
 for _form in ("png", "svg", "pdf"):

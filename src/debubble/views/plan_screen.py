@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import shlex
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from debubble.costs.devices.parallel_layout import Layout
 from debubble.costs.devices.speed import PRODUCT_BYTES
-from debubble.formatting import count_words, days_words, mfu_words, size_words, time_words
+from debubble.formatting import count_words, days_words, mfu_words, time_words
 from debubble.ir import Kind, Number
 from debubble.ir.plan_entries import plain_words
 from debubble.models.runtime_limits import beyond_runtime
@@ -31,6 +30,7 @@ from debubble.targets.target import targets
 from debubble.views.accuracy_row import accuracy_row, safer_row
 from debubble.views.memory_table import PARTS, STEP_BUFFERS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
+from debubble.views.plan_levers import host_is_full, is_assumed, offload_words, recomputation_words, unit_words
 from debubble.views.rows import configuration_words, fastest_other, where_simpler_wins
 from debubble.views.scene import Scene, planner_of, subject
 
@@ -39,8 +39,6 @@ LABEL_WIDTH = 13
 SEPARATOR = " · "
 UNBROKEN = "\N{NO-BREAK SPACE}"
 """A space at which no line is broken."""
-STRATEGIES_SHOWN = 2
-"""Ways to recompute that are named; the others are counted together."""
 OTHER_TARGETS_SHOWN = 2
 """Frameworks whose nearest plans are named."""
 CHANGES_SHOWN = 2
@@ -53,9 +51,6 @@ MIN_SAVED_PERCENT = 0.5
 """Percent of a step that a faster plan must save to be told."""
 BAR_COLUMNS = 2
 """Bars of memory next to each other."""
-
-FULL_HOST_SHARE = 0.95
-"""Share of a host's memory above which nothing is certain to fit."""
 
 STEP_PARTS = (
     ("compute", "█", KIND_COLORS[Kind.F], ("compute",)),
@@ -83,8 +78,8 @@ def plan_screen(plan: Plan, scene: Scene, why: Explanation, *, width: int, token
     """
     rows: list[tuple[str, Sequence[str]]] = [
         ("Parallelism", [*_parallelism(plan)]),
-        ("Recompute", [*_recomputation(plan)]),
-        ("Offload", [*_offload(plan, why)]),
+        ("Recompute", [*recomputation_words(plan)]),
+        ("Offload", [*offload_words(plan, why), *_host_hints(why)]),
         ("Faster", [*_faster(plan)]),
         ("Runs in", [*_runs_in(plan)]),
         ("Predicted", [*accuracy_row(plan, scene, tokens), *safer_row(plan, scene)]),
@@ -123,7 +118,7 @@ def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
 def _title(plan: Plan, scene: Scene) -> str:
     """The answer to the first question, with the schedule and who planned it."""
     fits = "likely fits" if may_not_fit(plan, scene.peak_memory) else "fits"
-    fits = "likely fits" if scene.why is not None and _host_is_full(scene.why) else fits
+    fits = "likely fits" if scene.why is not None and host_is_full(scene.why) else fits
     fits = "does not fit" if scene.misfit else fits
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
     planner = planner_of(plan)
@@ -157,7 +152,7 @@ def _parallelism(plan: Plan) -> Iterator[str]:
     else:
         lengths = sorted({sum(unit.layer is not None for unit in stage) for stage in plan.partition})
         units = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
-        yield f"pipeline {plan.devices} ({len(plan.partition)} stages of {units} {_unit_words(plan)})"
+        yield f"pipeline {plan.devices} ({len(plan.partition)} stages of {units} {unit_words(plan)})"
     for name, degree in (("tensor", o.tensor), ("context", o.context), ("data", o.data), ("expert", o.expert)):
         if degree > 1:
             yield f"{name} {degree}"
@@ -180,56 +175,12 @@ def _slice_words(plan: Plan) -> str:
     return f" of {min(tokens):,} to {max(tokens):,} tokens" if plan.costs.micro_batch_scale else ""
 
 
-def _unit_words(plan: Plan) -> str:
-    """The word for the units of the partition: half-layers, or layers."""
-    return "half-layers" if any(unit.type == "mlp" for stage in plan.partition for unit in stage) else "layers"
-
-
-def _recomputation(plan: Plan) -> Iterator[str]:
-    """The strategies of the units that recompute."""
-    strategies = Counter(unit.strategy for stage in plan.partition for unit in stage if unit.layer is not None)
-    total = sum(strategies.values())
-    ways = [(name, count) for name, count in strategies.most_common() if name != "none"]
-    for n, (name, count) in enumerate(ways[:STRATEGIES_SHOWN]):
-        yield f"{name} in {count}{f' of {total} {_unit_words(plan)}' if n == 0 else ''}"
-    if others := ways[STRATEGIES_SHOWN:]:
-        yield f"in other ways {sum(count for _, count in others)}"
-    if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
-        yield f"{deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards recompute more"
-
-
-def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
-    """The activations and optimizer states that go to the host, and its memory that they take."""
-    if moved := sum(op.kind is Kind.O for op in plan.schedule.operations):
-        yield f"{moved} of {plan.schedule.stages * plan.schedule.micro_batches} activations"
-    if stepped := len(plan.schedule.host_steps):
-        all_ = stepped == plan.schedule.stages
-        yield "CPU optimizer" if all_ else f"CPU optimizer for {stepped} of {plan.schedule.stages} stages"
-    if any(why.host_memory):
-        most, total = max(why.host_memory), sum(why.host_memory) * plan.ranks / plan.devices
-        limit = why.units.host_memory
-        there = "" if limit is None else f" of {size_words(limit)}"
-        device = why.cluster.device_word
-        yield f"{size_words(most)}{there} of host memory per {device}, {size_words(total)} in all"
-        if limit is not None and _is_assumed(why):
-            yield "assumed: host_memory in a cluster file"
-        if _host_is_full(why):
-            yield "give less as host_memory if the system needs more than the rest"
-
-
-def _is_assumed(why: Explanation) -> bool:
-    """Tell whether the hosts' memory is a usual server's, less what the system needs."""
-    return "host_memory" not in why.cluster.to_dict()
-
-
-def _host_is_full(why: Explanation) -> bool:
-    """Tell whether a plan takes nearly all of some host's memory that was given, of which the system needs a part."""
-    limit = why.units.host_memory
-    return (
-        limit is not None
-        and not _is_assumed(why)
-        and max(why.host_memory, default=0.0) > FULL_HOST_SHARE * float(limit)
-    )
+def _host_hints(why: Explanation) -> Iterator[str]:
+    """What a cluster file should say of the hosts' memory."""
+    if any(why.host_memory) and why.units.host_memory is not None and is_assumed(why):
+        yield "assumed: host_memory in a cluster file"
+    if host_is_full(why):
+        yield "give less as host_memory if the system needs more than the rest"
 
 
 def _faster(plan: Plan) -> Iterator[str]:

@@ -12,8 +12,6 @@ recipe's ConfigContainer.
 from __future__ import annotations
 
 import itertools
-import shlex
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +31,8 @@ from debubble.exports.prices import module_offload
 from debubble.exports.reduction import Alternative, LayerStrategies, fastest, require_order
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.frameworks.megatron.bridge_recipe import bridge_recipe
+from debubble.frameworks.megatron.launch import ARGUMENTS_FILE, LAUNCH_FILE, arguments_script, launch_script
+from debubble.frameworks.megatron.model_arguments import model_arguments
 from debubble.frameworks.megatron.stages import SPLITS
 from debubble.frameworks.megatron.target import MEGATRON_MODULES, OVERLAPPED_MODULES
 from debubble.plans import Plan
@@ -189,7 +189,7 @@ OPTIONS: OptionTable = {
 
 @exporter("megatron", options=OPTIONS)
 def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
-    """`megatron-arguments.sh`, which sets a bash array, and `megatron_bridge.py`, which changes a Bridge recipe."""
+    """`megatron-arguments.sh`, which sets bash arrays, `launch.sh`, and `megatron_bridge.py`, for a Bridge recipe."""
     stages = stage_layers(plan, target=_TARGET)
     require_order(plan, targets["megatron"])
     mtp = sum(stage.mtp for stage in stages)
@@ -203,11 +203,14 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     if offload:
         losses = (*losses, OFFLOAD_VERSION_REMARK)
     variables = environment(arguments)
+    of_model, unsaid = model_arguments(plan)
+    left_out = [name for name in (*SPLITS, *_REPLACED_OPTIONS) if name not in arguments] + _formats(arguments)
     files = {
-        "megatron-arguments.sh": _script(arguments, {**_one_queue(plan), **variables}),
+        ARGUMENTS_FILE: arguments_script(of_model, arguments, {**_one_queue(plan), **variables}, left_out=left_out),
+        **({} if plan.cluster is None else {LAUNCH_FILE: launch_script(plan.cluster, plan.degrees.devices)}),
         "megatron_bridge.py": bridge_recipe(arguments, variables, chunks=plan.schedule.placement.chunks),
     }
-    return ExportDraft(files, plan, (*losses, *untested_settings(plan)))
+    return ExportDraft(files, plan, (*losses, *unsaid, *untested_settings(plan)))
 
 
 def untested_settings(plan: Plan) -> tuple[str, ...]:
@@ -289,33 +292,6 @@ def _one_queue(plan: Plan) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if generation in ("Volta", "Ampere", "Hopper", "Ada") else {}
 
 
-def _script(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> str:
-    lines = [
-        f"    {name}" if value is _ON else f"    {name} {' '.join(map(shlex.quote, _words(value)))}"
-        for name, value in arguments.items()
-    ]
-    return "\n".join(
-        [
-            "# A plan of debubble for Megatron-LM: source this file, and give the array to the training script,",
-            '# as in: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" "${DEBUBBLE_ARGS[@]}"',
-            "# Leave out of your own arguments, as the plan has none of them or Megatron-LM refuses them next to it:",
-            *textwrap.wrap(
-                " ".join(
-                    [name for name in (*SPLITS, *_REPLACED_OPTIONS) if name not in arguments] + _formats(arguments)
-                ),
-                width=110,
-                initial_indent="#   ",
-                subsequent_indent="#   ",
-                break_on_hyphens=False,
-            ),
-            *(f"export {name}={value}" for name, value in variables.items()),
-            "DEBUBBLE_ARGS=(",
-            *lines,
-            ")\n",
-        ]
-    )
-
-
 _REPLACED_OPTIONS = (
     "--recompute-activations", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
     "--recompute-modules", "--fine-grained-activation-offloading", "--optimizer-cpu-offload", "--use-megatron-fsdp",
@@ -327,10 +303,6 @@ _REPLACED_OPTIONS = (
 def _formats(arguments: Mapping[str, Any]) -> list[str]:
     """The checkpoint formats of FSDP alone, where the arguments have none."""
     return [] if "--use-megatron-fsdp" in arguments else [f"--ckpt-format {FSDP_FORMAT}"]
-
-
-def _words(value: Any) -> list[str]:
-    return list(value) if isinstance(value, tuple) else [str(value)]
 
 
 def layout(stages: Sequence[StageLayers]) -> str:

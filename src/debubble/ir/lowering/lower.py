@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from debubble.argument_types import with_checked_types
 from debubble.errors import InputError
 from debubble.ir.arrays import Bools, Edges, Ints, edges, entries
 from debubble.ir.lowering.admission import Admission
@@ -38,6 +39,7 @@ COMPUTE, SEND, RECV, D2H, H2D, HOST, _ = range(len(LANE_CODE))
 NONE = -1
 
 
+@with_checked_types()
 def lower(schedule: Schedule, costs: StageCosts) -> Program:
     """Make everything implicit in a schedule explicit.
 

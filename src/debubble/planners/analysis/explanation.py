@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from debubble.argument_types import with_checked_types
 from debubble.costs import Cluster, model_units
 from debubble.costs.analytical.model_units import dispatch_seconds
 from debubble.costs.flops import Utilization
@@ -374,6 +375,7 @@ def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation
     return None if described is None else Explanation(plan, timeline, step_time, *described)
 
 
+@with_checked_types()
 def explain(plan: Plan) -> Explanation | None:
     """Explain the parts of a plan's step and memory, and what binds it; None for a plan of abstract costs.
 

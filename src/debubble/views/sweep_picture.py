@@ -1,0 +1,62 @@
+"""A picture of a sweep: the step of every value's plan, with the interval in which it likely lies."""
+
+from __future__ import annotations
+
+from debubble.ir import Kind
+from debubble.planners.analysis.likely_fit import plan_accuracy
+from debubble.planners.plan_step import seconds_per_step
+from debubble.planners.sweep import Sweep
+from debubble.views.palette import KIND_COLORS, THEMES
+from debubble.views.picture import SIZES, check_style, encode_figure
+from debubble.views.scene import subject
+
+HEIGHT = 0.45
+"""Of the picture, as a share of its width."""
+
+
+def sweep_picture(sweep: Sweep, form: str, *, theme: str = "light", size: str = "slide") -> bytes:
+    """Draw a picture file; values of which nothing fits have no point.
+
+    Args:
+        sweep: The plans.
+        form: `png`, `svg` or `pdf`.
+        theme: `light` or `dark`.
+        size: `slide`, `page` or `column`.
+
+    Raises:
+        InputError: If there is no such theme or size.
+    """
+    from matplotlib.figure import Figure
+
+    check_style(theme=theme, size=size)
+    colors, sizes = THEMES[theme], SIZES[size]
+    drawn = Figure(figsize=(sizes.width, HEIGHT * sizes.width), facecolor=colors.paper, layout="constrained")
+    axes = drawn.subplots()
+    axes.set_facecolor(colors.paper)
+    planned = [(place, point.plan) for place, point in enumerate(sweep.points) if point.plan is not None]
+    for place, plan in planned:
+        found = plan_accuracy("step", plan)
+        if found is not None:
+            ends = [end * seconds_per_step(plan) for end in (found.low, found.high)]
+            axes.plot([place, place], ends, color=colors.muted, linewidth=1.5)
+    steps = [seconds_per_step(plan) for _, plan in planned]
+    axes.plot([place for place, _ in planned], steps, "o-", color=KIND_COLORS[Kind.F])
+    axes.set_xticks(range(len(sweep.points)), [str(point.value) for point in sweep.points])
+    axes.set_xlim(-0.5, len(sweep.points) - 0.5)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(sweep.over.replace("_", " "), fontsize=sizes.text, color=colors.muted)
+    axes.set_ylabel("seconds per step", fontsize=sizes.text, color=colors.muted)
+    axes.set_title(_title(sweep), loc="left", fontsize=sizes.title, fontweight="bold", color=colors.ink)
+    axes.tick_params(length=0, labelsize=sizes.text, colors=colors.muted)
+    axes.spines[:].set_visible(False)
+    axes.grid(axis="y", color=colors.grid, linewidth=0.5)
+    axes.set_axisbelow(True)
+    return encode_figure(drawn, form)
+
+
+def _title(sweep: Sweep) -> str:
+    """The model and the cluster, unless it is these that vary."""
+    first = next((point.plan for point in sweep.points if point.plan is not None), None)
+    if first is None:
+        return "Nothing fits"
+    return f"Step by {sweep.over}" if sweep.over in ("model", "cluster") else subject(first)
