@@ -140,7 +140,7 @@ def test_what_is_no_model_or_cluster_is_answered_in_a_sentence(model: Any, clust
         ({"pipeline": 1.5}, "pipeline must be a whole number, not 1.5."),
         ({"image_patches": "784"}, "image_patches must be a whole number, not '784'."),
         ({"sequence_lenght": 128}, "There is no option of a run 'sequence_lenght'; did you mean 'sequence_length'"),
-        ({"planner": 3}, "There is no planner '3'; there are:"),
+        ({"planner": 3}, "planner must be a text, not 3."),
         ({"swap": "disk"}, "Activations may go to host, peer, none, not to 'disk'."),
         ({"lengths": {0: 1}}, "Lengths are a file, or a number of sequences for each number of tokens"),
         ({"lengths": {"a": 1}}, "Lengths are a file, or a number of sequences for each number of tokens"),
