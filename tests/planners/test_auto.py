@@ -148,6 +148,16 @@ def test_a_simpler_plan_tells_its_excess_over_the_fastest() -> None:
     assert simpler.candidates[0].plain_excess == pytest.approx(excess)
 
 
+def test_states_that_devices_cannot_hold_stay_on_hosts() -> None:
+    model, cluster = db.models["qwen3-8b"], db.Cluster.parse("4xRTX4090-24GB")
+    asked = replace(problem_of(model, cluster, RunOptions(tensor=2), micro_batches=8), effort=0.1)
+    *_, best = fastest_of(asked, ["joint"])
+    assert best.partition is not None
+    hosted, placement = best.schedule.host_steps, best.schedule.placement
+    assert hosted
+    assert best.costs.static == asked.units.stage_costs(best.partition, placement, on_host=hosted).static
+
+
 def test_adapters_are_stepped_where_they_are() -> None:
     plan = db.plan("qwen2.5-7b", "7xRTX3090", micro_batches=14, lora=16, effort=0.6)
     assert not plan.schedule.host_steps

@@ -118,8 +118,8 @@ def _asked(answers: Answers, problem: Problem, names: Sequence[str]) -> Iterator
         yield from answers.stream("joint", last, partial(last_search, last, best.solution, drafted=_drafts(problem)))
     best = next(iter(answers.results), None)
     if best is not None and best.solution.schedule.host_steps:
-        on_devices = replace(best.solution, schedule=best.solution.schedule.without_host_steps(), timeline=None)
-        yield from answers.stream(best.planner, problem, lambda: [on_devices], tolerance=1 + HOST_STEPS_GAIN)
+        on_devices = partial(without_host_steps, problem, best.solution)
+        yield from answers.stream(best.planner, problem, on_devices, tolerance=1 + HOST_STEPS_GAIN)
         best = next(iter(answers.results), None)
     if best is not None and prefers_plain(problem):
         tried = [best]
@@ -132,6 +132,16 @@ def _asked(answers: Answers, problem: Problem, names: Sequence[str]) -> Iterator
     if problem.robust and best is not None:
         answers.compare_undisturbed()
         yield answers.solution()
+
+
+def without_host_steps(problem: Problem, answer: Solution) -> Iterator[Solution]:
+    """The answer with all optimizer states on devices; it is kept where they fit and steps on hosts save next to none."""
+    if answer.partition is None:
+        return
+    schedule = answer.schedule.without_host_steps()
+    costs = problem.units.stage_costs(answer.partition, schedule.placement)
+    of_hosts = {name: getattr(costs, name) for name in ("static", "gradient_offload", "host_step", "parameter_load")}
+    yield replace(answer, schedule=schedule, costs=answer.costs.replace(**of_hosts), candidates=(), timeline=None)
 
 
 def without_levers(problem: Problem, answer: Solution) -> Iterator[Solution]:
