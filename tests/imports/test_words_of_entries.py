@@ -192,6 +192,26 @@ def test_full_recomputation_needs_a_method(tmp_path: Path) -> None:
     )
 
 
+def test_megatron_deepspeed_writes_norms_in_small_letters(tmp_path: Path) -> None:
+    small = megatron(tmp_path, "--swiglu --position-embedding-type rope --normalization rmsnorm")
+
+    assert (small.model.family, small.warnings) == ("llama", ())
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("0", False), ("true", True)])
+def test_switches_of_primus_may_be_numbers(value: str, is_on: bool, tmp_path: Path) -> None:
+    overrides = (
+        f"{{tensor_model_parallel_size: 2, micro_batch_size: 1, global_batch_size: 8, sequence_parallel: {value}}}"
+    )
+    text = f"modules: {{pre_trainer: {{framework: megatron, model: llama3_8B.yaml, overrides: {overrides}}}}}"
+
+    assert imported_jobs.job("primus", tmp_path, "a.yaml", text).options.sequence_parallel == is_on
+
+
+def test_an_entry_of_another_section_is_not_near(tmp_path: Path) -> None:
+    assert automodel(tmp_path, "dataset:", "processor: {trust_remote_code: true}\ndataset:").rest.warnings == ()
+
+
 def test_no_position_embedding_is_read(tmp_path: Path) -> None:
     job = megatron(tmp_path, "--no-position-embedding")
 

@@ -119,12 +119,17 @@ def misspelt(names: Iterable[str], known: Collection[str]) -> dict[str, str]:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    """The nearest of the known names of which the last part is as near as the whole; nothing if there is none."""
+    """The nearest of the known names of which section and last part are as near as the whole; nothing if none is."""
+    section, _, last = name.rpartition(".")
     for each in get_close_matches(name, known, 5, cutoff=_CUTOFF_OF_KNOWN):
-        last, own = each.rpartition(".")[2], name.rpartition(".")[2]
-        if SequenceMatcher(a=last, b=own).ratio() >= _CUTOFF_OF_KNOWN:
+        of_section, _, of_last = each.rpartition(".")
+        if _is_near(section, of_section) and _is_near(last, of_last):
             return each
     return ""
+
+
+def _is_near(word: str, other: str) -> bool:
+    return word == other or SequenceMatcher(a=other, b=word).ratio() >= _CUTOFF_OF_KNOWN
 
 
 def misspelt_words(strange: Mapping[str, str]) -> str:

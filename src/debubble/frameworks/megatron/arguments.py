@@ -36,6 +36,10 @@ def is_off(name: str, value: Any) -> bool:
     return value is None or (plain not in _VALUED and (value is False or value in ([], {})))
 
 
+_YAML = (".yaml", ".yml")
+"""Endings of files whose entries are no words of a command line, and whose switches may be 1 and 0."""
+
+
 class Arguments(SettingsReader):
     """Arguments, whose values are words: the numbers among them, and which of them were asked for."""
 
@@ -58,6 +62,8 @@ class Arguments(SettingsReader):
     def flag(self, name: str, default: bool = False) -> bool:
         """Whether an argument is there that takes no value; raises InputError if it has one."""
         value = self._value(name)
+        if self.path.suffix in _YAML:
+            value = {"1": True, "0": False}.get(str(value), value)
         read = default if value is None else SWITCH.of(value, converts=self.is_converted(name))
         if read is None:
             raise self.refusal(name, f"is {shown(value)}, and takes no value: let it stand alone, or leave it out")
@@ -74,7 +80,7 @@ class Arguments(SettingsReader):
     def check_has_value(self, name: str, value: Any) -> None:
         """Raise InputError if what stands for the value of an argument is none."""
         if isinstance(value, bool | dict) or value == ():
-            is_file = self.path.suffix in (".yaml", ".yml")
+            is_file = self.path.suffix in _YAML
             shows = shown([] if value == () else value)
             raise self.refusal(name, f"is {shows}, and takes a value" if is_file else "has no value after it")
 

@@ -67,7 +67,7 @@ def _described_model(arguments: Arguments) -> Model:
         ffn=ffn,
         vocab=vocabulary(arguments),
         activation=activation,
-        rms_norm=arguments.word("--normalization", "LayerNorm") == "RMSNorm",
+        rms_norm=(arguments.word("--normalization") or "").lower() == "rmsnorm",
         positions=_positions(arguments),
         tied=not arguments.flag("--untie-embeddings-and-output-weights"),
         qkv_bias=arguments.flag("--add-qkv-bias"),

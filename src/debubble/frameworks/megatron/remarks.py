@@ -179,7 +179,7 @@ _VALUES = {
     "--moe-flex-dispatcher-backend": "deepep hybridep ncclep",
     "--cuda-graph-impl": "none local transformer_engine full_iteration",
     "--transformer-impl": "local transformer_engine inference_optimized",
-    "--normalization": "LayerNorm RMSNorm",
+    "--normalization": "LayerNorm RMSNorm layernorm rmsnorm",
     "--exp-avg-dtype": "fp32 fp16 bf16 fp8",
     "--exp-avg-sq-dtype": "fp32 fp16 bf16 fp8",
     "--main-grads-dtype": "fp32 bf16",

@@ -220,7 +220,6 @@ _CONVERTERS = ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx")
 def _dtype(read: SettingsReader) -> str:
     """The dtype of computing: fp8 where linear layers are converted to it."""
     base = read.choice("training.mixed_precision_param", "bfloat16", _DTYPES)
-    read.choice("training.mixed_precision_reduce", "float32", {"float32": "fp32"})
     converted = any(name in _converters(read) for name in _CONVERTERS)
     if converted or read.flag("float8.enable_float8_linear"):
         return "fp8"
@@ -426,6 +425,7 @@ _OFFLOAD = "training.enable_cpu_offload"
 
 def _warnings(read: SettingsReader) -> Iterator[str]:
     """Sentences on what is not in the prediction and changes it much."""
+    yield from _reduction(read)
     if read.flag(_OFFLOAD):
         yield (
             f"{_OFFLOAD} is not in the prediction: parameters, gradients and optimizer states are counted on devices,"
@@ -434,6 +434,13 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
     known = (*_CONVERTERS, "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
     if others := [name for name in _converters(read) if name not in known]:
         yield f"model.converters has {', '.join(others)}, which is not in the prediction{meant(others[0], known)}."
+
+
+def _reduction(read: SettingsReader) -> Iterator[str]:
+    """A sentence on gradients that are reduced in another dtype, as in forks."""
+    name = "training.mixed_precision_reduce"
+    if read.one_of(name, "float32", tuple(_DTYPES)) != "float32":
+        yield f"{name} is {read.get(name)}, and the prediction counts on float32."
 
 
 def _check_degrees(given: UserFacts, read: SettingsReader, **degrees: int) -> None:
