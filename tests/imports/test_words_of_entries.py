@@ -185,6 +185,15 @@ def test_megatron_refuses_a_wrong_value(more: str, said: str, tmp_path: Path) ->
     assert said in str(refusal.value)
 
 
+def test_a_misspelt_argument_is_asked_for_first(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refusal:
+        megatron(tmp_path, "--expert-model-paralel-size 2 --context-parallel-size 3")
+
+    assert str(refusal.value).startswith(
+        f"{tmp_path / 'a.sh'} has --expert-model-paralel-size (did you mean --expert-model-parallel-size?).  "
+    )
+
+
 def test_full_recomputation_needs_a_method(tmp_path: Path) -> None:
     assert megatron(tmp_path, "--recompute-granularity full").warnings == (
         "Megatron-LM does not start: --recompute-granularity full needs --recompute-method, uniform or block: predicted"

@@ -12,10 +12,9 @@ from debubble.costs import Cluster
 from debubble.errors import check_at_least_one
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
-from debubble.imports.harmless import is_harmless
 from debubble.imports.job import ImportedJob
 from debubble.imports.reader import SettingsReader
-from debubble.imports.unread import known_entries, misspelt, misspelt_words
+from debubble.imports.unread import known_entries, with_misspelt_first
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.registry import FRAMEWORKS, Registry
@@ -155,9 +154,7 @@ class Importer:
         try:
             read = self.read_job(reader, given)
         except InputError as error:
-            costly = (name for name, value in settings.items() if not is_harmless(name, value, self.harmless))
-            near = misspelt_words(misspelt(costly, known))
-            raise (InputError(f"{path} has {near}.  {error}") if near else error) from None
+            raise with_misspelt_first(error, reader, known) from None
         if known:
             read = replace(read, rest=read.rest.with_misspelt(known, self.defaults.of))
         if self.marks and settings and not (self._marked(settings) or reader.has_read):

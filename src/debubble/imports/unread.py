@@ -13,6 +13,7 @@ from importlib import resources
 
 from debubble.imports.harmless import is_harmless
 from debubble.imports.reader import SettingsReader
+from debubble.ir import InputError
 
 _CUTOFF_OF_KNOWN, _CUTOFF_OF_MISSING = 0.8, 0.94
 """Similarity (difflib's cutoff) from which a name may be another one misspelt: one of all that a framework has, or one
@@ -130,6 +131,19 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 def _is_near(word: str, other: str) -> bool:
     return word == other or SequenceMatcher(a=other, b=word).ratio() >= _CUTOFF_OF_KNOWN
+
+
+def with_misspelt_first(error: InputError, read: SettingsReader, known: Collection[str]) -> InputError:
+    """An error on a file, after the question for entries that may be misspelt and have caused it.
+
+    Args:
+        error: The error.
+        read: The file's settings.
+        known: The names of the framework's entries.
+    """
+    costly = (name for name, value in read.settings.items() if not is_harmless(name, value, read.harmless))
+    near = misspelt_words(misspelt(costly, known))
+    return InputError(f"{read.path} has {near}.  {error}") if near else error
 
 
 def misspelt_words(strange: Mapping[str, str]) -> str:

@@ -38,7 +38,7 @@ from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import SOURCED, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
-from debubble.imports.unread import Unread
+from debubble.imports.unread import Unread, with_misspelt_first
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.offload import MODULES, ModuleOffload
@@ -105,8 +105,12 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
         check_said(arguments, given)
-    job = job_of(arguments, given, target="megatron")
-    if framework != "megatron" or arguments.flag("--deepspeed") or "framework" in read.settings:
+    is_plain = framework == "megatron" and "--deepspeed" not in arguments and "framework" not in read.settings
+    try:
+        job = job_of(arguments, given, target="megatron")
+    except InputError as error:
+        raise with_misspelt_first(error, arguments, known_flags() if is_plain else ()) from None
+    if not is_plain:
         return job
     return replace(job, rest=job.rest.checked(known_flags(), "Megatron-LM"))
 
