@@ -159,6 +159,15 @@ def test_a_gain_within_the_interval_is_told() -> None:
     assert ["less than the interval: measure both" in words for words in said] == [True, False]
 
 
+def test_modules_are_printed_by_stage() -> None:
+    then = [["tok_embeddings", "layers.0", "layers.1"], ["layers.2"], ["layers.3", "layers.4", "norm"]]
+    change = SettingChange(name="parallelism.module_fqns_per_model_part", now=None, then=then)
+
+    assert str(change) == (
+        "parallelism.module_fqns_per_model_part [tok_embeddings layers.0..1] [layers.2] [layers.3..4 norm]"
+    )
+
+
 def test_settings_of_a_command_line_are_quoted_for_the_shell() -> None:
     change = SettingChange(name="--pipeline-model-parallel-layout", now=None, then="Et|(t|)*2tL")
 

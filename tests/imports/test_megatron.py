@@ -365,8 +365,8 @@ def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: st
         ("--frobnicate-weights", None),
         (
             "--recompute-granularity fulll",
-            "--recompute-granularity fulll is no value that Megatron-LM has had (full selective): the prediction may"
-            " be of another.",
+            "--recompute-granularity fulll is no value that Megatron-LM has had (full selective) (did you mean full?):"
+            " the prediction may be of another.",
         ),
     ],
 )

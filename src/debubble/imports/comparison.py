@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ class SettingChange:
         if self.then is None:
             return f"leave out {self.name}"
         on = "" if self.name.startswith("-") else "true"
+        if self.name.endswith(_MODULES):
+            return f"{self.name} {_stages(self.then)}" + ("" if self.now is None else f" (now {_stages(self.now)})")
         then, now = (on if value is True else self._value(value) for value in (self.then, self.now))
         return f"{self.name}{then and f' {then}'}" + ("" if self.now is None else f" (now {now or 'on'})")
 
@@ -43,6 +47,27 @@ class SettingChange:
         if isinstance(value, str) and self.name.startswith("-"):
             return shlex.quote(value)
         return _words(value)
+
+
+_MODULES = "module_fqns_per_model_part"
+"""The setting that has the names of the modules of every stage."""
+
+
+def _stages(parts: Any) -> str:
+    """The modules of every stage in brackets, the layers that follow each other by the first and the last."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        return str(parts)
+    return " ".join(f"[{' '.join(_layer_ranges(part))}]" for part in parts)
+
+
+def _layer_ranges(names: Sequence[str]) -> Iterator[str]:
+    """The names, with `layers.0..8` in place of nine layers."""
+    for is_layer, group in groupby(names, key=lambda name: _NUMBERED.fullmatch(name) is not None):
+        same = list(group)
+        yield from [f"{same[0]}..{same[-1].rpartition('.')[2]}"] if is_layer and len(same) > 1 else same
+
+
+_NUMBERED = re.compile(r".*\.\d+")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,18 @@ def replicas(cluster: Cluster, path: Path, *, pipeline: int, tensor: int = 1, co
             f" context-parallel devices, which do not divide the cluster's {cluster.count}."
         )
     return data
+
+
+def check_ranks(cluster: Cluster, path: Path, degrees: Mapping[str, int]) -> None:
+    """Raise InputError if the degrees of a job, by the names of their entries, do not take all of its devices."""
+    ranks = prod(degrees.values())
+    if ranks != cluster.count:
+        above = {name: degree for name, degree in degrees.items() if degree > 1} or degrees
+        said = " x ".join(f"{name} {degree}" for name, degree in above.items())
+        raise InputError(
+            f"{path}: {said} makes {ranks} ranks, and --cluster has {cluster.count} devices: change a degree, or give"
+            " the cluster that the job has."
+        )
 
 
 def batches_in(whole: int, batch: int, path: Path, *, name: str) -> int:

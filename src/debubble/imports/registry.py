@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from debubble.errors import check_at_least_one
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob
-from debubble.imports.settings import SettingsReader
+from debubble.imports.reader import SettingsReader
+from debubble.imports.unread import known_entries, with_misspelt_first
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.registry import FRAMEWORKS, Registry
@@ -118,6 +119,8 @@ class Importer:
         notes: Sentences on what changed settings bring about.
         switches: Settings that may help a job.
         marks: Patterns of names that its files have and those of others have not, in one text.
+        converts: Patterns of names of entries whose words the framework's parser converts to numbers, true and false,
+            in one text.
     """
 
     name: str
@@ -134,6 +137,7 @@ class Importer:
     notes: Notes = lambda job, changed: ()
     switches: Switches = lambda job, options: ()
     marks: str = ""
+    converts: str = ""
 
     def read(self, path: Path, arguments: str | None) -> Settings:
         """A file's settings, with the command line that starts the job; None: nobody said it."""
@@ -145,8 +149,14 @@ class Importer:
     def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
         """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
         self._check_marks(settings, path)
-        reader = SettingsReader(settings, path, self.defaults, self.harmless)
-        read = self.read_job(reader, given)
+        reader = SettingsReader(settings, path, self.defaults, self.harmless, self.converts)
+        known = known_entries(self.name)
+        try:
+            read = self.read_job(reader, given)
+        except InputError as error:
+            raise with_misspelt_first(error, reader, known) from None
+        if known:
+            read = replace(read, rest=read.rest.with_misspelt(known, self.defaults.of))
         if self.marks and settings and not (self._marked(settings) or reader.has_read):
             raise InputError(f"{path} has no entry that {self.name} reads: give the file that has its configuration.")
         given.check_followed(read, path)

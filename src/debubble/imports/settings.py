@@ -10,7 +10,7 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import yaml
 
 from debubble.files import parse, read_file
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import Defaults
 from debubble.imports.script_arguments import named_arguments, training_command
 from debubble.imports.shell.scripts import RANKS, TRAINING_ARGUMENTS, follow, named_file
 from debubble.imports.training_scripts import COMMAND, swift_command, swift_file
@@ -91,134 +90,6 @@ def read_constants(path: Path) -> dict[str, Any]:
         }
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{path} is no recipe of debubble's, whose settings are constants.") from error
-
-
-class SettingsReader:
-    """Settings that are asked for by type, and know which of them were.
-
-    Attributes:
-        settings: The file's settings.
-        path: The file.
-        defaults: What the framework takes for settings that the file does not have.
-        harmless: Patterns of the names of entries that cost nothing, in one text.
-    """
-
-    def __init__(self, settings: Mapping[str, Any], path: Path, defaults: Defaults, harmless: str) -> None:
-        self.settings, self.path, self.defaults, self.harmless = settings, path, defaults, harmless
-        self._asked: set[str] = set()
-
-    def _value(self, name: str) -> Any:
-        """A setting as it stands there, or the framework's default."""
-        self._asked.add(name)
-        return self.settings[name] if name in self.settings else self.defaults.values.get(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A setting, or the framework's default; `default` where that is missing, null or `none`."""
-        value = self._value(name)
-        return default if value in (None, "none", "None") else value
-
-    def unsaid(self, **facts: Sequence[str]) -> dict[str, str]:
-        """The facts of which the file has none of the settings -> whose default stands for them.
-
-        Args:
-            facts: Fact -> names of the settings that say it.
-        """
-        return {
-            fact: self.defaults.of
-            for fact, names in facts.items()
-            if all(self.settings.get(name) is None for name in names)
-        }
-
-    def text(self, name: str, default: str) -> str:
-        """A word; raises InputError if the setting is none."""
-        value = self.get(name, default)
-        if not isinstance(value, str):
-            raise InputError(f"{self.path}: {name} is {value!r}, which is no word.")
-        return value
-
-    def choice(self, name: str, default: str, choices: Mapping[str, str]) -> str:
-        """The value of a word such as `torch.bfloat16`; raises InputError if it is none of the choices."""
-        word = self.text(name, default).removeprefix("torch.")
-        if word not in choices:
-            raise InputError(f"{self.path}: {name} is '{word}', and only {', '.join(choices)} are priced.")
-        return choices[word]
-
-    def number(self, name: str, default: int | None = None) -> int:
-        """A whole number (degrees and batches are a `size`); raises InputError if it is missing, or is none."""
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            said = (
-                f"is missing: add it with --args '--{name} N'"
-                if value is None
-                else f"is {value!r}, which is no whole number"
-            )
-            if value == "auto":
-                said = f"is 'auto', which your trainer fills in: give it with --args '--{name} N'"
-            raise InputError(f"{self.path}: {name} {said}.")
-        return value
-
-    def __contains__(self, name: str) -> bool:
-        self._asked.add(name)
-        return name in self.settings or name in self.defaults.values
-
-    def assume(self, name: str, *values: Any, default: Any = None) -> Iterator[str]:
-        """A sentence if a setting has none of the values that the prediction counts on.
-
-        Args:
-            name: The setting.
-            values: What the prediction counts on.
-            default: The framework's own value where the setting is missing; None: one that is counted on.
-        """
-        value = self.get(name, values[0] if default is None else default)
-        if value not in values:
-            yield f"{name} is {value}, and the prediction counts on {values[0]}."
-
-    @property
-    def has_read(self) -> bool:
-        """True if any of the file's settings was asked for."""
-        return not self._asked.isdisjoint(self.settings)
-
-    def skip(self, prefix: str) -> None:
-        """Count all settings that begin so as asked for: something else says what they say."""
-        self._asked.update(name for name in self.settings if name.startswith(prefix))
-
-    @property
-    def names(self) -> Iterable[str]:
-        """Names of all settings, the defaults' too."""
-        return {**self.defaults.values, **self.settings}
-
-    @property
-    def missing(self) -> list[str]:
-        """Names that were asked for, and that the file does not have."""
-        return sorted(self._asked - self.settings.keys())
-
-    @property
-    def left(self) -> list[str]:
-        """Names of the settings that nobody asked for."""
-        return [name for name in self.settings if name not in self._asked]
-
-    def size(self, name: str, default: int | None = None, *, instead: int | None = None) -> int:
-        """A positive whole number; raises InputError if it is missing without a default, or is none.
-
-        Args:
-            name: The setting.
-            default: Its value where it is missing.
-            instead: What the user gives in its place, whatever it is; None: nothing.
-        """
-        if instead is not None:
-            self._asked.add(name)
-            return instead
-        value = self.number(name, default)
-        if value < 1:
-            raise InputError(f"{self.path}: {name} is {value}, which is no number of anything.")
-        return value
-
-    def numbers(self, name: str) -> list[int]:
-        """A list of whole numbers, none if it is missing; raises InputError if the setting is anything else."""
-        value = self.get(name, [])
-        if not isinstance(value, list) or not all(type(each) is int for each in value):
-            raise InputError(f"{self.path}: {name} is {value!r}, which is no list of whole numbers.")
-        return value
 
 
 SOURCED = "source"

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
+from functools import cache
+from importlib import resources
 
 from debubble.imports.harmless import is_harmless
-from debubble.imports.settings import SettingsReader
+from debubble.imports.reader import SettingsReader
+from debubble.ir import InputError
 
 _CUTOFF_OF_KNOWN, _CUTOFF_OF_MISSING = 0.8, 0.94
 """Similarity (difflib's cutoff) from which a name may be another one misspelt: one of all that a framework has, or one
@@ -40,8 +43,13 @@ class Unread:
 
     @staticmethod
     def of(read: SettingsReader, remarks: Iterable[str]) -> Unread:
-        """The entries that were not asked for, after these remarks have asked for theirs."""
+        """The entries that were not asked for, after these remarks have asked for theirs.
+
+        Raises:
+            InputError: if one of them is a table in place of a value, or the other way round.
+        """
         said = tuple(remarks)
+        read.check_tables()
         left = sorted(read.left)
         free = tuple(name for name in left if is_harmless(name, read.settings[name], read.harmless))
         unknown, missing = tuple(name for name in left if name not in free), read.missing
@@ -55,12 +63,17 @@ class Unread:
             known: The names of all arguments.
             framework: The framework, in words.
         """
-        strange = {
-            name: next(iter(get_close_matches(name, known, 1, cutoff=_CUTOFF_OF_KNOWN)), "")
-            for name in self.unknown
-            if name.startswith("--") and name not in known
-        }
+        strange = {name: _nearest(name, known) for name in self.unknown if name.startswith("--") and name not in known}
         return replace(self, strange=strange, framework=framework)
+
+    def with_misspelt(self, known: Collection[str], framework: str) -> Unread:
+        """The entries with those that are near one of a framework's.
+
+        Args:
+            known: The names of the framework's entries.
+            framework: The framework, in words.
+        """
+        return replace(self, strange=misspelt(self.unknown, known), framework=framework) if known else self
 
     @property
     def not_predicted(self) -> int:
@@ -70,9 +83,9 @@ class Unread:
     @property
     def warnings(self) -> tuple[str, ...]:
         """A sentence on entries that are names of the framework misspelt, which it would refuse; none if none is."""
-        near = tuple(f"{name} (did you mean {near}?)" for name, near in self.strange.items() if near)
+        near = misspelt_words(self.strange)
         whose = f"Not known to {self.framework}, misspelt or of a fork" if self.framework else "Perhaps misspelt"
-        return (f"{whose}, and not in the prediction: {_names(near)}.",) if near else ()
+        return (f"{whose}, and not in the prediction: {near}.",) if near else ()
 
     def sentences(self, most: int | None = None) -> Iterator[str]:
         """All that is to be known besides the warnings, the remarks first.
@@ -87,6 +100,55 @@ class Unread:
             yield f"Not in the prediction: {_names(unknown)}."
         if self.free:
             yield f"Known to cost neither time nor memory: {_names(self.free, most)}."
+
+
+@cache
+def known_entries(framework: str) -> frozenset[str]:
+    """The names of all entries that a framework has or had (tools/framework_entries.py); none if no list is here."""
+    file = resources.files(f"debubble.frameworks.{framework}").joinpath("entries.txt")
+    return frozenset(file.read_text().split()) if file.is_file() else frozenset()
+
+
+def misspelt(names: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """The entries that a framework does not know and that are near one of its own -> that one.
+
+    Args:
+        names: The entries' names.
+        known: The names of the framework's entries.
+    """
+    return {name: near for name in names if name not in known and (near := _nearest(name, known))}
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """The nearest of the known names of which section and last part are as near as the whole; nothing if none is."""
+    section, _, last = name.rpartition(".")
+    for each in get_close_matches(name, known, 5, cutoff=_CUTOFF_OF_KNOWN):
+        of_section, _, of_last = each.rpartition(".")
+        if _is_near(section, of_section) and _is_near(last, of_last):
+            return each
+    return ""
+
+
+def _is_near(word: str, other: str) -> bool:
+    return word == other or SequenceMatcher(a=other, b=word).ratio() >= _CUTOFF_OF_KNOWN
+
+
+def with_misspelt_first(error: InputError, read: SettingsReader, known: Collection[str]) -> InputError:
+    """An error on a file, after the question for entries that may be misspelt and have caused it.
+
+    Args:
+        error: The error.
+        read: The file's settings.
+        known: The names of the framework's entries.
+    """
+    costly = (name for name, value in read.settings.items() if not is_harmless(name, value, read.harmless))
+    near = misspelt_words(misspelt(costly, known))
+    return InputError(f"{read.path} has {near}.  {error}") if near else error
+
+
+def misspelt_words(strange: Mapping[str, str]) -> str:
+    """The entries that are near others of the framework, each with the question whether that is meant."""
+    return ", ".join(f"{name} (did you mean {near}?)" for name, near in strange.items() if near)
 
 
 def _names(names: tuple[str, ...], most: int | None = None) -> str:

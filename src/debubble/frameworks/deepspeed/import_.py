@@ -9,6 +9,7 @@ from typing import Any
 
 from debubble.costs import framework_with
 from debubble.costs.devices.speed import element_bytes
+from debubble.costs.step import MOMENTS
 from debubble.formatting import listed, size_words
 from debubble.frameworks.deepspeed import trainer
 from debubble.frameworks.deepspeed.partition import DEFAULT_METHOD, divided_states, partitioned_layers
@@ -16,8 +17,10 @@ from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
+from debubble.imports.kinds import WHOLE
+from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import SettingsReader, read_constants, read_settings
+from debubble.imports.settings import read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -45,7 +48,19 @@ def read_config(path: Path) -> Mapping[str, Any]:
         if module.exists()
         for name, value in read_constants(module).items()
     }
-    return {**read_settings(path), **planned}
+    return {**dict(_renamed(read_settings(path))), **planned}
+
+
+def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The entries by the names of today: a section that was once a switch, and one that had another name."""
+    has_bf16 = any(name.partition(".")[0] == "bf16" for name in settings)
+    for name, value in settings.items():
+        if name == "zero_optimization" and isinstance(value, bool):
+            yield STAGE, int(value)
+        elif name.startswith("bfloat16.") and not has_bf16:
+            yield name.replace("bfloat16", "bf16", 1), value
+        else:
+            yield name, value
 
 
 DEFAULTS = Defaults("DeepSpeed")
@@ -60,6 +75,8 @@ HARMLESS = """
     zero_optimization.ignore_unused_parameters zero_force_ds_cpu_optimizer disable_allgather
 """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
+CONVERTS = "bf16.* fp16.* zero_optimization.* --*"
+"""The sections that pydantic's models read, which convert words, and the arguments of the Trainer, which does too."""
 
 
 STAGE = "zero_optimization.stage"
@@ -92,11 +109,13 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
 
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
+    zero = _stage(read)
+    own_dtype = _dtype(read)
     model, length = given.model or trainer.model_of(read), given.sequence_length or trainer.length_of(read)
     _check_complete(read, given, model=model, length=length)
-    if read.number(_TENSOR, 1) > 1:
+    if read.count(_TENSOR) > 1:
         raise InputError(
-            f"{read.path}: {_TENSOR} is {read.number(_TENSOR)}, and DeepSpeed's tensor parallelism is not predicted: to"
+            f"{read.path}: {_TENSOR} is {read.count(_TENSOR)}, and DeepSpeed's tensor parallelism is not predicted: to"
             f" predict the job without, give --args '--{_TENSOR} 1'."
         )
     assert model is not None
@@ -107,15 +126,14 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     size, number = _micro_batches(read, data, instead=given.micro_batches)
     predicted = size * number * data
     # A trainer fills in 'auto' with just that.
-    batch = predicted if read.get("train_batch_size") == "auto" else read.number("train_batch_size", predicted)
-    zero = read.number(STAGE, 0)
+    batch = predicted if read.get("train_batch_size") == "auto" else read.size("train_batch_size", predicted)
     if pipeline > 1 and zero > 1:
         raise InputError(f"{read.path} has ZeRO-{zero}, with which DeepSpeed runs no pipeline: give --pipeline 1.")
-    if read.get(_MOMENTS, False) is True and read.get(_MASTERS, False) is not True:
+    if read.flag(_MOMENTS) and not read.flag(_MASTERS):
         raise InputError(f"{read.path}: {_MOMENTS} is on without {_MASTERS}, which DeepSpeed refuses: set both.")
-    dtype = given.dtype or _dtype(read)
-    for name in _DTYPES:
-        read.get(name)
+    if read.flag(_MASTERS) and zero == 0:
+        raise InputError(f"{read.path}: {_MASTERS} is on without ZeRO, which DeepSpeed refuses: set {STAGE}.")
+    dtype = given.dtype or own_dtype
     gradients = _gradients(read, dtype, pipeline=pipeline)
     gathered = _gathered(read, model, dtype)
     optimizer = trainer.optimizer_of(read)
@@ -126,7 +144,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         zero=divided_states(zero, dtype) if data > 1 else 0,
         optimizer=optimizer,
         dtype=dtype,
-        master_dtype="bf16" if read.get(_MASTERS, False) is True and dtype == "bf16" else "fp32",
+        master_dtype="bf16" if read.flag(_MASTERS) and dtype == "bf16" else "fp32",
         host_optimizer=float(zero > 0 and _on_host(read, OFFLOADED)),
         framework=framework_with("deepspeed", gradient_bytes=4 if gradients == "fp32" else None),
     )
@@ -140,7 +158,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         order="1f1b",
         strategies=layer_strategies([*_recomputed_layers(read, model)]),
         gradients=gradients,
-        warnings=(*_batch_warning(batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
+        warnings=(*_batch_warnings(read, batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
         unsaid=read.unsaid(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
         rest=Unread.of(
             read,
@@ -170,7 +188,7 @@ def _recomputed_layers(read: SettingsReader, model: Model) -> Iterator[int]:
     """The layers that debubble's module or function recomputes, or all of a trainer that checkpoints them."""
     yield from (index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS"))
     yield from read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS")
-    yield from range(model.layers) if read.get(trainer.CHECKPOINTING, False) is True else ()
+    yield from range(model.layers) if read.flag(trainer.CHECKPOINTING) else ()
 
 
 imports.add(
@@ -178,7 +196,7 @@ imports.add(
     Importer(
         name="deepspeed", read_job=deepspeed, settings=read_config, file="ds_config.json", defaults=DEFAULTS,
         harmless=HARMLESS + trainer.HARMLESS, with_arguments=read_with_trainer, conflicts=conflicts, switches=switches,
-        marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
+        converts=CONVERTS, marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
     ),
 )  # fmt: skip
 
@@ -217,17 +235,25 @@ _PARTITIONS = ("pipeline.partition_method", "pipeline.partition", "partition_met
 
 def _auto_dtypes(read: SettingsReader) -> list[str]:
     """The entries of dtypes that a trainer decides; none where one is enabled."""
-    if any(read.get(name) is True for name in _DTYPES):
+    if any(read.get(name) != "auto" and read.flag(name) for name in _DTYPES):
         return []
     return [name for name in _DTYPES if read.get(name) == "auto"]
 
 
 def _dtype(read: SettingsReader) -> str:
     """The dtype that is enabled; raises InputError if both are."""
-    on = [name for name in _DTYPES if read.get(name, False) is True]
+    on = [name for name in _DTYPES if read.get(name) != "auto" and read.flag(name)]
     if len(on) > 1:
         raise InputError(f"{read.path} enables bf16 and fp16, of which DeepSpeed takes one.")
     return on[0].partition(".")[0] if on else "fp32"
+
+
+def _stage(read: SettingsReader) -> int:
+    """The ZeRO level; 0 where a trainer decides it, which is told."""
+    stage = 0 if read.get(STAGE) == "auto" else read.number(STAGE, 0)
+    if stage not in range(4):
+        raise read.refusal(STAGE, f"is {stage}, and DeepSpeed has the levels 0, 1, 2 and 3")
+    return stage
 
 
 SUMMED_IN = "data_types.grad_accum_dtype"
@@ -240,24 +266,35 @@ def _gradients(read: SettingsReader, dtype: str, *, pipeline: int) -> str:
     Without ZeRO a pipeline keeps those in bf16 twice, in as much memory as fp32 takes.  Source:
     deepspeed/runtime/engine.py, get_data_types, from 0.17.6 on.
     """
-    twice = dtype == "bf16" and read.number(STAGE, 0) == 0 and pipeline > 1
-    return str(read.get(SUMMED_IN, "fp32" if twice else dtype))
+    twice = dtype == "bf16" and _stage(read) == 0 and pipeline > 1
+    said = read.choice(SUMMED_IN, "", {"": "", **_SUMMED}) if read.get(SUMMED_IN) != "auto" else ""
+    return said or ("fp32" if twice else dtype)
+
+
+_SUMMED = {
+    "bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "float32": "fp32", "float": "fp32",
+}  # fmt: skip
+"""DeepSpeed's words for dtypes.  Source: deepspeed/runtime/config.py, DtypeEnum."""
 
 
 def _on_host(read: SettingsReader, section: str) -> bool:
     """Tell whether what a section offloads is on the host; NVMe counts as the host."""
-    return bool(read.get(f"{section}.device", "none") != "none")
+    name = f"{section}.device"
+    return read.get(name) != "auto" and read.one_of(name, "none", ("none", "cpu", "nvme")) != "none"
 
 
 def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[str]:
     """Sentences on gradients that take more, and on offload that is priced otherwise, or not at all."""
-    if dtype == "bf16" and read.number(STAGE, 0) == 0 and pipeline == 1 and read.get(SUMMED_IN) is None:
+    if dtype == "bf16" and _stage(read) == 0 and pipeline == 1 and read.get(SUMMED_IN) is None:
         yield (
             "Without ZeRO gradients are predicted in bf16, as DeepSpeed sums them from 0.17.6 on; before, they are in"
             f" fp32, with 2 bytes a parameter more: {SUMMED_IN} decides."
         )
-    summed = read.get(SUMMED_IN) == "fp32" and read.number(STAGE, 0) == 1
-    at_once = read.get("bf16.immediate_grad_update", False)
+    summed = (
+        read.get(SUMMED_IN) is not None and _gradients(read, dtype, pipeline=pipeline) == "fp32" and _stage(read) == 1
+    )
+    at_once = read.flag("bf16.immediate_grad_update")
     if dtype == "bf16" and summed and not _on_host(read, OFFLOADED) and not at_once:
         yield (
             "Gradients in fp32 under ZeRO-1 are next to those in bf16, whose 2 bytes a parameter are not in the"
@@ -268,17 +305,19 @@ def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[st
             f"{PARAMETERS} is not in the prediction: the parameters of a rank are counted on its device, and their"
             " copies from the host are not."
         )
+    if (name := read.text("optimizer.type", "adamw")).lower() not in MOMENTS:
+        yield f"optimizer.type is {name}, and the prediction counts on AdamW."
     if read.get(_DEVICE) == "nvme":
         yield f"{OFFLOADED} is on NVMe, and predicted as if it were in the host's memory."
-    if _on_host(read, OFFLOADED) and read.number(STAGE, 0) == 0:
+    if _on_host(read, OFFLOADED) and _stage(read) == 0:
         yield f"{OFFLOADED} needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0."
-    if read.get(f"{OFFLOADED}.ratio", 1) != 1:
+    if read.share(f"{OFFLOADED}.ratio") != 1:
         yield f"{OFFLOADED}.ratio is not 1: all optimizer states are predicted on the host."
 
 
 def _partition(read: SettingsReader) -> str:
     """DeepSpeed's way to divide layers; `best`, its configuration's own default, is that of PipelineModule."""
-    said = next((str(value) for name in _PARTITIONS if (value := read.get(name)) is not None), DEFAULT_METHOD)
+    said = next((read.text(name, "") for name in _PARTITIONS if read.get(name) is not None), DEFAULT_METHOD)
     return DEFAULT_METHOD if said == "best" else said
 
 
@@ -299,9 +338,9 @@ def _pipeline(read: SettingsReader, devices: int) -> int:
 
     Without a batch there is none, as in most jobs; DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3.
     """
-    if type(stages := read.get(_STAGES)) is int and stages > 0:
-        return stages
-    if read.number(STAGE, 0) > 1:
+    if read.get(_STAGES) not in (None, "auto"):
+        return read.size(_STAGES)
+    if _stage(read) > 1:
         return 1
     local = read.size("gradient_accumulation_steps", 1) * read.size("train_micro_batch_size_per_gpu", 1)
     batch = read.get("train_batch_size")
@@ -309,7 +348,12 @@ def _pipeline(read: SettingsReader, devices: int) -> int:
     return devices // replicas if replicas > 0 and devices % replicas == 0 else 1
 
 
-def _batch_warning(batch: int, predicted: int) -> Iterator[str]:
+def _batch_warnings(read: SettingsReader, batch: int, predicted: int) -> Iterator[str]:
+    if read.get("train_batch_size") is None and read.get("train_micro_batch_size_per_gpu") is None:
+        yield (
+            "DeepSpeed does not start without train_batch_size or train_micro_batch_size_per_gpu: predicted are"
+            " micro-batches of one sequence."
+        )
     if batch != predicted:
         yield (
             f"DeepSpeed does not start: train_batch_size is {batch}, and the micro-batches of the cluster's replicas"
@@ -318,7 +362,7 @@ def _batch_warning(batch: int, predicted: int) -> Iterator[str]:
 
 
 def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int) -> Iterator[str]:
-    if pipeline == 1 and read.number(STAGE, 0) < 2:
+    if pipeline == 1 and _stage(read) < 2:
         yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
     said_stages = given.pipeline or read.get(f"{_MODULE}: BOUNDS") or type(read.get(_STAGES)) is int
     if pipeline > 1 and not said_stages:
@@ -332,7 +376,7 @@ def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int) -> Iterat
         yield "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full."
     if pipeline > 1 and read.get(f"{_MODULE}: BOUNDS") is None:
         yield f"Stages are your script's: predicted is partition_method '{_partition(read)}'."
-    if read.get(_MASTERS, False) is True and read.get(_MOMENTS, False) is not True:
+    if read.flag(_MASTERS) and not read.flag(_MOMENTS):
         yield f"{_MASTERS} is on without {_MOMENTS}: moments are predicted in bf16, too."
 
 
@@ -343,13 +387,16 @@ _LIVE_PARAMETERS = 10**9
 def _gathered(read: SettingsReader, model: Model, dtype: str) -> MoreMemory | None:
     """The parameters that ZeRO-3 may keep gathered besides the two layers that the prediction counts; None: none."""
     name = "zero_optimization.stage3_max_live_parameters"
-    given = read.get(name)
-    most = given if isinstance(given, int | float) else _LIVE_PARAMETERS
+    given = None if read.get(name) == "auto" else read.entry(name, WHOLE)
+    most = _LIVE_PARAMETERS if given is None else given
+    if most < 0:
+        raise read.refusal(name, f"is {most}, which is no number of anything")
     for other in ("max_reuse_distance", "prefetch_bucket_size"):
-        read.get(f"zero_optimization.stage3_{other}")
+        if read.get(entry := f"zero_optimization.stage3_{other}") != "auto":
+            read.count(entry)
     layers = [model.layer_parameters(layer) for layer in range(model.layers)]
     counted, kept = 2 * max(layers), min(int(most), sum(layers))
-    if read.number(STAGE, 0) != 3 or kept <= counted:
+    if _stage(read) != 3 or kept <= counted:
         return None
     more = element_bytes(dtype) * (kept - counted)
     said = "" if most is given else " by default"

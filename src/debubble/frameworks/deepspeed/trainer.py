@@ -12,7 +12,7 @@ from typing import Any
 
 from debubble.costs.step import MOMENTS
 from debubble.imports.command_line import CommandLine
-from debubble.imports.settings import SettingsReader
+from debubble.imports.reader import SettingsReader
 from debubble.ir import InputError
 from debubble.models import Model, named_model
 
@@ -79,10 +79,9 @@ def _length_argument(read: SettingsReader) -> str | None:
 
 def optimizer_of(read: SettingsReader) -> str:
     """The configuration's optimizer, or the nearest one to that of the arguments."""
-    own = read.get("optimizer.type")
-    name = str(read.get(_OPTIMIZER, "adamw"))
-    if own is not None:
-        return str(own).lower()
+    own, name = read.text("optimizer.type", "").lower(), read.text(_OPTIMIZER, "adamw")
+    if own:
+        return own if own in MOMENTS else "adamw"
     if re.search("adamw.*8bit", name):
         return "adamw-8bit"
     plain = name.removeprefix("paged_").partition("_")[0]

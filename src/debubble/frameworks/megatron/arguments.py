@@ -6,11 +6,38 @@ from difflib import get_close_matches
 from typing import Any
 
 from debubble.imports.command_line import how_to_give, variables_in
-from debubble.imports.settings import SOURCED, SettingsReader
+from debubble.imports.kinds import SWITCH, shown
+from debubble.imports.reader import SettingsReader
+from debubble.imports.settings import SOURCED
 from debubble.ir import InputError
 
 SIMILARITY = 0.9
 """Similarity (difflib's cutoff) from which an argument may be the one that is missing, misspelt."""
+
+_VALUED = (
+    "micro-batch-size", "global-batch-size", "seq-length", "num-layers", "hidden-size", "ffn-hidden-size",
+    "num-attention-heads", "num-query-groups", "kv-channels", "vocab-size", "padded-vocab-size",
+    "max-position-embeddings", "normalization", "position-embedding-type", "tensor-model-parallel-size",
+    "pipeline-model-parallel-size", "context-parallel-size", "expert-model-parallel-size",
+    "expert-tensor-parallel-size", "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank",
+    "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers", "pipeline-model-parallel-layout",
+    "recompute-granularity", "recompute-method", "recompute-num-layers", "num-experts", "moe-router-topk",
+    "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-layer-freq", "q-lora-rank", "kv-lora-rank",
+    "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim", "mtp-num-layers", "optimizer", "optimizer-offload-fraction",
+    "exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype", "data-parallel-sharding-strategy",
+    "attention-backend", "fp8-recipe", "moe-token-dispatcher-type", "zero-stage",
+)  # fmt: skip
+"""Arguments that decide and have a value, so that off is none of theirs."""
+
+
+def is_off(name: str, value: Any) -> bool:
+    """Tell whether an entry of a YAML file says that an argument of this name is not there."""
+    plain = name.lstrip("-").replace("_", "-")
+    return value is None or (plain not in _VALUED and (value is False or value in ([], {})))
+
+
+_YAML = (".yaml", ".yml")
+"""Endings of files whose entries are no words of a command line, and whose switches may be 1 and 0."""
 
 
 class Arguments(SettingsReader):
@@ -32,19 +59,38 @@ class Arguments(SettingsReader):
     def __contains__(self, name: str) -> bool:
         return self._value(name) not in (None, False)
 
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Whether an argument is there that takes no value; raises InputError if it has one."""
+        value = self._value(name)
+        if self.path.suffix in _YAML:
+            value = {"1": True, "0": False}.get(str(value), value)
+        read = default if value is None else SWITCH.of(value, converts=self.is_converted(name))
+        if read is None:
+            raise self.refusal(name, f"is {shown(value)}, and takes no value: let it stand alone, or leave it out")
+        return read
+
     def word(self, name: str, default: str | None = None) -> str | None:
-        """The value of an argument that has one."""
-        value = self.get(name, default)
-        if isinstance(value, tuple):
-            return " ".join(map(str, value))
-        return value if value is None else str(value)
+        """The value of an argument that has one; raises InputError if it stands alone."""
+        value = self._value(name)
+        if value is None or value in ("none", "None"):
+            return default
+        self.check_has_value(name, value)
+        return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    def check_has_value(self, name: str, value: Any) -> None:
+        """Raise InputError if what stands for the value of an argument is none."""
+        if isinstance(value, bool | dict) or value == ():
+            is_file = self.path.suffix in _YAML
+            shows = shown([] if value == () else value)
+            raise self.refusal(name, f"is {shows}, and takes a value" if is_file else "has no value after it")
 
     def words(self, name: str) -> tuple[str, ...]:
         """The words after an argument; those of a list in one word are several."""
         value = self.get(name, ())
         if isinstance(value, str):
             return tuple(filter(None, value.strip("[]").replace(",", " ").split()))
-        return () if value is True else tuple(map(str, value))
+        items = value if isinstance(value, list | tuple) else () if value is True else (value,)
+        return tuple(map(str, items))
 
     def number(self, name: str, default: int | None = None) -> int:
         """A whole number; raises InputError if it is missing without a default, or is none."""
@@ -63,8 +109,10 @@ class Arguments(SettingsReader):
         return self._whole(name, word)
 
     def numbers(self, name: str) -> list[int]:
-        """The whole numbers after an argument; raises InputError if one is none."""
-        return [self._whole(name, word) for word in self.words(name)]
+        """The numbers of something after an argument, none if it is missing; raises InputError if one is none."""
+        if (value := self.get(name)) is not None:
+            self.check_has_value(name, value)
+        return [self._at_least(0, name, self._whole(name, word)) for word in self.words(name)]
 
     def _whole(self, name: str, word: str) -> int:
         try:
@@ -77,9 +125,9 @@ class Arguments(SettingsReader):
                 hint = f"which the file does not tell{sources} {variables} --args '{name} N'"
             raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 
-    def share(self, name: str) -> float:
-        """A number between 0 and 1, which is 1 if the argument is not there; raises InputError if it is none."""
-        word = self.word(name, "1")
+    def share(self, name: str, default: float = 1.0) -> float:
+        """A number between 0 and 1; raises InputError if the argument is there and is none."""
+        word = self.word(name, str(default))
         try:
             share = float(word or "")
         except ValueError:

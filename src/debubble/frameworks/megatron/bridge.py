@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from debubble.frameworks.megatron.arguments import is_off
 from debubble.imports.command_line import CommandLine
 from debubble.imports.settings import read_settings
 from debubble.ir import InputError
@@ -38,7 +39,8 @@ def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
     settings = {
         name: value
         for name, value in whole.items()
-        if value not in (None, []) and (not name.rpartition(".")[2].startswith("_") or name == _ADAPTERS)
+        if (value is False or not is_off(name.rpartition(".")[2], value))
+        and (not name.rpartition(".")[2].startswith("_") or name == _ADAPTERS)
     }
     if not any(name.startswith("model.") for name in settings):
         raise InputError(
@@ -58,7 +60,7 @@ def read_mapping(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         f"--{name.lstrip('-').replace('_', '-')}": argument(value)
         for name, value in named.items()
-        if value not in (None, False, [])
+        if not is_off(name, value)
     }
 
 

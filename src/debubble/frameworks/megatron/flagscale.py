@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from debubble.frameworks.megatron.arguments import is_off
 from debubble.frameworks.megatron.bridge import argument
 from debubble.ir import InputError
 
@@ -31,7 +32,7 @@ def read_flagscale(settings: Mapping[str, Any]) -> dict[str, Any]:
     arguments = {
         f"--{name.rpartition('.')[2].replace('_', '-')}": argument(value)
         for name, value in settings.items()
-        if name.startswith(_PARTS) and value not in (None, False, [], {})
+        if name.startswith(_PARTS) and not is_off(name.rpartition(".")[2], value)
     }
     for name, words in _NOT_PREDICTED.items():
         if name in arguments:

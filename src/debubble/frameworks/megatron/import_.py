@@ -33,11 +33,12 @@ from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, nearest_multiples, replicas
+from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import SOURCED, SettingsReader, read_arguments, read_settings
+from debubble.imports.settings import SOURCED, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
-from debubble.imports.unread import Unread
+from debubble.imports.unread import Unread, with_misspelt_first
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.offload import MODULES, ModuleOffload
@@ -98,13 +99,18 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     framework = "slime" if any(name in read.settings for name in _SLIME_ARGUMENTS) else "megatron"
     defaults = DEFAULTS[str(read.get("framework", framework))]
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
-    arguments = Arguments(read.settings, read.path, defaults, harmless)
+    converts = "--*" if defaults is SWIFT_DEFAULTS else read.converts
+    arguments = Arguments(read.settings, read.path, defaults, harmless, converts)
     for name in ("framework", SOURCED):
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
         check_said(arguments, given)
-    job = job_of(arguments, given, target="megatron")
-    if framework != "megatron" or "--deepspeed" in arguments or "framework" in read.settings:
+    is_plain = framework == "megatron" and "--deepspeed" not in arguments and "framework" not in read.settings
+    try:
+        job = job_of(arguments, given, target="megatron")
+    except InputError as error:
+        raise with_misspelt_first(error, arguments, known_flags() if is_plain else ()) from None
+    if not is_plain:
         return job
     return replace(job, rest=job.rest.checked(known_flags(), "Megatron-LM"))
 
@@ -146,9 +152,9 @@ def _micro_batches(arguments: Arguments, given: UserFacts, data: int) -> tuple[i
 def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJob:
     """The job of Megatron-LM's arguments in a framework that takes them."""
     pipeline = arguments.size("--pipeline-model-parallel-size", 1, instead=given.pipeline)
-    if "--no-pipeline-parallel" in arguments and given.pipeline is None:
+    if arguments.flag("--no-pipeline-parallel") and given.pipeline is None:
         pipeline = 1
-    if arguments.number("--ds-sequence-parallel-size", 1) > 1:
+    if arguments.size("--ds-sequence-parallel-size", 1) > 1:
         raise InputError(
             f"{arguments.path}: --ds-sequence-parallel-size is not predicted: to predict the job without,"
             " give --args '--ds-sequence-parallel-size 1'."
@@ -178,11 +184,11 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),
         host_optimizer=_host_optimizer(arguments),
-        expert_overlap="--overlap-moe-expert-parallel-comm" in arguments,
+        expert_overlap=arguments.flag("--overlap-moe-expert-parallel-comm"),
         lora=_lora(arguments),
         gradient_dtype=_gradient_dtype(arguments),
         moment_dtype=_moment_dtype(arguments),
-        sequence_parallel=tensor == 1 or "--sequence-parallel" in arguments,
+        sequence_parallel=tensor == 1 or arguments.flag("--sequence-parallel"),
         flash_attention=_keeps_no_scores(arguments),
         framework=_framework(arguments),
     )
@@ -206,22 +212,24 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
 
 def _global_batch(arguments: Arguments, default: int) -> int:
     """Sequences of a step: slime may say instead how many steps it divides a rollout into."""
-    steps = arguments.number("--num-steps-per-rollout", 0)
+    steps = arguments.count("--num-steps-per-rollout")
     if "--global-batch-size" in arguments or steps == 0:
-        return arguments.number("--global-batch-size", default)
-    samples = arguments.number("--rollout-batch-size") * arguments.number("--n-samples-per-prompt", 1)
+        return arguments.size("--global-batch-size", default)
+    samples = arguments.size("--rollout-batch-size") * arguments.size("--n-samples-per-prompt", 1)
     return samples // steps
 
 
 def _zero(arguments: Arguments) -> int:
     """The ZeRO level of Megatron's distributed optimizer, or of its FSDP, which divides everything by default."""
-    if "--use-torch-fsdp2" in arguments:
+    if arguments.flag("--use-torch-fsdp2"):
         return 3
-    if "--use-megatron-fsdp" in arguments or "--use-custom-fsdp" in arguments:
+    if arguments.flag("--use-megatron-fsdp") or arguments.flag("--use-custom-fsdp"):
         strategy = arguments.word("--data-parallel-sharding-strategy", FSDP[3])
         return next((level for level, name in FSDP.items() if name == strategy), 3)
-    stage = arguments.number("--zero-stage", int("--use-distributed-optimizer" in arguments))
-    return divided_states(stage, _dtype(arguments)) if "--deepspeed" in arguments else stage
+    stage = arguments.count("--zero-stage", int(arguments.flag("--use-distributed-optimizer")))
+    if stage not in range(4):
+        raise arguments.refusal("--zero-stage", f"is {stage}, and DeepSpeed has the levels 0, 1, 2 and 3")
+    return divided_states(stage, _dtype(arguments)) if arguments.flag("--deepspeed") else stage
 
 
 def _optimizer(arguments: Arguments) -> str:
@@ -230,22 +238,24 @@ def _optimizer(arguments: Arguments) -> str:
         return "momentum" if arguments.share("--sgd-momentum") else "sgd"
     small = arguments.word("--exp-avg-dtype", "fp32") == "fp8" and arguments.word("--exp-avg-sq-dtype") == "fp8"
     if name == "adam":
-        return "adamw-8bit" if small and "--use-precision-aware-optimizer" in arguments else "adamw"
+        return "adamw-8bit" if small and arguments.flag("--use-precision-aware-optimizer") else "adamw"
     return name
 
 
 def _host_optimizer(arguments: Arguments) -> float:
     """The share of the optimizer's states on the host, which --cpu-optimizer of Megatron-DeepSpeed moves whole."""
-    if "--cpu-optimizer" in arguments and "--deepspeed" in arguments:
+    if arguments.flag("--cpu-optimizer") and arguments.flag("--deepspeed"):
         return 1.0
-    return arguments.share("--optimizer-offload-fraction") if "--optimizer-cpu-offload" in arguments else 0.0
+    return arguments.share("--optimizer-offload-fraction") if arguments.flag("--optimizer-cpu-offload") else 0.0
 
 
 def _dtype(arguments: Arguments) -> str:
     """The dtype that the file says before one that is the framework's default."""
-    names = [name for name in ("bf16", "fp16") if f"--{name}" in arguments]
+    names = [name for name in ("bf16", "fp16") if arguments.flag(f"--{name}")]
     said = [name for name in names if arguments.settings.get(f"--{name}")]
-    if any(name in arguments for name in _FP8):
+    if len(said) > 1:
+        raise InputError(f"{arguments.path} has --bf16 and --fp16, of which Megatron-LM takes one: leave one out.")
+    if arguments.flag("--fp8-hybrid") or arguments.flag("--fp8-e4m3") or any(name in arguments for name in _FP8):
         return "mxfp8" if arguments.word("--fp8-recipe") == "mxfp8" else "fp8"
     return "nvfp4" if any(name in arguments for name in _FP4) else next(iter(said or names), "fp32")
 
@@ -260,8 +270,8 @@ def _framework(arguments: Arguments) -> str:
     return framework_with(
         "megatron-lm",
         adapted="qkv" if set(arguments.words("peft.target_modules")) == {"linear_qkv"} else None,
-        tensor_overlap=True if "--tp-comm-overlap" in arguments else None,
-        gradient_overlap=True if "--overlap-grad-reduce" in arguments else None,
+        tensor_overlap=True if arguments.flag("--tp-comm-overlap") else None,
+        gradient_overlap=True if arguments.flag("--overlap-grad-reduce") else None,
         dispatches_once=True if _dispatches_once(arguments) else None,
         graphs=_graphs(arguments),
     )
@@ -269,7 +279,7 @@ def _framework(arguments: Arguments) -> str:
 
 def _dispatches_once(arguments: Arguments) -> bool:
     """Tell whether tokens travel by DeepEP or HybridEP."""
-    return "--moe-enable-deepep" in arguments or arguments.word("--moe-token-dispatcher-type") == "flex"
+    return arguments.flag("--moe-enable-deepep") or arguments.word("--moe-token-dispatcher-type") == "flex"
 
 
 def _graphs(arguments: Arguments) -> str | None:
@@ -278,7 +288,7 @@ def _graphs(arguments: Arguments) -> str | None:
     modules = {*arguments.words("--cuda-graph-scope"), *arguments.words("--cuda-graph-modules")}
     if kind == "full_iteration" or "full_iteration" in modules:
         return "step"
-    return "layers" if kind != "none" or "--enable-cuda-graph" in arguments else None
+    return "layers" if kind != "none" or arguments.flag("--enable-cuda-graph") else None
 
 
 def _gradient_dtype(arguments: Arguments) -> str:
@@ -286,15 +296,15 @@ def _gradient_dtype(arguments: Arguments) -> str:
 
     Source: Megatron-LM, validate_args.
     """
-    accumulates, dtype = "--accumulate-allreduce-grads-in-fp32" in arguments, _dtype(arguments)
-    of_fsdp = arguments.word(_FSDP_GRADIENTS) if "--use-megatron-fsdp" in arguments else None
+    accumulates, dtype = arguments.flag("--accumulate-allreduce-grads-in-fp32"), _dtype(arguments)
+    of_fsdp = arguments.word(_FSDP_GRADIENTS) if arguments.flag("--use-megatron-fsdp") else None
     if of_fsdp is not None:
         of_parameters = dtype if dtype in ("fp16", "fp32") else "bf16"
         return of_parameters if of_fsdp == "auto" else of_fsdp
     if dtype == "fp16":
         return "fp32" if accumulates else "fp16"
     small = arguments.word("--main-grads-dtype", "fp32") != "fp32" and not accumulates
-    return "bf16" if small or "--grad-reduce-in-bf16" in arguments else "fp32"
+    return "bf16" if small or arguments.flag("--grad-reduce-in-bf16") else "fp32"
 
 
 _FSDP_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
@@ -303,15 +313,15 @@ _FSDP_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
 def _moment_dtype(arguments: Arguments) -> str:
     """The dtype of both moments, which has fewer bytes in the precision-aware optimizer alone."""
     said = {arguments.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
-    return "bf16" if said <= {"bf16", "fp16"} and "--use-precision-aware-optimizer" in arguments else "fp32"
+    return "bf16" if said <= {"bf16", "fp16"} and arguments.flag("--use-precision-aware-optimizer") else "fp32"
 
 
 def _keeps_no_scores(arguments: Arguments) -> bool:
     """Tell whether attention is fused: Transformer Engine's is; older layers' where --use-flash-attn says so."""
-    if arguments.word("--attention-backend", "auto") in ("unfused", "local") or "--no-flash-attn" in arguments:
+    if arguments.word("--attention-backend", "auto") in ("unfused", "local") or arguments.flag("--no-flash-attn"):
         return False
     fused = ("--use-flash-attn", "--use-flash-attn-v2", "--use-flash-attn-triton")
-    return not _is_before_fusion(arguments) or any(name in arguments for name in fused)
+    return not _is_before_fusion(arguments) or any([arguments.flag(name) for name in fused])
 
 
 def _is_before_fusion(arguments: Arguments) -> bool:
@@ -353,7 +363,10 @@ def _unsaid(arguments: Arguments, given: UserFacts) -> dict[str, str]:
 
 def _offload(arguments: Arguments) -> ModuleOffload | None:
     """The modules of every layer that are offloaded and priced; layers that recompute wholly have none."""
-    if "--fine-grained-activation-offloading" not in arguments or arguments.word("--recompute-granularity") == "full":
+    if (
+        not arguments.flag("--fine-grained-activation-offloading")
+        or arguments.word("--recompute-granularity") == "full"
+    ):
         return None
     named = arguments.words("--offload-modules")
     modules = tuple(name for name in MODULES if name in named)
@@ -363,17 +376,17 @@ def _offload(arguments: Arguments) -> ModuleOffload | None:
 def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> Mapping[int, tuple[str, str]]:
     """The operators that every layer recomputes."""
     granularity = arguments.word("--recompute-granularity")
-    if "--checkpoint-activations" in arguments:
+    if arguments.flag("--checkpoint-activations"):
         return {layer: ("full", "full") for layer in range(model.layers)}
     numbers = arguments.numbers("--recompute-layer-ids")
     if numbers:
         return dict.fromkeys(numbers, ("full", "full"))
-    if "--recompute-activations" in arguments:
+    if arguments.flag("--recompute-activations"):
         granularity = "selective"
-    method, count = arguments.word("--recompute-method"), arguments.number("--recompute-num-layers", 1)
+    method, count = arguments.word("--recompute-method"), arguments.size("--recompute-num-layers", 1)
     former = arguments.word("--activations-checkpoint-method")
     if former is not None:
-        granularity, method, count = "full", former, arguments.number("--activations-checkpoint-num-layers", 1)
+        granularity, method, count = "full", former, arguments.size("--activations-checkpoint-num-layers", 1)
     modules = frozenset(arguments.words("--recompute-modules") or ("core_attn",))
     if granularity == "full":
         most = count if method == "block" else math.inf

@@ -35,7 +35,7 @@ def model_of(arguments: Arguments, given: Model | None) -> Model:
     named = given or hub_model(name or "")
     if named is not None:
         if arguments.word("framework") == SWIFT:
-            named = with_further_layers(named, arguments.number("--mtp-num-layers", 0))
+            named = with_further_layers(named, arguments.count("--mtp-num-layers"))
         return _named_model(named, arguments)
     if name is not None and arguments.word("--hidden-size") is None:
         raise InputError(
@@ -55,67 +55,70 @@ def _described_model(arguments: Arguments) -> Model:
     hidden, heads = arguments.size("--hidden-size"), arguments.size("--num-attention-heads")
     activation = _activation(arguments)
     gated = activation == "swiglu"
-    narrow = "--swiglu" in arguments
-    ffn = arguments.number("--ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if narrow else 4 * hidden)
+    narrow = arguments.flag("--swiglu")
+    ffn = arguments.size("--ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if narrow else 4 * hidden)
     layers = arguments.size("--num-layers")
     return Sizes(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=_kv_heads(arguments, heads),
-        head_dim=arguments.number("--kv-channels", hidden // heads),
+        head_dim=arguments.size("--kv-channels", hidden // heads),
         ffn=ffn,
         vocab=vocabulary(arguments),
         activation=activation,
-        rms_norm=arguments.word("--normalization", "LayerNorm") == "RMSNorm",
+        rms_norm=(arguments.word("--normalization") or "").lower() == "rmsnorm",
         positions=_positions(arguments),
-        tied="--untie-embeddings-and-output-weights" not in arguments,
-        qkv_bias="--add-qkv-bias" in arguments,
+        tied=not arguments.flag("--untie-embeddings-and-output-weights"),
+        qkv_bias=arguments.flag("--add-qkv-bias"),
         linear_bias=has_biases(arguments) and not gated,
-        qk_norm="--qk-layernorm" in arguments,
-        length=arguments.number("--max-position-embeddings", 4096),
+        qk_norm=arguments.flag("--qk-layernorm"),
+        length=arguments.size("--max-position-embeddings", 4096),
         experts=_experts(arguments, layers, ffn),
         latent=_latent(arguments),
-        mtp_layers=arguments.number("--mtp-num-layers", 0),
+        mtp_layers=arguments.count("--mtp-num-layers"),
     ).model()
 
 
 def has_biases(arguments: Arguments) -> bool:
     """Tell whether linear layers have biases, which --disable-bias-linear or the entry of a YAML file turns off."""
     said = {**arguments.defaults.values, **arguments.settings}.get("--add-bias-linear")
-    return "--disable-bias-linear" not in arguments and said is not False
+    return not arguments.flag("--disable-bias-linear") and said is not False
 
 
 def _kv_heads(arguments: Arguments, heads: int) -> int:
-    grouped = "--group-query-attention" in arguments
-    return arguments.number("--num-query-groups", heads) if grouped else heads
+    grouped = arguments.flag("--group-query-attention")
+    return arguments.size("--num-query-groups", heads) if grouped else heads
 
 
 def _activation(arguments: Arguments) -> str:
-    if "--squared-relu" in arguments:
+    if arguments.flag("--squared-relu"):
         return "squared_relu"
     gates = ("--swiglu", "--quick-geglu")
-    return "swiglu" if any(name in arguments for name in gates) else arguments.word("--glu-activation", "gelu") or ""
+    return (
+        "swiglu" if any([arguments.flag(name) for name in gates]) else arguments.word("--glu-activation", "gelu") or ""
+    )
 
 
 def _positions(arguments: Arguments) -> str:
     """The kind of position embedding; a model without any, or with another rotation, costs what a rotary one does."""
     kind = arguments.word("--position-embedding-type", "learned_absolute")
+    without = arguments.flag("--no-position-embedding")
     if kind == "alibi":
         return "alibi"
-    rotates = "--use-rotary-position-embeddings" in arguments
-    return "learned" if kind == "learned_absolute" and not rotates else "rotary"
+    rotates = arguments.flag("--use-rotary-position-embeddings")
+    return "learned" if kind == "learned_absolute" and not (rotates or without) else "rotary"
 
 
 def _latent(arguments: Arguments) -> LatentSizes | None:
-    if "--multi-latent-attention" not in arguments:
+    if not arguments.flag("--multi-latent-attention"):
         return None
     return LatentSizes(
-        query_rank=arguments.number("--q-lora-rank", 0) or None,
-        rank=arguments.number("--kv-lora-rank", 32),
-        content=arguments.number("--qk-head-dim", 128),
-        rotary=arguments.number("--qk-pos-emb-head-dim", 64),
-        value=arguments.number("--v-head-dim", 128),
+        query_rank=arguments.count("--q-lora-rank") or None,
+        rank=arguments.size("--kv-lora-rank", 32),
+        content=arguments.size("--qk-head-dim", 128),
+        rotary=arguments.size("--qk-pos-emb-head-dim", 64),
+        value=arguments.size("--v-head-dim", 128),
     )
 
 
@@ -126,18 +129,18 @@ def _experts(arguments: Arguments, layers: int, ffn: int) -> ExpertSizes | None:
             f"{arguments.path}: --num-experts has a number for each layer, which is not read here: give the model's"
             " config.json with --model."
         )
-    count = arguments.number("--num-experts", 0)
+    count = arguments.count("--num-experts")
     if count in (0, 1):
         arguments.get("--moe-shared-expert-intermediate-size")
         return None
     sparse = _sparse_layers(arguments, layers)
     return ExpertSizes(
         count=count,
-        per_token=arguments.number("--moe-router-topk", 2),
-        ffn=arguments.number("--moe-ffn-hidden-size", 0) or ffn,
+        per_token=arguments.size("--moe-router-topk", 2),
+        ffn=arguments.count("--moe-ffn-hidden-size") or ffn,
         dense=tuple(layer for layer in range(layers) if not sparse[layer]),
-        shared=arguments.number("--moe-shared-expert-intermediate-size", 0),
-        gate="--moe-shared-expert-gate" in arguments,
+        shared=arguments.count("--moe-shared-expert-intermediate-size"),
+        gate=arguments.flag("--moe-shared-expert-gate"),
         sinks=_has_windows(arguments),
     )
 
@@ -180,7 +183,7 @@ def _list_of(node: ast.expr) -> list[bool]:
 def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
     """Nemotron-H: state spaces, attentions, MLPs and mixtures by a pattern, whose stages `|` may divide."""
     kinds = pattern.partition("/")[0].replace("|", "")
-    if "--squared-relu" not in arguments and set(kinds) & set("-E"):
+    if not arguments.flag("--squared-relu") and set(kinds) & set("-E"):
         raise InputError(
             f"{arguments.path}: MLPs of the pattern {pattern} with the activation {_activation(arguments)} are not read"
             " here, only those with --squared-relu: give the model's config.json with --model."
@@ -189,7 +192,7 @@ def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
     for name in (*_MODEL_ARGUMENTS, *arguments.names):
         if name in _MODEL_ARGUMENTS or _NAMED_MODEL_ARGUMENTS.fullmatch(name):
             arguments.get(name)
-    experts = _experts(arguments, len(kinds), arguments.number("--ffn-hidden-size", 4 * hidden))
+    experts = _experts(arguments, len(kinds), arguments.size("--ffn-hidden-size", 4 * hidden))
     routed = {} if experts is None else {
         "n_routed_experts": experts.count, "num_experts_per_tok": experts.per_token,
         "moe_intermediate_size": experts.ffn, "moe_shared_expert_intermediate_size": experts.shared,
@@ -198,13 +201,13 @@ def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
         {
             "model_type": "nemotron_h", "hybrid_override_pattern": kinds, "num_hidden_layers": len(kinds),
             "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": _kv_heads(arguments, heads),
-            "head_dim": arguments.number("--kv-channels", hidden // heads), "vocab_size": vocabulary(arguments),
-            "intermediate_size": arguments.number("--ffn-hidden-size", 4 * hidden),
-            "tie_word_embeddings": "--untie-embeddings-and-output-weights" not in arguments,
-            "mamba_head_dim": arguments.number("--mamba-head-dim", 64),
-            "mamba_num_heads": arguments.number("--mamba-num-heads", 2 * hidden // 64),
-            "n_groups": arguments.number("--mamba-num-groups", 8),
-            "ssm_state_size": arguments.number("--mamba-state-dim", 128), **routed,
+            "head_dim": arguments.size("--kv-channels", hidden // heads), "vocab_size": vocabulary(arguments),
+            "intermediate_size": arguments.size("--ffn-hidden-size", 4 * hidden),
+            "tie_word_embeddings": not arguments.flag("--untie-embeddings-and-output-weights"),
+            "mamba_head_dim": arguments.size("--mamba-head-dim", 64),
+            "mamba_num_heads": arguments.size("--mamba-num-heads", 2 * hidden // 64),
+            "n_groups": arguments.size("--mamba-num-groups", 8),
+            "ssm_state_size": arguments.size("--mamba-state-dim", 128), **routed,
         }
     )  # fmt: skip
 
@@ -217,7 +220,7 @@ def _check_layers(arguments: Arguments, pattern: str | None) -> None:
             f"{arguments.path} runs {script}, which trains no GPT that is read from arguments: give its config.json"
             " with --model."
         )
-    if "--deepspeed" in arguments and _experts(arguments, 1, 1):
+    if arguments.flag("--deepspeed") and _experts(arguments, 1, 1):
         raise InputError(
             f"{arguments.path}: Megatron-DeepSpeed has experts in every second layer or as --expert-interval says,"
             " which is not read here: give the model's config.json with --model."
@@ -245,7 +248,7 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
     for name, size in (
         ("--num-layers", model.layers), ("--hidden-size", model.hidden), ("--num-attention-heads", model.heads)
     ):  # fmt: skip
-        if arguments.number(name, size) != size:
+        if arguments.size(name, size) != size:
             raise InputError(
                 f"{arguments.path} says {name} {arguments.word(name)}, but the model has {size}: give the right one"
                 " with --model."
@@ -255,7 +258,7 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
     for name in arguments.names:
         if _OTHER_LAYERS.fullmatch(name) or _NAMED_MODEL_ARGUMENTS.fullmatch(name):
             arguments.get(name)
-    if arguments.number("--mtp-num-layers", model.mtp_layers) != model.mtp_layers:
+    if arguments.count("--mtp-num-layers", model.mtp_layers) != model.mtp_layers:
         raise InputError(
             f"{arguments.path} says --mtp-num-layers {arguments.word('--mtp-num-layers')}, but the model predicts"
             f" {model.mtp_layers} further tokens: set num_nextn_predict_layers in its config.json,"
@@ -271,18 +274,19 @@ _MODEL_ARGUMENTS = (
     "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-layer-freq", "--q-lora-rank",
     "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim", "--moe-shared-expert-intermediate-size",
     "--moe-shared-expert-gate", "--squared-relu", "--quick-geglu", "--glu-activation", "--pad-vocab-size-to",
+    "--no-position-embedding",
 )  # fmt: skip
 """Arguments that a model's config says too."""
 
 
 def vocabulary(arguments: Arguments) -> int:
     """The size of the vocabulary as it is padded; raises InputError if neither it nor the tokenizer is known."""
-    named = arguments.number("--padded-vocab-size", 0) or arguments.number("--pad-vocab-size-to", 0)
+    named = arguments.count("--padded-vocab-size") or arguments.count("--pad-vocab-size-to")
     whole = named or _patched_words(arguments)
     if whole:
         arguments.get("--vocab-size")
         return whole
-    words = arguments.number("--vocab-size", 0) or _tokenizer_words(arguments)
+    words = arguments.count("--vocab-size") or _tokenizer_words(arguments)
     if words is None:
         raise InputError(
             f"{arguments.path} does not say --vocab-size, which Megatron-LM takes from the tokenizer: give it with"
@@ -307,7 +311,7 @@ def _tokenizer_words(arguments: Arguments) -> int | None:
 
 def _patched_words(arguments: Arguments) -> int:
     """The vocabulary of Pai-Megatron-Patch: a tokenizer's own words and further ones, not padded; 0 if not known."""
-    kind, further = arguments.word("--patch-tokenizer-type", ""), arguments.number("--extra-vocab-size", 0)
+    kind, further = arguments.word("--patch-tokenizer-type", ""), arguments.count("--extra-vocab-size")
     if kind == "DeepSeekV2Tokenizer":
         return {2400: 102400, 467: 129280}.get(further, 0)  # DeepSeek-V2's and V3's
     own = _PATCH_TOKENIZERS.get(kind or "")

@@ -45,18 +45,18 @@ def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool
     """
     plain = "interleaved" if chunks > 1 else "1f1b"
     for name, words in _NOT_KNOWN.items():
-        if arguments.word(name) not in (None, "1") and _with_fork(arguments):
+        if arguments.get(name) not in (None, "1") and _with_fork(arguments):
             raise InputError(f"{arguments.path}: {name} is {words}, which is not predicted; leave it out.")
     if combined and chunks > 1:
         return COMBINED
-    if pipeline > 1 and _DEEPSPEED in arguments:
+    if pipeline > 1 and arguments.flag(_DEEPSPEED):
         return "zb-h1"
     if pipeline > 1 and _zero_bubble(arguments):
         if has_v(arguments):
             return _chosen(arguments, _V_ORDERS, _V_MEMORY, "zb")
         pending = arguments.word(_PENDING, "auto")
-        return "zb-h2" if pending == "auto" or arguments.number(_PENDING) >= 2 * pipeline - 1 else "zb-h1"
-    if pipeline > 1 and _PRIMUS in arguments and arguments.word(_ALGORITHM) is not None:
+        return "zb-h2" if pending == "auto" or arguments.size(_PENDING) >= 2 * pipeline - 1 else "zb-h1"
+    if pipeline > 1 and arguments.flag(_PRIMUS) and arguments.word(_ALGORITHM) is not None:
         order = _chosen(arguments, _PRIMUS_ORDERS, _ALGORITHM, plain)
         return plain if order in ("1f1b", "interleaved") else order
     return plain
@@ -64,36 +64,38 @@ def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool
 
 def has_v(arguments: Arguments) -> bool:
     """Tell whether every device has two stages in a V, which the fork sets by itself."""
-    return _V in arguments and _with_fork(arguments)
+    return arguments.flag(_V) and _with_fork(arguments)
 
 
 def remarks_on_order(arguments: Arguments) -> Iterator[str]:
     """Sentences on arguments of the order that are predicted otherwise."""
     if _zero_bubble(arguments) and not has_v(arguments):
-        pending, pipeline = arguments.word(_PENDING, "auto"), arguments.number("--pipeline-model-parallel-size", 1)
+        pending, pipeline = arguments.word(_PENDING, "auto"), arguments.size("--pipeline-model-parallel-size", 1)
         if pending not in (str(pipeline), str(2 * pipeline)):
             yield f"{_PENDING} is {pending}, and the prediction counts on {pipeline} (ZB-H1) or {2 * pipeline} (ZB-H2)."
-    if _PRIMUS in arguments and arguments.word(_ALGORITHM) == _HEURISTIC:
+    if arguments.flag(_PRIMUS) and arguments.word(_ALGORITHM) == _HEURISTIC:
         yield f"{_ALGORITHM} is {_HEURISTIC}, and the prediction counts on ZB-H2."
     for name in (_DEEPSPEED, *_TIMERS, *([_PENDING] if has_v(arguments) else [])):
         arguments.get(name)
+    for name in _SWITCHES:
+        arguments.flag(name)
 
 
+_SWITCHES = ("--enable-zb-runtime", "--enable-exactly-numeric-match", "--enable-zbh1-exact-semantics")
 _TIMERS = (
-    "--enable-zb-runtime", "--zero-bubble-pipeline-timers-start-iter", "--zero-bubble-pipeline-timers-end-iter",
-    "--enable-exactly-numeric-match", "--zero-bubble-adaptive-memory-limit-percentile",
-    "--enable-zbh1-exact-semantics",
+    "--zero-bubble-pipeline-timers-start-iter", "--zero-bubble-pipeline-timers-end-iter",
+    "--zero-bubble-adaptive-memory-limit-percentile",
 )  # fmt: skip
 """Arguments of zero-bubble orders that change nothing next to those read; next to a V pending backwards too."""
 
 
 def _with_fork(arguments: Arguments) -> bool:
     """Tell whether the fork's arguments have an effect: in Primus by its switch alone."""
-    return _ALGORITHM not in arguments or _FORK in arguments
+    return _ALGORITHM not in arguments or arguments.flag(_FORK)
 
 
 def _zero_bubble(arguments: Arguments) -> bool:
-    return (_ZERO_BUBBLE in arguments or _V in arguments) and _with_fork(arguments)
+    return (arguments.flag(_ZERO_BUBBLE) or arguments.flag(_V)) and _with_fork(arguments)
 
 
 def _chosen(arguments: Arguments, orders: dict[str, str], name: str, default: str) -> str:

@@ -10,6 +10,7 @@ from debubble.frameworks.megatron.model import has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
+from debubble.imports.kinds import meant
 from debubble.imports.settings import OVERWRITTEN
 from debubble.imports.shell.scripts import RANKS
 from debubble.ir import RunOptions
@@ -20,20 +21,20 @@ from debubble.targets.offload import MODULES
 def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Iterator[str]:
     """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
     counted_on = {
-        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0 and "--deepspeed" not in arguments,
+        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0 and not arguments.flag("--deepspeed"),
         "--delay-wgrad-compute": options.expert_overlap,
     }
     for name, needed in counted_on.items():
-        if name not in arguments and needed:
+        if needed and not arguments.flag(name):
             yield f"{name} is off, and the prediction counts on it."
-    uniform = arguments.word("--recompute-method") == "uniform" and arguments.number("--recompute-num-layers", 1) > 1
-    if uniform or arguments.number("--checkpoint-num-layers", 1) > 1:
+    uniform = arguments.word("--recompute-method") == "uniform" and arguments.size("--recompute-num-layers", 1) > 1
+    if uniform or arguments.size("--checkpoint-num-layers", 1) > 1:
         yield "Uniform recomputation is taken for one input kept per layer, not one per group of layers."
     modules = set(arguments.words("--recompute-modules"))
     unknown = modules - {name for setting in MEGATRON_MODULES for name in setting.split("+")}
     if unknown:
         yield f"--recompute-modules {' '.join(sorted(unknown))} is not priced."
-    if "--fine-grained-activation-offloading" in arguments and arguments.word("--recompute-granularity") == "full":
+    if arguments.flag("--fine-grained-activation-offloading") and arguments.word("--recompute-granularity") == "full":
         yield "--fine-grained-activation-offloading beside full recomputation is predicted to move nothing."
     unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
     if unmoved:
@@ -43,12 +44,12 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     without = model.experts is not None and not (model.gated or model.experts.bias)
     if without and has_biases(arguments):
         yield "Biases of the experts are not in the prediction."
-    if "--deepspeed" in arguments and "--zero-stage" not in arguments:
+    if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
-    if "--use-precision-aware-optimizer" in arguments and options.dtype == "bf16" and not options.host_optimizer:
+    if arguments.flag("--use-precision-aware-optimizer") and options.dtype == "bf16" and not options.host_optimizer:
         yield (
             "Master weights are predicted with 4 bytes: --use-precision-aware-optimizer keeps 2, next to weights in"
             " bf16, from Megatron Core 0.12 and Transformer Engine 2.1 on (store_param_remainders)."
@@ -59,14 +60,11 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
             yield from arguments.assume(name, "fp32")
     if options.lora:
-        kind = (arguments.word("peft._target_") or "LoRA").rpartition(".")[2]
-        if kind != "LoRA":
-            yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
         modules = set(arguments.words("peft.target_modules"))
         if modules and modules not in (_ADAPTED, {"linear_qkv"}):
             yield f"Adapters are on {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
-    overlaps = "--overlap-grad-reduce" in arguments and arguments.word("framework") != "megatron-bridge"
-    if overlaps and options.zero == 1 and "--overlap-param-gather" not in arguments:
+    overlaps = arguments.flag("--overlap-grad-reduce") and arguments.word("framework") != "megatron-bridge"
+    if overlaps and options.zero == 1 and not arguments.flag("--overlap-param-gather"):
         yield "Parameters are predicted to be gathered next to forwards, as --overlap-param-gather does."
     yield from remarks_on_order(arguments)
     if arguments.word("framework") == SWIFT:
@@ -74,14 +72,16 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if arguments.word("--optimizer") == "dist_muon" and options.data > 1:
         yield "--optimizer dist_muon divides its states between replicas, and the prediction keeps them whole."
     yield from arguments.assume("--min-offloaded-tensor-size", "0")
-    instances = arguments.word("--num-distributed-optimizer-instances", "1")
-    if instances != "1":
+    instances = arguments.size("--num-distributed-optimizer-instances", 1)
+    if instances != 1:
         yield (
             f"--num-distributed-optimizer-instances {instances}: states are divided within each, and the prediction"
             " divides them among all replicas."
         )
     for name in _COUNTED:
         arguments.get(name)
+    for name in _COUNTED_SWITCHES:
+        arguments.flag(name)
     for name, sentence in _UNPRICED.items():
         if name in arguments:
             yield f"{name}: {sentence}"
@@ -100,9 +100,23 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
     for name, values in _VALUES.items():
         # It is looked at, and not read: what no prediction has stays in its list.
         said = arguments.settings.get(name)
-        if isinstance(said, str) and said not in (*values.split(), off.get(name)):
-            yield f"{name} {said} is no value that Megatron-LM has had ({values}): the prediction may be of another."
-    if "--perform-rl-step" in arguments:
+        if name in arguments.settings and said is not False:
+            arguments.check_has_value(name, said)
+        word = " ".join(said) if isinstance(said, tuple) else said
+        if isinstance(word, str) and word not in (*values.split(), off.get(name)):
+            known = f"({values}){meant(word, values.split())}"
+            yield f"{name} {word} is no value that Megatron-LM has had {known}: the prediction may be of another."
+    yield from _recomputation(arguments)
+    for name, several in _LISTED.items():
+        listed = arguments.words(name) if name in arguments.settings else ()
+        for word in listed:
+            if word not in several.split():
+                near = meant(word, several.split())
+                yield f"{name} {word} is no value that Megatron-LM has had{near}: it is not priced."
+    kind = (arguments.word("peft._target_") or "LoRA").rpartition(".")[2]
+    if options.lora and kind != "LoRA":
+        yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
+    if arguments.flag("--perform-rl-step"):
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
     of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES)]
     if of_teacher:
@@ -124,9 +138,24 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         return
 
 
+def _recomputation(arguments: Arguments) -> Iterator[str]:
+    """Sentences on recomputation that Megatron-LM refuses.  Source: megatron/core/transformer/transformer_config.py."""
+    granularity, method = arguments.word("--recompute-granularity"), arguments.word("--recompute-method")
+    if granularity == "full" and method is None and not arguments.numbers("--recompute-layer-ids"):
+        yield (
+            "Megatron-LM does not start: --recompute-granularity full needs --recompute-method, uniform or block:"
+            " predicted is that every layer recomputes."
+        )
+    if granularity == "selective" and method is not None and "--recompute-granularity" in arguments.settings:
+        yield (
+            f"Megatron-LM does not start: --recompute-method {method} is not for --recompute-granularity selective,"
+            " which is predicted."
+        )
+
+
 def _dynamic_batches(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     """A sentence on micro-batches that slime fills up to a number of tokens, where predicted are others."""
-    if "--use-dynamic-batch-size" not in arguments:
+    if not arguments.flag("--use-dynamic-batch-size"):
         return
     word = arguments.word("--max-tokens-per-gpu") or ""
     most = int(word) * options.context if word.isdecimal() else 0
@@ -150,9 +179,39 @@ _VALUES = {
     "--moe-flex-dispatcher-backend": "deepep hybridep ncclep",
     "--cuda-graph-impl": "none local transformer_engine full_iteration",
     "--transformer-impl": "local transformer_engine inference_optimized",
-    "--normalization": "LayerNorm RMSNorm",
+    "--normalization": "LayerNorm RMSNorm layernorm rmsnorm",
+    "--exp-avg-dtype": "fp32 fp16 bf16 fp8",
+    "--exp-avg-sq-dtype": "fp32 fp16 bf16 fp8",
+    "--main-grads-dtype": "fp32 bf16",
+    "--main-params-dtype": "fp32 fp16",
+    "--optimizer": "adam sgd muon dist_muon adaptive_muon lion soap",
+    "--fp8": "e4m3 hybrid",
+    "--fp4-format": "e2m1",
+    "--fp4": "e2m1",
+    "--fp4-recipe": "nvfp4 custom",
+    "--activations-checkpoint-method": "uniform block",
+    "--ckpt-format": "torch torch_dist zarr torch_dcp fsdp_dtensor",
+    "--softmax-type": "vanilla off-by-one learnable",
+    "--DDP-impl": "local torch FSDP",
+    "--megatron-fsdp-main-grads-dtype": "fp32 bf16 fp16 auto",
+    "--megatron-fsdp-main-params-dtype": "fp32 bf16 fp16 auto",
+    "--megatron-fsdp-grad-comm-dtype": "fp32 fp16 bf16 auto",
+    "--position-embedding-type": "learned_absolute rope rotary mrope yarn relative alibi none",
 }
 """The values that Megatron-LM's parsers have taken of arguments that decide."""
+_LISTED = {
+    "--recompute-modules": (
+        "core_attn moe_act layernorm mla_up_proj mlp moe shared_experts gdn_norm_out gdp_in_proj gdp_qkv mhc"
+    ),
+    "--offload-modules": (
+        "attn_norm qkv_linear core_attn attn_proj mlp_norm expert_fc1 moe_act fused_group_mlp gdp_qkv"
+    ),
+    **dict.fromkeys(
+        ("--cuda-graph-scope", "--cuda-graph-modules"),
+        "full full_iteration full_iteration_inference attn mlp moe moe_router moe_preprocess mamba",
+    ),
+}
+"""Arguments of several words -> those of megatron/core/transformer/transformer_config.py."""
 _TEACHER_PREFIXES = ("--export-kd-teacher", "--kd-config", "--teacher")
 """Prefixes of the arguments of a distillation, in Megatron-LM, and in Megatron-Bridge's models."""
 _WORLD_SIZES = (
@@ -165,17 +224,19 @@ _ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
 """The linear layers that adapters are predicted on, by Megatron-Bridge's names."""
 
 _COUNTED = (
-    "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer",
-    "--disable-bias-linear", "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm",
-    "--sequence-parallel", "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed",
-    "--checkpoint-activations", "--checkpoint-num-layers", "--deepspeed-activation-checkpointing",
-    "--gradient-accumulation-fusion", "--no-gradient-accumulation-fusion", "--share-embeddings-and-output-weights",
-    "--main-grads-dtype",
-    "--grad-reduce-in-bf16", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather",
-    "--moe-enable-deepep", "--enable-cuda-graph", "--cuda-graph-impl", "--cuda-graph-scope", "--cuda-graph-modules",
-    "--fp4-format", "--fp4", "--megatron-fsdp-main-grads-dtype",
+    "--ckpt-format", "--fp8-format", "--fp8", "--checkpoint-num-layers", "--main-grads-dtype", "--cuda-graph-impl",
+    "--cuda-graph-scope", "--cuda-graph-modules", "--fp4-format", "--fp4", "--megatron-fsdp-main-grads-dtype",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
+_COUNTED_SWITCHES = (
+    "--use-distributed-optimizer", "--use-precision-aware-optimizer", "--disable-bias-linear", "--add-bias-linear",
+    "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel", "--deepspeed",
+    "--accumulate-allreduce-grads-in-fp32", "--checkpoint-activations", "--deepspeed-activation-checkpointing",
+    "--gradient-accumulation-fusion", "--no-gradient-accumulation-fusion", "--share-embeddings-and-output-weights",
+    "--grad-reduce-in-bf16", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather",
+    "--moe-enable-deepep", "--enable-cuda-graph",
+)  # fmt: skip
+"""Such arguments that take no value."""
 
 _UNPRICED = {
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",

@@ -33,7 +33,7 @@ def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[
     layers, layout = model.layers, arguments.word(LAYOUT)
     if layout is not None:
         return _by_layout(layout, model, pipeline)
-    if _PARTITION in arguments or "--deepspeed" in arguments:
+    if _PARTITION in arguments or arguments.flag("--deepspeed"):
         method = arguments.word(_PARTITION, "type:transformer") or ""
         return partitioned_layers(method, model, pipeline), None
     listed = arguments.numbers(_MANUAL)
@@ -45,8 +45,8 @@ def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[
             )
         return tuple(listed), None
     ends = (
-        int("--account-for-embedding-in-pipeline-split" in arguments),
-        int("--account-for-loss-in-pipeline-split" in arguments),
+        int(arguments.flag("--account-for-embedding-in-pipeline-split")),
+        int(arguments.flag("--account-for-loss-in-pipeline-split")),
     )
     chunks = _chunks(arguments, layers + sum(ends), pipeline)
     first, last = arguments.numbers(_FIRST), arguments.numbers(_LAST)
@@ -69,9 +69,9 @@ def _chunks(arguments: Arguments, layers: int, pipeline: int) -> int:
     """Stages per device, where embedding and loss count among the layers if the arguments say so."""
     if has_v(arguments) and pipeline > 1:
         return 2
-    per_stage = arguments.number(_PER_VIRTUAL, 0)
+    per_stage = arguments.count(_PER_VIRTUAL)
     if not per_stage:
-        return max(arguments.number(_VIRTUAL, 1), 1)
+        return max(arguments.count(_VIRTUAL, 1), 1)
     if layers % pipeline:
         even_layers(layers, pipeline)
     if layers // pipeline % per_stage:

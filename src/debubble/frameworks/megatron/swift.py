@@ -11,6 +11,7 @@ from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.imports.defaults import Defaults
+from debubble.imports.kinds import shown
 from debubble.imports.registry import UserFacts
 from debubble.imports.training_scripts import COMMAND
 from debubble.ir import InputError
@@ -62,6 +63,7 @@ _SWITCHES = (
 )  # fmt: skip
 """Arguments that are on or off, in which 1 and 0 are no numbers."""
 _DTYPES = {"bfloat16": "--bf16", "float16": "--fp16", "float32": "--fp16"}
+_TUNERS = ("full", "lora", "lora_llm")
 _ADAPTERS = ("--adapters", "--ref-adapters", "--mcore-adapter", "--mcore-ref-adapter")
 """Checkpoints of adapters, with which ms-swift trains adapters."""
 
@@ -94,6 +96,8 @@ def read_swift(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     if "muon" in str(settings.get("--optimizer")):
         settings["--use-distributed-optimizer"] = False
     tuner = settings.get("--tuner-type", settings.get("--train-type", "full"))
+    if tuner not in _TUNERS:
+        raise InputError(f"{path}: --tuner_type is {shown(tuner)}, which is none of {', '.join(_TUNERS)}.")
     if tuner != "full" or any(name in settings for name in _ADAPTERS):
         settings |= _adapters(settings)
     return {"framework": SWIFT, **settings}
@@ -111,7 +115,7 @@ def check_said(arguments: Arguments, given: UserFacts) -> None:
 
 def remarks_on_swift(arguments: Arguments, model: Model) -> Iterator[str]:
     """Sentences on arguments of ms-swift that are predicted otherwise."""
-    if "--packing" not in arguments:
+    if not arguments.flag("--packing"):
         yield "Without --packing sequences are as long as their samples, and predicted is --max_length for each."
     task = arguments.word("--task-type", "causal_lm")
     if task != "causal_lm":

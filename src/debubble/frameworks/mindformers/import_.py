@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
 from debubble.imports.defaults import Defaults
-from debubble.imports.job import ImportedJob
+from debubble.imports.job import ImportedJob, check_ranks
+from debubble.imports.kinds import NUMBER, SWITCH, Kind, shown
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
+from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
-from debubble.imports.settings import SettingsReader, read_settings
+from debubble.imports.settings import read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 
 _MODEL = "model.model_config."
-_SELECTED = "recompute_config.select_recompute"
+_WHOLE, _SELECTED = "recompute_config.recompute", "recompute_config.select_recompute"
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 DEFAULTS = Defaults("MindFormers")
@@ -54,14 +57,16 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
             " moe_config, or give the model with --model."
         )
     chunks = read.size(f"{_MODEL}pp_interleave_num", 1)
-    if not read.get("parallel.pipeline_config.pipeline_interleave", False):
+    if not read.flag("parallel.pipeline_config.pipeline_interleave"):
         chunks = 1
     layers = _layers(read, model.layers, pipeline, chunks)
     divides = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
-    level = 2 if read.get(divides, False) else 1
-    zero = level if read.get("parallel.enable_parallel_optimizer", False) else 0
+    level = 2 if read.flag(divides) else 1
+    zero = level if read.flag("parallel.enable_parallel_optimizer") else 0
     length = _size(read, "seq_length", given.sequence_length)
     tensor = read.size("parallel_config.model_parallel", 1)
+    degrees = {"pipeline_stage": pipeline, "data_parallel": data, "context_parallel": context, "model_parallel": tensor}
+    check_ranks(given.cluster, read.path, degrees)
     options = RunOptions(
         micro_batch_size=read.size("runner_config.batch_size", 1) * read.size("micro_batch_interleave_num", 1),
         sequence_length=length if given.sequence_length is None else given.sequence_length,
@@ -71,8 +76,8 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         expert=expert,
         zero=zero,
         dtype=read.choice(f"{_MODEL}compute_dtype", "bfloat16", _DTYPES),
-        flash_attention=bool(read.get(f"{_MODEL}use_flash_attention", True)),
-        sequence_parallel=bool(read.get("parallel_config.use_seq_parallel", False)) or tensor == 1,
+        flash_attention=read.flag(f"{_MODEL}use_flash_attention", True),
+        sequence_parallel=read.flag("parallel_config.use_seq_parallel") or tensor == 1,
     )
     return ImportedJob(
         target="mindformers",
@@ -89,6 +94,7 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
             sequence_parallel=("parallel_config.use_seq_parallel",),
             zero=("parallel.enable_parallel_optimizer",),
         ),
+        warnings=tuple(_warnings(read)),
         rest=Unread.of(read, _remarks(read)),
     )
 
@@ -135,7 +141,7 @@ def _micro_batches(read: SettingsReader, pipeline: int, *, instead: int | None) 
     deciding, idle = "parallel_config.micro_batch_num", "runner_config.gradient_accumulation_steps"
     if pipeline == 1:
         deciding, idle = idle, deciding
-    read.skip(idle)
+    read.number(idle, 1)
     return read.size(deciding, 1, instead=instead)
 
 
@@ -162,24 +168,19 @@ def _model(read: SettingsReader) -> Model:
         ffn=width,
         vocab=read.size(f"{_MODEL}vocab_size"),
         head_dim=read.size(f"{_MODEL}head_dim", hidden // heads),
-        tied=bool(read.get(f"{_MODEL}tie_word_embeddings", False)),
-        qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
+        tied=read.flag(f"{_MODEL}tie_word_embeddings"),
+        qkv_bias=read.flag(f"{_MODEL}qkv_has_bias"),
         qk_norm=_norms_queries(read),
         experts=_experts(read, width) if read.size("moe_config.expert_num", 1) > 1 else None,
-        latent=_latent(read) if read.get(f"{_MODEL}kv_lora_rank") else None,
-        mtp_layers=_count(read, f"{_MODEL}mtp_depth") or _count(read, f"{_MODEL}num_nextn_predict_layers"),
+        latent=_latent(read) if read.count(f"{_MODEL}kv_lora_rank") else None,
+        mtp_layers=read.count(f"{_MODEL}mtp_depth") or read.count(f"{_MODEL}num_nextn_predict_layers"),
     ).model()
-
-
-def _count(read: SettingsReader, name: str) -> int:
-    """A number that may be 0, which is what a file says that leaves it out."""
-    return read.size(name) if read.get(name) else 0
 
 
 def _latent(read: SettingsReader) -> LatentSizes:
     """DeepSeek's latent attention."""
     return LatentSizes(
-        query_rank=_count(read, f"{_MODEL}q_lora_rank") or None,
+        query_rank=read.count(f"{_MODEL}q_lora_rank") or None,
         rank=read.size(f"{_MODEL}kv_lora_rank"),
         content=read.size(f"{_MODEL}qk_nope_head_dim"),
         rotary=read.size(f"{_MODEL}qk_rope_head_dim"),
@@ -193,22 +194,28 @@ def _experts(read: SettingsReader, width: int) -> ExpertSizes:
         count=read.size("moe_config.expert_num"),
         per_token=read.size("moe_config.num_experts_chosen", 1),
         ffn=ffn,
-        dense=tuple(range(_count(read, "moe_config.first_k_dense_replace"))),
-        shared=ffn * _count(read, "moe_config.shared_expert_num"),
+        dense=tuple(range(read.count("moe_config.first_k_dense_replace"))),
+        shared=ffn * read.count("moe_config.shared_expert_num"),
     )
 
 
 def _norms_queries(read: SettingsReader) -> bool:
     """Tell whether queries and keys are normed: Qwen3's are."""
-    named = [str(read.get(f"{_MODEL}{name}", "")) for name in ("model_type", "type", "architectures")]
-    return bool(read.get(f"{_MODEL}use_qk_norm", False)) or any("qwen3" in name.lower() for name in named)
+    said = read.get(f"{_MODEL}architectures")
+    families = (
+        read.texts(f"{_MODEL}architectures") if isinstance(said, list) else [read.text(f"{_MODEL}architectures", "")]
+    )
+    named = [*families, *(read.text(f"{_MODEL}{name}", "") for name in ("model_type", "type"))]
+    return read.flag(f"{_MODEL}use_qk_norm") or any("qwen3" in name.lower() for name in named)
 
 
 def _inner(read: SettingsReader, hidden: int) -> int:
     """The width of MindFormers' Llama without intermediate_size, from ffn_dim_multiplier and multiple_of."""
     width: float = 4 * hidden
-    factor = read.get(f"{_MODEL}ffn_dim_multiplier")
-    if isinstance(factor, int | float):
+    factor = read.entry(f"{_MODEL}ffn_dim_multiplier", NUMBER)
+    if factor is not None and factor <= 0:
+        raise read.refusal(f"{_MODEL}ffn_dim_multiplier", f"is {factor:g}, which is no number of anything")
+    if factor is not None:
         width = int((factor + 0.01) * width)
     multiple = read.size(f"{_MODEL}multiple_of", 256)
     return multiple * -(-int(2 * width / 3) // multiple)
@@ -216,37 +223,55 @@ def _inner(read: SettingsReader, hidden: int) -> int:
 
 def _layers(read: SettingsReader, layers: int, pipeline: int, chunks: int) -> tuple[int, ...]:
     """Layers per stage: an even share, and what `offset` has more; a part of a layer that is left is an error."""
-    offset = read.get(f"{_MODEL}offset", 0)
+    name = f"{_MODEL}offset"
+    offset = read.get(name, 0)
     stages = pipeline * chunks
     if stages > layers:
         raise InputError(f"{layers} layers cannot fill {stages} stages.")
-    rows = _rows([offset] * pipeline if type(offset) is int else offset, pipeline, chunks)
+    try:
+        rows = _rows([offset] * pipeline if type(offset) is int else offset, pipeline, chunks, switches=False)
+    except ValueError as error:
+        raise read.refusal(name, str(error)) from None
     more = [number for row in (rows if len(rows) == chunks else rows * chunks) for number in row]
     counts = tuple(layers // stages + each for each in more)
     if sum(counts) != layers:
-        raise InputError(f"The offsets make {sum(counts)} layers of {layers}.")
+        raise read.refusal(name, f"is {shown(offset)}, which makes {sum(counts)} layers of {layers}")
+    if min(counts) < 0:
+        raise read.refusal(name, f"is {shown(offset)}, which leaves a stage less than no layers")
     return counts
 
 
-def _rows(value: object, pipeline: int, chunks: int) -> list[list[int]]:
-    """One number per device, in one list for all chunks or in one per chunk; InputError if it is none."""
+def _rows(value: object, pipeline: int, chunks: int, *, switches: bool) -> list[list[int]]:
+    """One number per device, in one list for all chunks or in one per chunk; ValueError with words if it is none.
+
+    Args:
+        value: The numbers.
+        pipeline: Pipeline devices.
+        chunks: Stages per device.
+        switches: Whether a number may be true, for all, and may not be negative.
+    """
     rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     numbers = [number for row in rows if isinstance(row, list) and len(row) == pipeline for number in row]
-    if len(numbers) not in (pipeline, pipeline * chunks) or not all(isinstance(number, int) for number in numbers):
-        raise InputError(
-            f"{value!r} is neither a whole number nor one for each of the {pipeline} devices, in one list or in one for"
-            f" each chunk."
+    plain = all(type(number) is int or (switches and isinstance(number, bool)) for number in numbers)
+    if len(numbers) not in (pipeline, pipeline * chunks) or not plain or (switches and min(numbers) < 0):
+        raise ValueError(
+            f"is {shown(value)}, which is neither {'true or false' if switches else 'a whole number'} nor a number for"
+            f" each of the {pipeline} devices, in one list or in one for each chunk"
         )
     return [numbers[at : at + pipeline] for at in range(0, len(numbers), pipeline)]
 
 
-def _reach(value: object, layers: Sequence[int], pipeline: int) -> list[int]:
+def _reach(read: SettingsReader, name: str, value: object, layers: Sequence[int], pipeline: int) -> list[int]:
     """Layers from the start of each chunk that a switch or numbers name; one list for all chunks is of devices.
 
     Source: MindFormers, models/utils.py, LayerSetting, _alloc_recompute_layer.
     """
     chunks = len(layers) // pipeline
-    rows = _rows([value or 0] * pipeline if value is None or isinstance(value, bool) else value, pipeline, chunks)
+    of_all = [value or 0] * pipeline if value is None or isinstance(value, bool) else value
+    try:
+        rows = _rows(of_all, pipeline, chunks, switches=True)
+    except ValueError as error:
+        raise read.refusal(name, str(error)) from None
     if len(rows) == chunks:
         named = [number for row in rows for number in row]
         return [length if number is True else number for number, length in zip(named, layers, strict=True)]
@@ -263,12 +288,13 @@ def _in_turn(number: int, lengths: Sequence[int]) -> list[int]:
 
 def _strategies(read: SettingsReader, layers: Sequence[int], pipeline: int) -> Mapping[int, tuple[str, str]]:
     """Whole layers from the start of every chunk, then the operators of each pattern."""
-    wholes = _reach(read.get("recompute_config.recompute", False), layers, pipeline)
+    wholes = _reach(read, _WHOLE, read.get(_WHOLE, False), layers, pipeline)
     patterns = {
-        operator: _reach(value, layers, pipeline)
+        operator: _reach(read, name, value, layers, pipeline)
         for operator, cells in MINDFORMERS_CELLS.items()
         for cell in cells
-        if (value := _selected(read, operator, cell))
+        for name, value in [_selected(read, operator, cell)]
+        if value not in (None, False, [])
     }
     begins = [end - length for end, length in zip(accumulate(layers), layers, strict=True)]
     chosen: dict[int, tuple[str, str]] = {}
@@ -281,15 +307,19 @@ def _strategies(read: SettingsReader, layers: Sequence[int], pipeline: int) -> M
     return chosen
 
 
-def _selected(read: SettingsReader, operator: str, cell: str) -> object:
-    """Layers in which a cell is recomputed: a switch, or numbers; those of no cell by name are of MindFormers' own two.
+def _selected(read: SettingsReader, operator: str, cell: str) -> tuple[str, object]:
+    """The entry on a cell, and layers in which it is recomputed: a switch, or numbers.
+
+    Those of no cell by name are of MindFormers' own two.
 
     Source: MindFormers, models/utils.py, LayerSetting.
     """
     of_all = read.get(_SELECTED)
     if isinstance(of_all, list) and all(isinstance(name, str) for name in of_all):
-        return cell in of_all
-    return read.get(f"{_SELECTED}.{cell}", of_all if operator in _OWN_OPERATORS else None)
+        return _SELECTED, cell in of_all
+    name = f"{_SELECTED}.{cell}"
+    own = read.get(name)
+    return (_SELECTED, of_all if operator in _OWN_OPERATORS else None) if own is None else (name, own)
 
 
 _OWN_OPERATORS = ("1:activation", "1:multiply")
@@ -300,10 +330,20 @@ def _half(named: Sequence[str], half: int) -> str:
     return "+".join(operator[2:] for operator in named if operator[0] == str(half)) or "none"
 
 
-def _remarks(read: SettingsReader) -> Iterator[str]:
+def _warnings(read: SettingsReader) -> Iterator[str]:
+    """Sentences on words that are predicted as others."""
     yield from read.assume("optimizer.type", "AdamW")
     yield from read.assume("parallel.pipeline_config.pipeline_scheduler", "1f1b")
+
+
+def _remarks(read: SettingsReader) -> Iterator[str]:
+    read.choice(f"{_MODEL}param_init_type", "float32", _DTYPES)
     yield from read.assume(f"{_MODEL}param_init_type", "float32")
-    for name in ("moe_config.capacity_factor", "moe_config.comp_comm_parallel", "moe_config.enable_cold_hot_expert"):
-        if read.get(name) is not None:
+    kinds: Mapping[str, Kind[Any]] = {
+        "capacity_factor": NUMBER,
+        "comp_comm_parallel": SWITCH,
+        "enable_cold_hot_expert": SWITCH,
+    }
+    for name, kind in ((f"moe_config.{each}", kind) for each, kind in kinds.items()):
+        if read.entry(name, kind) is not None:
             yield f"{name} is {read.get(name)}, and experts are predicted to drop no token and to wait for messages."

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.arguments import Arguments, is_off
 from debubble.frameworks.megatron.bridge import argument
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.import_ import HARMLESS as OF_MEGATRON
@@ -15,8 +15,9 @@ from debubble.frameworks.megatron.import_ import job_of, with_arguments
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import ImportedJob
+from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
-from debubble.imports.settings import SettingsReader, read_settings, read_tree
+from debubble.imports.settings import read_settings, read_tree
 from debubble.ir import InputError
 
 _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_trainer.")
@@ -45,7 +46,7 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
     overrides = {
         _name(name.removeprefix(prefix)): argument(value)
         for name, value in settings.items()
-        if name.startswith(prefix) and value not in (None, {})
+        if name.startswith(prefix) and (value is False or not is_off(name.removeprefix(prefix), value))
     }
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")

@@ -11,8 +11,8 @@ from debubble.frameworks.torch import export as torch_csv
 from debubble.frameworks.torch.shared_settings import balanced_layers, layers_of
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, replicas
+from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import SettingsReader
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from debubble.frameworks.torch import export as torch_csv
-from debubble.imports.settings import SettingsReader
+from debubble.imports.kinds import STAGES, meant
+from debubble.imports.reader import SettingsReader
 from debubble.imports.torch_orders import ZERO_BUBBLE
 from debubble.ir import InputError, Schedule
 from debubble.models import Model
@@ -27,8 +28,14 @@ ORDERS = {
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)$")
 
 
-def order_of(name: str, csv: str, path: Path) -> str | Schedule:
+def order_of(entry: str, name: str, csv: str, path: Path) -> str | Schedule:
     """The order of a configuration: its CSV next to the file, if it names one, or torch's own of that name.
+
+    Args:
+        entry: The entry that names the schedule.
+        name: Its value.
+        csv: The file that the entry for it names; nothing if it names none.
+        path: The configuration.
 
     Raises:
         InputError: if torch has no such schedule that debubble knows, or the CSV cannot be read.
@@ -37,8 +44,8 @@ def order_of(name: str, csv: str, path: Path) -> str | Schedule:
         return torch_csv.read(path.with_name(Path(csv).name) if not Path(csv).exists() else Path(csv))
     if name.lower() not in ORDERS:
         raise InputError(
-            f"{path}: the schedule '{name}' is not known here; known are {', '.join(ORDERS)}, and any order as a CSV"
-            " (pipeline_parallel_schedule_csv), which torch writes of a schedule."
+            f"{path}: {entry} is '{name}', which is not known here{meant(name, ORDERS)}; known are {', '.join(ORDERS)},"
+            f" and any order as a CSV ({entry}_csv), which torch writes of a schedule."
         )
     return ORDERS[name.lower()]
 
@@ -86,6 +93,19 @@ def layers_of(parts: object) -> tuple[int, ...]:
     if not all(isinstance(name, str) for part in parts for name in part):
         raise InputError("The modules of the stages are no names.")
     return tuple(sum(_LAYER.search(name) is not None for name in part) for part in parts)
+
+
+def layers_by_modules(read: SettingsReader, name: str, model: Model) -> tuple[int, ...]:
+    """Decoder layers per stage, of the modules in an entry; none if it is not there.
+
+    Raises:
+        InputError: if it is no list of lists of names, or they have not every layer once.
+    """
+    parts = read.entry(name, STAGES)
+    layers = layers_of(parts or [])
+    if layers and sum(layers) != model.layers:
+        raise read.refusal(name, f"has {sum(layers)} layers, and the model has {model.layers}")
+    return layers
 
 
 def layer_strategies(layers: Sequence[int], operators: str = "full") -> dict[int, tuple[str, str]]:

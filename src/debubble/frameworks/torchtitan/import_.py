@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from debubble.costs import framework_with
+from debubble.costs.step import MOMENTS
 from debubble.frameworks.torch.shared_settings import (
     balanced_layers,
     chunks_of,
     expert_ranks,
     layer_strategies,
-    layers_of,
+    layers_by_modules,
     order_of,
 )
-from debubble.frameworks.torchtitan.models import flavor_model
+from debubble.frameworks.torchtitan.models import flavor_model, flavors_of
 from debubble.frameworks.torchtitan.primus import is_experiment, read_experiment
 from debubble.frameworks.torchtitan.saved import adapter_rank, remarks_on_saved
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults, own_defaults
-from debubble.imports.job import Batch, ImportedJob, batches_in
+from debubble.imports.job import Batch, ImportedJob, batches_in, check_ranks
+from debubble.imports.kinds import meant, shown
+from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import SettingsReader, read_constants, read_settings
+from debubble.imports.settings import read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model, hub_model
@@ -73,6 +77,12 @@ COMPILE, CHECKPOINTING = "compile", "activation_checkpoint"
 """The parts of a configuration on torch.compile and on activation checkpointing."""
 MODES = ("none", "full", "selective", "memory_budget")
 """The values of `activation_checkpoint.mode`."""
+_OPTION = f"{CHECKPOINTING}.selective_ac_option"
+_SCHEDULE = "parallelism.pipeline_parallel_schedule"
+_COMPILED = ("model", "loss")
+MODULES = "parallelism.module_fqns_per_model_part"
+OPTIMIZERS = ("AdamW", "Adam", *(name for name in MOMENTS if name not in ("adamw", "adam")))
+"""Torchtitan's optimizers, and those of forks that are priced."""
 
 _RENAMED = {
     "training.batch_size": LOCAL_BATCH_SIZE,
@@ -154,11 +164,13 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
     if read.number("parallelism.data_parallel_shard_degree", -1) != -1:
         sharded = read.size("parallelism.data_parallel_shard_degree")
     data = replicas * sharded
+    _check_degrees(given, read, replicas=replicas, sharded=sharded, context=context, tensor=tensor, pipeline=pipeline)
     length = _length(read, given.sequence_length)
     batch = _batch(read, length, data=data, pipeline=pipeline)
-    order = "1f1b" if pipeline == 1 else _order(read)
-    parts = read.get("parallelism.module_fqns_per_model_part")
-    layers = layers_of(parts) if parts else _split(read, model, pipeline, order)
+    name = read.text(_SCHEDULE, "1F1B")
+    order = "1f1b" if pipeline == 1 else order_of(_SCHEDULE, name, read.text(f"{_SCHEDULE}_csv", ""), read.path)
+    parts = layers_by_modules(read, MODULES, model) if pipeline > 1 else ()
+    layers = parts or _split(read, model, pipeline, order)
     expert, expert_tensor = expert_ranks(read, "parallelism.expert_parallel_degree", model, tensor=tensor)
     options = RunOptions(
         micro_batch_size=batch.size,
@@ -169,11 +181,11 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         expert=expert,
         expert_tensor=expert_tensor,
         zero=_zero(read, pipeline) if data * context > 1 else 0,
-        optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
+        optimizer=read.one_of("optimizer.name", "AdamW", OPTIMIZERS).lower(),
         dtype=_dtype(read),
         master_dtype=read.choice("training.dtype", "float32", {"float32": "fp32", "bfloat16": "bf16"}),
         lora=adapter_rank(read),
-        sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)) or tensor == 1,
+        sequence_parallel=read.flag("parallelism.enable_sequence_parallel", True) or tensor == 1,
         framework=_framework(read),
     )
     return ImportedJob(
@@ -187,6 +199,7 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         order=order,
         strategies=_strategies(read, model),
         unsaid=_unsaid(read, given),
+        warnings=tuple(_warnings(read)),
         rest=Unread.of(read, _remarks(read, options)),
     )
 
@@ -207,21 +220,19 @@ _CONVERTERS = ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx")
 def _dtype(read: SettingsReader) -> str:
     """The dtype of computing: fp8 where linear layers are converted to it."""
     base = read.choice("training.mixed_precision_param", "bfloat16", _DTYPES)
-    converters = read.get("model.converters", [])
-    converted = isinstance(converters, list) and any(name in converters for name in _CONVERTERS)
-    if converted or read.get("float8.enable_float8_linear", False):
+    converted = any(name in _converters(read) for name in _CONVERTERS)
+    if converted or read.flag("float8.enable_float8_linear"):
         return "fp8"
     for part in ("float8.", "mx.", "quantize."):
         read.skip(part)
     return base
 
 
-def _order(read: SettingsReader) -> str | Schedule:
-    return order_of(
-        read.text("parallelism.pipeline_parallel_schedule", "1F1B"),
-        read.text("parallelism.pipeline_parallel_schedule_csv", ""),
-        read.path,
-    )
+def _converters(read: SettingsReader) -> list[str]:
+    """The converters of the model; a command line has them as one word, with commas."""
+    name = "model.converters"
+    said = read.get(name)
+    return said.split(",") if isinstance(said, str) else read.texts(name)
 
 
 def _length(read: SettingsReader, instead: int | None) -> int:
@@ -242,9 +253,10 @@ def _batch(read: SettingsReader, length: int, *, data: int, pipeline: int) -> Ba
         number = read.size(count, 1)
         whole = size * number if pipeline > 1 else size
         name, of_step = "training.num_tokens_per_train_step", read.number("training.num_tokens_per_train_step", -1)
-        of_step = of_step // length if of_step > 0 else -1
+        of_step = read.size(name) // length if of_step >= 0 else -1
     else:
         name, of_step = "training.global_batch_size", read.number("training.global_batch_size", -1)
+        of_step = read.size(name) if of_step >= 0 else -1
         size, number = _micro_batches(read, pipeline)
         whole = size * number
     passes = 1 if of_step < 0 else batches_in(of_step, whole * data, read.path, name=name)
@@ -256,7 +268,7 @@ def _micro_batches(read: SettingsReader, pipeline: int) -> tuple[int, int]:
     count, size = "parallelism.num_pp_microbatches", "parallelism.pipeline_parallel_microbatch_size"
     if pipeline == 1:
         return read.size(LOCAL_BATCH_SIZE), 1
-    if read.get(count):
+    if read.get(count) is not None:
         number = read.size(count)
         return read.size(size) if size in read else batches_in(
             read.size(LOCAL_BATCH_SIZE), number, read.path, name=LOCAL_BATCH_SIZE
@@ -269,20 +281,32 @@ def _micro_batches(read: SettingsReader, pipeline: int) -> tuple[int, int]:
 def _zero(read: SettingsReader, pipeline: int) -> int:
     """FSDP over a pipeline reduces gradients once; without one after each micro-batch."""
     if pipeline > 1:
+        _reshards(read)
         return 1
-    return 2 if read.get("parallelism.fsdp_reshard_after_forward", "default") == "never" else 3
+    return 2 if _reshards(read) == "never" else 3
+
+
+def _reshards(read: SettingsReader) -> str:
+    return read.one_of("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
 
 
 def _model(read: SettingsReader) -> Model:
     """The known model, without vision towers and layers that predict further tokens, which torchtitan's models lack."""
     read.skip("model_spec.model.")
-    name = read.get("model.name") or read.get("model_spec.name", "")
-    flavor = read.get("model.flavor") or read.get("model_spec.flavor", "")
+    name, flavor = (
+        read.text(f"model.{each}", "") or read.text(f"model_spec.{each}", "") for each in ("name", "flavor")
+    )
     short = {"llama3": "llama3.1"}.get(name, name)
     known = hub_model(_FLAVORS.get(f"{name}-{flavor}", f"{short}-{flavor}")) or flavor_model(name, flavor)
     if known is None:
-        named = f"names the model '{name}' '{flavor}', which is not known here" if name else "does not name its model"
-        raise InputError(f"{read.path} {named}: give it with --model.")
+        if not name:
+            raise InputError(f"{read.path} does not name its model: give it with --model.")
+        flavors = flavors_of(name)
+        near = meant(flavor, flavors)
+        hint = f"; known flavors are {', '.join(flavors)}{near}" if flavors else ""
+        raise InputError(
+            f"{read.path} names the model '{name}' '{flavor}', which is not known here{hint}: give it with --model."
+        )
     text = known if known.vision is None else Model.from_hf(known.config["text_config"])
     layers = read.size("model.n_layers", text.layers)
     if layers != text.layers:
@@ -293,11 +317,12 @@ def _model(read: SettingsReader) -> Model:
 def _split(read: SettingsReader, model: Model, pipeline: int, order: str | Schedule) -> tuple[int, ...]:
     """Torchtitan's own split into stages, or that of its first versions at the layers that it names."""
     points = read.get("parallelism.pipeline_parallel_split_points", [])
-    if points:
+    if points not in ([], ""):
         return _between(points, model.layers, read)
-    first = read.size("parallelism.pipeline_parallel_first_stage_less_layers", 1)
-    last = read.size("parallelism.pipeline_parallel_last_stage_less_layers", 1)
-    per_stage = read.number("parallelism.pipeline_parallel_layers_per_stage", 0)
+    first = read.count("parallelism.pipeline_parallel_first_stage_less_layers", 1)
+    last = read.count("parallelism.pipeline_parallel_last_stage_less_layers", 1)
+    setting = "parallelism.pipeline_parallel_layers_per_stage"
+    per_stage = read.size(setting) if read.get(setting) is not None else 0
     stages = -(-(model.layers + first + last) // per_stage) if per_stage else pipeline * chunks_of(order)
     if stages % pipeline:
         raise InputError(
@@ -324,8 +349,9 @@ def _strategies(read: SettingsReader, model: Model) -> dict[int, tuple[str, str]
     policy = _policy(read)
     if policy == "full":
         return layer_strategies(range(model.layers))
-    if policy.isdigit() and int(policy):
-        return layer_strategies(range(int(policy) - 1, model.layers, int(policy)))
+    if policy.isdigit():
+        every = int(policy) or 1
+        return layer_strategies(range(every - 1, model.layers, every))
     return layer_strategies(range(model.layers), "norm+activation+multiply") if policy == "op" else {}
 
 
@@ -336,23 +362,31 @@ def _policy(read: SettingsReader) -> str:
     """
     own = {"force_recompute_mm_shapes_by_fqns": "op", "memory_budget": "memory_budget", "preserve_rng_state": "full"}
     part = CHECKPOINTING
-    if f"{part}.mode" not in read.settings and any(name.startswith(part) for name in read.settings):
+    said = [name for name in (f"{part}.mode", _OPTION) if name in read.settings]
+    if not said and any(name.startswith(part) for name in read.settings) and read.path.suffix == ".json":
         saved = (policy for name, policy in own.items() if f"{part}.{name}" in read.settings)
         read.skip(part)
         return next(saved, "none")
-    mode = str(read.get(f"{part}.mode", "none"))
-    if mode not in MODES:
-        raise InputError(f"{read.path}: {part}.mode is '{mode}', and torchtitan has {', '.join(MODES)}.")
-    return str(read.get(f"{part}.selective_ac_option")) if mode == "selective" else mode
+    mode = read.one_of(f"{part}.mode", "none", MODES)
+    if mode != "selective":
+        return mode
+    option = read.get(_OPTION, "2")
+    if isinstance(option, bool) or not isinstance(option, int | str) or not re.fullmatch(r"op|\d+", str(option)):
+        raise read.refusal(
+            _OPTION, f"is {shown(option)}, and torchtitan has 'op' and numbers such as '2', for every 2nd layer"
+        )
+    return str(option)
 
 
 def _framework(read: SettingsReader) -> str:
     """The traits of the framework that the file changes; without torch.compile every operator is a kernel."""
-    components = read.get(f"{COMPILE}.components", ["model", "loss"])
-    parts = components if read.get(f"{COMPILE}.enable", False) else []
+    components = read.texts(f"{COMPILE}.components", _COMPILED)
+    if other := [name for name in components if name not in _COMPILED]:
+        raise read.refusal(f"{COMPILE}.components", f"has '{other[0]}', and torchtitan compiles {', '.join(_COMPILED)}")
+    parts = components if read.flag(f"{COMPILE}.enable") else []
     eager = None if "model" in parts else False
-    whole_logits = [read.get(f"{part}.disable_loss_parallel", False) for part in ("parallelism", "training")]
-    overlaps = [read.get(f"{part}.enable_async_tensor_parallel", False) for part in ("parallelism", COMPILE)]
+    whole_logits = [read.flag(f"{part}.disable_loss_parallel") for part in ("parallelism", "training")]
+    overlaps = [read.flag(f"{part}.enable_async_tensor_parallel") for part in ("parallelism", COMPILE)]
     return framework_with(
         "torchtitan",
         compiled=eager,
@@ -386,9 +420,41 @@ def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:
     }
 
 
+_OFFLOAD = "training.enable_cpu_offload"
+
+
+def _warnings(read: SettingsReader) -> Iterator[str]:
+    """Sentences on what is not in the prediction and changes it much."""
+    yield from _reduction(read)
+    if read.flag(_OFFLOAD):
+        yield (
+            f"{_OFFLOAD} is not in the prediction: parameters, gradients and optimizer states are counted on devices,"
+            " and their copies from the host and the optimizer's steps there are not."
+        )
+    known = (*_CONVERTERS, "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
+    if others := [name for name in _converters(read) if name not in known]:
+        yield f"model.converters has {', '.join(others)}, which is not in the prediction{meant(others[0], known)}."
+
+
+def _reduction(read: SettingsReader) -> Iterator[str]:
+    """A sentence on gradients that are reduced in another dtype, as in forks."""
+    name = "training.mixed_precision_reduce"
+    if read.one_of(name, "float32", tuple(_DTYPES)) != "float32":
+        yield f"{name} is {read.get(name)}, and the prediction counts on float32."
+
+
+def _check_degrees(given: UserFacts, read: SettingsReader, **degrees: int) -> None:
+    """Raise InputError if torchtitan does not start, because its degrees are not those of the world size."""
+    names = {"replicas": "data_parallel_replicate", "sharded": "data_parallel_shard"}
+    check_ranks(
+        given.cluster,
+        read.path,
+        {f"{names.get(name, f'{name}_parallel')}_degree": degree for name, degree in degrees.items()},
+    )
+
+
 def _remarks(read: SettingsReader, options: RunOptions) -> Iterator[str]:
-    for name in ("parallelism.pipeline_parallel_schedule", "activation_checkpoint.selective_ac_option"):
-        read.get(name)
+    read.get(_OPTION)
     policy = _policy(read)
     if policy == "op":
         yield (
@@ -397,6 +463,6 @@ def _remarks(read: SettingsReader, options: RunOptions) -> Iterator[str]:
         )
     if policy == "memory_budget":
         yield "activation_checkpoint.memory_budget: what the compiler recomputes is predicted to be kept."
-    if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
+    if read.size("parallelism.data_parallel_replicate_degree", 1) > 1:
         yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
     yield from remarks_on_saved(read, options)

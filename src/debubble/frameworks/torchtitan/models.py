@@ -18,6 +18,12 @@ def flavor_model(name: str, flavor: str) -> Model | None:
     return None if sizes is None else _sizes(sizes, name).model()
 
 
+def flavors_of(name: str) -> list[str]:
+    """The flavors of a model that are known, in its own order; none if the model is not."""
+    known = own_defaults("torchtitan")["flavors"]
+    return [each.removeprefix(f"{name}-") for each in known if each.startswith(f"{name}-")]
+
+
 def _sizes(sizes: Mapping[str, Any], name: str) -> Sizes:
     heads, layers = sizes["n_heads"], sizes["n_layers"]
     latent = None

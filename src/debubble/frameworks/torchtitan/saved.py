@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from debubble.imports.settings import SettingsReader
+from debubble.imports.reader import SettingsReader
 from debubble.ir import RunOptions
 
 _MODEL = "model_spec.model."

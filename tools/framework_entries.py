@@ -1,0 +1,160 @@
+"""Writes the names of all entries that frameworks' configurations have or have had, for the importers' remarks.
+
+    python tools/framework_entries.py TORCHTITAN DEEPSPEED AUTOMODEL MINDFORMERS
+
+Each is a git directory of the project's repository with its history.  Names are from the classes of the configuration,
+and from the YAML files that come with the framework; nothing of the files is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FRAMEWORKS = Path(__file__).parents[1] / "src/debubble/frameworks"
+ARGUMENT = re.compile(r"""['"]--(\w+\.[\w.]+)['"]""")
+WORD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+DATA = re.compile(r"dataset|dataloader|tokenizer|callbacks|processor|auto_register|monitor|metric|hub|generation")
+"""Sections of files that no importer reads."""
+
+
+def git(folder: str, *words: str) -> str:
+    """What git prints."""
+    return subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True).stdout.decode(
+        errors="replace"
+    )
+
+
+def versions(folder: str, *paths: str) -> Iterator[str]:
+    """The texts of files at every commit that changed one of them."""
+    for commit in git(folder, "log", "--format=%H", "HEAD", "--", *paths).split():
+        for path in paths:
+            shown = subprocess.run(["git", "-C", folder, "show", f"{commit}:{path}"], capture_output=True)
+            if shown.returncode == 0:
+                yield shown.stdout.decode(errors="replace")
+
+
+def fields(text: str) -> Mapping[str, Mapping[str, str]]:
+    """The classes of a module -> their fields' names, and aliases -> their types."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            own = found.setdefault(node.name, {})
+            for each in node.body:
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+                    own[each.target.id] = ast.unparse(each.annotation)
+                    for alias in re.findall(r"alias='(\w+)'", ast.unparse(each)):
+                        own[alias] = ""
+    return found
+
+
+def nested(classes: Mapping[str, Mapping[str, str]], name: str, prefix: str = "") -> Iterator[str]:
+    """The names of a class's entries, with those of the classes that its fields are."""
+    for entry, kind in classes[name].items():
+        if kind in classes:
+            yield from nested(classes, kind, f"{prefix}{entry}.")
+        else:
+            yield prefix + entry
+
+
+def torchtitan(folder: str) -> Iterator[str]:
+    """The arguments of its first parsers, the fields of JobConfig, and those of today's configurations."""
+    for text in versions(folder, "torchtitan/config_manager.py", "torchtitan/config/job_config.py"):
+        yield from ARGUMENT.findall(text)
+        classes = fields(text)
+        if "JobConfig" in classes:
+            yield from nested(classes, "JobConfig")
+    for name, own in fields(git(folder, "show", "HEAD:torchtitan/config/configs.py")).items():
+        part = re.sub("(?<=[a-z])(?=[A-Z])", "_", name.removesuffix("Config")).lower()
+        yield from (f"{part}.{entry}" for entry in own)
+
+
+SECTIONS = {
+    "DeepSpeedZeroConfig": "zero_optimization.",
+    "DeepSpeedZeroOffloadParamConfig": "zero_optimization.offload_param.",
+    "DeepSpeedZeroOffloadOptimizerConfig": "zero_optimization.offload_optimizer.",
+    "DeepSpeedBF16Config": "bf16.",
+    "DeepSpeedFP16Config": "fp16.",
+}
+"""DeepSpeed's classes -> the sections that they are."""
+
+
+def deepspeed(folder: str) -> Iterator[str]:
+    """The names in its constants and its documentation, and the fields of the sections that decide."""
+    runtime = "deepspeed/runtime"
+    for path in ("precision_config.py", "zero/config.py", "zero/offload_config.py"):
+        for name, own in fields(git(folder, "show", f"HEAD:{runtime}/{path}")).items():
+            if name in SECTIONS:
+                yield from (SECTIONS[name] + entry for entry in own)
+    yield from re.findall(r'^[A-Z_0-9]+ = "(\w+)"', git(folder, "show", f"HEAD:{runtime}/constants.py"), re.MULTILINE)
+    yield from re.findall(r"\*\*\*(\w+)\*\*\*", git(folder, "show", "HEAD:docs/_pages/config-json.md"))
+    yield from ("data_types.grad_accum_dtype", "data_types.param_dtype", "pipeline.stages", "pipeline.partition")
+    yield from ("tensor_parallel.autotp_size", "pipeline.partition_method", "partition_method", "optimizer.type")
+
+
+def of_files(folder: str, *folders: str) -> Iterator[str]:
+    """The names of the entries of all YAML files that there are or were in these folders."""
+    changes = git(folder, "log", "--format=", "--raw", "--no-abbrev", "HEAD", "--", *folders).splitlines()
+    blobs = [line.split()[3] for line in changes if line.endswith((".yaml", ".yml"))]
+    for blob in dict.fromkeys(blobs):
+        shown = subprocess.run(["git", "-C", folder, "cat-file", "blob", blob], capture_output=True)
+        try:
+            tree = yaml.load(shown.stdout.decode(errors="replace"), Loader=yaml.CSafeLoader)
+        except yaml.YAMLError:
+            continue
+        if isinstance(tree, dict):
+            yield from entries(tree)
+
+
+def entries(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    """The names of the entries of nested settings, and of those that are tables."""
+    for name, value in tree.items():
+        if DATA.search(str(name)):
+            continue
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from entries(value, f"{prefix}{name}.")
+
+
+def automodel(folder: str) -> Iterator[str]:
+    """The entries of its recipes, and the fields of its strategies and pipeline."""
+    yield from of_files(folder, "examples")
+    classes = fields(git(folder, "show", "HEAD:nemo_automodel/components/distributed/config.py"))
+    for name in ("FSDP2Config", "MegatronFSDPConfig", "DDPConfig"):
+        yield from (f"distributed.{entry}" for entry in classes[name])
+    yield from (f"distributed.moe.{entry}" for entry in classes["MoEParallelizerConfig"])
+    pipeline = fields(git(folder, "show", "HEAD:nemo_automodel/components/distributed/pipelining/config.py"))
+    yield from (f"distributed.pipeline.{entry}" for entry in pipeline["PipelineConfig"])
+
+
+def mindformers(folder: str) -> Iterator[str]:
+    """The entries of its configurations."""
+    yield from of_files(folder, "configs", "research")
+
+
+WRITERS = {"torchtitan": torchtitan, "deepspeed": deepspeed, "automodel": automodel, "mindformers": mindformers}
+
+
+def write(framework: str, names: Iterable[str]) -> None:
+    """Write a framework's file."""
+    known = sorted({name for name in names if WORD.fullmatch(name)})
+    text = textwrap.fill(" ".join(known), width=120, break_on_hyphens=False, break_long_words=False)
+    (FRAMEWORKS / framework / "entries.txt").write_text(text + "\n")
+
+
+def main() -> None:
+    """Write the files."""
+    for (framework, names), folder in zip(WRITERS.items(), sys.argv[1:], strict=True):
+        write(framework, names(folder))
+
+
+if __name__ == "__main__":
+    main()
