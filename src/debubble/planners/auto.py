@@ -135,7 +135,7 @@ def _asked(answers: Answers, problem: Problem, names: Sequence[str]) -> Iterator
 
 
 def without_host_steps(problem: Problem, answer: Solution) -> Iterator[Solution]:
-    """The answer with all optimizer states on devices; it is kept where they fit and steps on hosts save next to none."""
+    """The answer with all states on devices; it is kept where they fit and steps on hosts save next to none."""
     if answer.partition is None:
         return
     schedule = answer.schedule.without_host_steps()
