@@ -43,7 +43,8 @@ def random_problem(seed: int) -> Problem:
                 memory_limit=(chance.randint(16, 60),),
             )
         )
-    return Problem(workload=workload, devices=devices, micro_batches=micro_batches, effort=0.2, seed=seed, compare=True)
+    asked = Problem(workload=workload, devices=devices, micro_batches=micro_batches, effort=0.2, seed=seed, compare=True)
+    return replace(asked, plain=False)
 
 
 def times_of_schedules(problem: Problem) -> Iterator[tuple[str, int, float]]:
