@@ -43,8 +43,10 @@ def random_problem(seed: int) -> Problem:
                 memory_limit=(chance.randint(16, 60),),
             )
         )
-    asked = Problem(workload=workload, devices=devices, micro_batches=micro_batches, effort=0.2, seed=seed, compare=True)
-    return replace(asked, plain=False)
+    return Problem(
+        workload=workload, devices=devices, micro_batches=micro_batches, effort=0.2, seed=seed, compare=True,
+        plain=False,
+    )  # fmt: skip
 
 
 def times_of_schedules(problem: Problem) -> Iterator[tuple[str, int, float]]:

@@ -18,7 +18,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "t", "y", "1"), ("false", "no", "off", "f"
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class ValueKind(Generic[T]):
     """One kind of values.
 
     Attributes:
@@ -98,10 +98,10 @@ def _word(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-WHOLE = Kind("no whole number", _whole, _converted_whole)
-NUMBER = Kind("no number", _number, _converted_number)
-SWITCH = Kind("neither true nor false", _switch, _converted_switch)
-WORD = Kind("no word", _word)
-WHOLES = Kind("no list of whole numbers", _list_of(_whole))
-WORDS = Kind("no list of words", _list_of(_word))
-STAGES = Kind("no list of lists of names", _list_of(_list_of(_word)))
+WHOLE = ValueKind("no whole number", _whole, _converted_whole)
+NUMBER = ValueKind("no number", _number, _converted_number)
+SWITCH = ValueKind("neither true nor false", _switch, _converted_switch)
+WORD = ValueKind("no word", _word)
+WHOLES = ValueKind("no list of whole numbers", _list_of(_whole))
+WORDS = ValueKind("no list of words", _list_of(_word))
+STAGES = ValueKind("no list of lists of names", _list_of(_list_of(_word)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from debubble.imports.defaults import Defaults
-from debubble.imports.kinds import NUMBER, SWITCH, WHOLE, WHOLES, WORD, WORDS, Kind, meant, shown
+from debubble.imports.kinds import NUMBER, SWITCH, WHOLE, WHOLES, WORD, WORDS, ValueKind, meant, shown
 from debubble.ir import InputError
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class SettingsReader:
         value = self._value(name)
         return default if value in (None, "none", "None") else value
 
-    def entry(self, name: str, kind: Kind[T]) -> T | None:
+    def entry(self, name: str, kind: ValueKind[T]) -> T | None:
         """A setting of a kind; None where it is missing, or null or `none` and no parser converts it.
 
         Raises:

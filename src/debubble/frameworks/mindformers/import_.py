@@ -9,7 +9,7 @@ from typing import Any
 from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, check_ranks
-from debubble.imports.kinds import NUMBER, SWITCH, Kind, shown
+from debubble.imports.kinds import NUMBER, SWITCH, ValueKind, shown
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
@@ -339,7 +339,7 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
 def _remarks(read: SettingsReader) -> Iterator[str]:
     read.choice(f"{_MODEL}param_init_type", "float32", _DTYPES)
     yield from read.assume(f"{_MODEL}param_init_type", "float32")
-    kinds: Mapping[str, Kind[Any]] = {
+    kinds: Mapping[str, ValueKind[Any]] = {
         "capacity_factor": NUMBER,
         "comp_comm_parallel": SWITCH,
         "enable_cold_hot_expert": SWITCH,
