@@ -13,7 +13,7 @@ from debubble.planners.auto import fastest_of
 from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Solution
-from debubble.planners.registry import Result
+from debubble.planners.registry import Result, verify
 from debubble.targets.orders import undivided
 from tests.planners.test_fixed import MODEL
 
@@ -156,6 +156,15 @@ def test_states_that_devices_cannot_hold_stay_on_hosts() -> None:
     hosted, placement = best.schedule.host_steps, best.schedule.placement
     assert hosted
     assert best.costs.static == asked.units.stage_costs(best.partition, placement, on_host=hosted).static
+
+
+def test_an_answer_that_forgets_its_states_is_refused() -> None:
+    model, cluster = db.models["qwen3-8b"], db.Cluster.parse("4xRTX4090-24GB")
+    asked = replace(problem_of(model, cluster, RunOptions(tensor=2), micro_batches=8), effort=0.1)
+    *_, best = fastest_of(asked, ["joint"])
+    forgetful = replace(best, schedule=best.schedule.without_host_steps(), timeline=None)
+    with pytest.raises(AssertionError, match="counts fewer states than its stages have"):
+        verify("joint", asked, forgetful, 0.0)
 
 
 def test_adapters_are_stepped_where_they_are() -> None:
