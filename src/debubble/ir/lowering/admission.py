@@ -151,7 +151,7 @@ class Admission:
         )
 
     def _advice(self, position: int, missing: Number) -> str:
-        """The cheapest change: recomputing the fewest stages if that suffices, else larger devices."""
+        """The cheapest change: recomputing the fewest stages if that suffices, else another order or larger devices."""
         saved: dict[int, Number] = {}
         # Searches run into their limit often: the device's own list is much shorter than the whole schedule.
         explicit = {(stage, j) for kind, stage, j in self._order if kind is Kind.R}
@@ -167,7 +167,7 @@ class Admission:
         if missing <= 0:
             which = f"stage {chosen[0]}" if len(chosen) == 1 else f"stages {', '.join(map(str, sorted(chosen)))}"
             return f"recompute on {which}, or use larger devices"
-        return "use larger devices"
+        return "take an order with fewer micro-batches in flight, or larger devices"
 
     def _live(self, position: int) -> set[tuple[int, int]]:
         """The stages and micro-batches whose activations the device holds once an operation has started."""
