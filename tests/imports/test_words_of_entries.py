@@ -173,7 +173,7 @@ def test_automodels_loader_converts_words(tmp_path: Path) -> None:
     [
         ("--bf16 --fp16", "has --bf16 and --fp16, of which Megatron-LM takes one"),
         ("--bf16 banana", "--bf16 is 'banana', and takes no value"),
-        ("--recompute-num-layers -1", "--recompute-num-layers is -1, which is no number of anything"),
+        ("--recompute-num-layers -1", "--recompute-num-layers is -1, and must be at least 1"),
         ("--context-parallel-size", "--context-parallel-size has no value after it"),
     ],
 )

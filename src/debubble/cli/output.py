@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from debubble.errors import InputError
-from debubble.files import check_writable
+from debubble.files import check_writable, write_whole
 from debubble.formatting import ANSWER_VERSION, time_words, wrapped
 
 if TYPE_CHECKING:
@@ -69,6 +69,14 @@ def check_pictures(**files: Path | None) -> None:
             raise InputError(
                 f"--{form} {file}: that is no name of {form.upper()}; write {file.with_suffix(f'.{form}')}."
             )
+
+
+def write_pictures(draw: Callable[[str], bytes], **files: Path | None) -> None:
+    """Write the pictures that are asked for, by their format, and say where each is."""
+    for form, path in files.items():
+        if path is not None:
+            write_whole(path, draw(form))
+            log().print(f"Wrote {path}.")
 
 
 def print_answer(**entries: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,15 +12,14 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import Size, Theme
-from debubble.cli.output import Json, SearchProgress, check_pictures, console, log, print_answer
+from debubble.cli.output import Json, SearchProgress, check_pictures, console, log, print_answer, write_pictures
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import ModelRequest
-from debubble.files import write_whole
 from debubble.formatting import listed
 from debubble.ir import InputError
 
 if TYPE_CHECKING:
-    from debubble.planners.sweep import SweepPoint
+    from debubble.planners.sweep import Sweep, SweepPoint
 
 _WORDS = ("model", "cluster", "memory_limit", "optimizer", "dtype")
 _NUMBERS = (
@@ -55,15 +55,10 @@ def sweep(
 
     It may be a memory limit, a cluster, micro-batches, a degree, ...
     """
-    from rich.text import Text
-
     from debubble.models import named_model
-    from debubble.planners.degrees.simplest import TOLERANCE
     from debubble.planners.sweep import sweep as swept
-    from debubble.views.html.sweep import sweep_rows, sweep_words
     from debubble.views.notebook import show
     from debubble.views.sweep_picture import sweep_picture
-    from debubble.views.terminal import rich_table
 
     check_pictures(html=html, png=png, svg=svg, pdf=pdf)
     name, values = _values(over)
@@ -97,24 +92,32 @@ def sweep(
     if html is not None:
         show(found).save(html)
         log().print(f"The page is in {html}.")
-    for form, path in (("png", png), ("svg", svg), ("pdf", pdf)):
-        if path is not None:
-            write_whole(path, sweep_picture(found, form, theme=theme, size=size))
-            log().print(f"Wrote {path}.")
+    write_pictures(partial(sweep_picture, found, theme=theme, size=size), png=png, svg=svg, pdf=pdf)
     if json:
         print_answer(over=name, points=[_point(point) for point in found.points])
     else:
-        console().print(rich_table(sweep_rows(found)))
-        console().print(*(Text(f"{point.value}: {sweep_words(point)}") for point in found.points), sep="\n")
-        searches = ((point.value, point.plan.degree_search) for point in found.points if point.plan is not None)
-        simpler = [str(value) for value, search in searches if search is not None and search.fastest is not None]
-        if simpler:
-            console().print(
-                f"Of {listed(simpler)} the plan is the simplest within {TOLERANCE:.0%} of the fastest;"
-                " --fastest compares those."
-            )
+        _print_table(found)
     if not any(point.plan for point in found.points):
         raise typer.Exit(1)
+
+
+def _print_table(found: Sweep) -> None:
+    """Print the plans' table, a line on each, and for which of them a faster one was passed over."""
+    from rich.text import Text
+
+    from debubble.planners.degrees.simplest import TOLERANCE
+    from debubble.views.html.sweep import sweep_rows, sweep_words
+    from debubble.views.terminal import rich_table
+
+    console().print(rich_table(sweep_rows(found)))
+    console().print(*(Text(f"{point.value}: {sweep_words(point)}") for point in found.points), sep="\n")
+    searches = ((point.value, point.plan.degree_search) for point in found.points if point.plan is not None)
+    simpler = [str(value) for value, search in searches if search is not None and search.fastest is not None]
+    if simpler:
+        console().print(
+            f"Of {listed(simpler)} the plan is the simplest within {TOLERANCE:.0%} of the fastest;"
+            " --fastest compares those."
+        )
 
 
 def _check_not_given(name: str, model: str | None, *groups: o.OptionGroup) -> None:

@@ -194,7 +194,7 @@ class SettingsReader:
 
     def _at_least(self, least: int, name: str, value: int) -> int:
         if value < least:
-            raise self.refusal(name, f"is {value}, which is no number of anything")
+            raise self.refusal(name, f"is {value}, and must be at least {least}")
         return value
 
     def numbers(self, name: str) -> list[int]:

@@ -15,7 +15,7 @@ answer that accumulates gradients, as every framework does, may take 2% longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -67,6 +67,12 @@ same."""
 
 HOST_STEPS_GAIN = 0.001
 """Share of a step that hosts' optimizer steps must save: those of adapters alone save none."""
+
+
+def asks_others(names: Collection[str]) -> bool:
+    """Tell whether debubble's planners are among these that `auto` does not ask without `Problem.compare`."""
+    usual = {*ASKED, *ASKED_FOR_TARGETS, *ASKED_OF_STAGES}
+    return any(name in planners and name not in usual and not _is_plugin(name) for name in names)
 
 
 def _is_plugin(name: str) -> bool:

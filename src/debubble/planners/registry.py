@@ -214,7 +214,7 @@ def _simulated(problem: Problem, solution: Solution) -> Timeline:
     return timeline
 
 
-def _check_states(problem: Problem, solution: Solution) -> None:
+def _assert_all_states(problem: Problem, solution: Solution) -> None:
     """Assert that devices hold all states where no host steps, whatever costs a planner answers with."""
     schedule = solution.schedule
     if not isinstance(problem.workload, ModelUnits) or solution.partition is None or schedule.host_steps:
@@ -230,7 +230,7 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
     Raises OutOfMemoryError if the answer does not fit, InfeasibleError if it keeps more on a host than there is, and
     DeadlockError if its operations wait for each other.
     """
-    _check_states(problem, solution)
+    _assert_all_states(problem, solution)
     solution = with_module_offload(problem, as_run(problem, solution))
     timeline = _simulated(problem, solution)
     partition = _planned_units(problem, solution)

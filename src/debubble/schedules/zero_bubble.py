@@ -85,7 +85,10 @@ def zb(
     tries: int | None = None,
     steps: int | None = None,
 ) -> Schedule:
-    """The shortest zero-bubble order found for the given costs and any memory limit.
+    """The shortest zero-bubble order found for the given costs and any memory limit, if nothing recomputes.
+
+    Where stages recompute it is found all the same for activations that are kept whole: under little memory it then
+    has fewer micro-batches in flight than fit, and may be slower than 1F1B.
 
     Args:
         devices: Pipeline devices, p.

@@ -99,9 +99,11 @@ def news_of_update(result: StepResult) -> tuple[str, ...]:
     sentences = []
     if result.rolled_back:
         devices = "1 device" if result.rolled_back == 1 else f"{result.rolled_back} devices"
-        back = f"{devices} took the update back"
-        reason = "a gradient was inf or NaN" if result.skipped else f"the gradients' norm {result.norm:.3g} is clipped"
-        sentences.append(f"{reason}: {back}" if result.skipped else f"{reason}: {back} and repeated it")
+        sentences.append(
+            f"a gradient was inf or NaN: {devices} took the update back"
+            if result.skipped
+            else f"the gradients' norm {result.norm:.3g} is clipped: {devices} took the update back and repeated it"
+        )
     if result.skipped:
         sentences.append("a gradient was inf or NaN: no parameter was updated")
     return tuple(f"step {result.step + 1}: {sentence}" for sentence in sentences)

@@ -77,8 +77,7 @@ def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
     """The bandwidth of devices that are joined by PCIe, of which boards differ, unless a cluster file says it."""
     if cluster is None or cluster.count == 1 or cluster.slowest.link_latency < PCIE_LATENCY:
         return
-    file = cluster.to_dict()
-    if "link_bandwidth" not in file and cluster.slowest.name not in (file.get("hardware") or {}):
+    if not cluster.gives("link_bandwidth"):
         rate = cluster.slowest.link_bandwidth / 1e9
         yield f"assumed: {rate:.4g} GB/s between {cluster.device_word}s (link_bandwidth)"
 

@@ -52,7 +52,7 @@ def offload_words(plan: Plan, why: Explanation) -> Iterator[str]:
 
 def is_assumed(why: Explanation) -> bool:
     """Tell whether the hosts' memory is a usual server's, less what the system needs."""
-    return "host_memory" not in why.cluster.to_dict()
+    return not why.cluster.gives("host_memory")
 
 
 def host_is_full(why: Explanation) -> bool:

@@ -108,11 +108,10 @@ def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
 
 def _link_words(cluster: Cluster) -> str:
     """The bandwidths that are priced, and whose they are."""
-    slowest, file = cluster.slowest, cluster.to_dict()
+    slowest = cluster.slowest
     rates = {"link": slowest.link_bandwidth, "network": slowest.network_bandwidth, "host": slowest.host_bandwidth}
     among = f"within a node of {slowest.devices_per_node}", "between nodes", "to and from the host"
-    own = slowest.name in (file.get("hardware") or {})
-    given = [name for name in rates if own or file.get(f"{name}_bandwidth") is not None]
+    given = [name for name in rates if cluster.gives(f"{name}_bandwidth")]
     whose = "from the cluster file" if len(given) == len(rates) else "assumed; a cluster file says yours"
     words = ", ".join(f"{rate / 1e9:.4g} GB/s {where}" for rate, where in zip(rates.values(), among, strict=True))
     return f"Bandwidth of each {cluster.device_word} and direction: {words} ({whose})."

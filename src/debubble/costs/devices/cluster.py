@@ -202,6 +202,10 @@ class Cluster(PickledFields):
         """The cluster file's content."""
         return dict(self.file)
 
+    def gives(self, entry: str) -> bool:
+        """Tell whether the cluster file has an entry such as `link_bandwidth`, or describes its devices itself."""
+        return self.file.get(entry) is not None or self.slowest.name in (self.file.get("hardware") or {})
+
     def save(self, path: Path, *, notes: Sequence[str] = ()) -> None:
         """Write the cluster file, whole or not at all.
 

@@ -390,7 +390,7 @@ def _gathered(read: SettingsReader, model: Model, dtype: str) -> MoreMemory | No
     given = None if read.get(name) == "auto" else read.entry(name, WHOLE)
     most = _LIVE_PARAMETERS if given is None else given
     if most < 0:
-        raise read.refusal(name, f"is {most}, which is no number of anything")
+        raise read.refusal(name, f"is {most}, and must be at least 0")
     for other in ("max_reuse_distance", "prefetch_bucket_size"):
         if read.get(entry := f"zero_optimization.stage3_{other}") != "auto":
             read.count(entry)

@@ -214,7 +214,7 @@ def _inner(read: SettingsReader, hidden: int) -> int:
     width: float = 4 * hidden
     factor = read.entry(f"{_MODEL}ffn_dim_multiplier", NUMBER)
     if factor is not None and factor <= 0:
-        raise read.refusal(f"{_MODEL}ffn_dim_multiplier", f"is {factor:g}, which is no number of anything")
+        raise read.refusal(f"{_MODEL}ffn_dim_multiplier", f"is {factor:g}, and must be above 0")
     if factor is not None:
         width = int((factor + 0.01) * width)
     multiple = read.size(f"{_MODEL}multiple_of", 256)

@@ -264,7 +264,7 @@ class Explanation:
             return DIVIDED_OPTIMIZER
         if cause == "collectives" and o.tensor == o.context == 1:
             return GATHERS if o.zero == 3 else "faster links,"
-        if cause == ALL_TO_ALL and self.plan.model is not None and not framework_of_plan(self.plan).dispatch_overlap:
+        if cause == ALL_TO_ALL and not framework_of_plan(self.plan).dispatch_overlap:
             return OVERLAPPED_DISPATCH
         if cause == "optimizer on the host" and o.zero == 0 and o.data * o.context > 1:
             return f"ZeRO, {ADVICE[cause]}"

@@ -13,7 +13,7 @@ from debubble.views.palette import THEMES
 
 def without_breaks(text: str) -> Markup:
     """The text, with options of the command line that no line breaks."""
-    options = re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(with_whole_figures(text))))
+    options = re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(with_unbroken_units(text))))
     return Markup(options)
 
 
@@ -21,7 +21,7 @@ UNITS = re.compile(r"(?<=\d) (?=(?:[KMGT]i?B|B|s|ms|µs|days|hours|tokens|TFLOP)
 """The space between a number and its unit."""
 
 
-def with_whole_figures(value: object) -> object:
+def with_unbroken_units(value: object) -> object:
     """A text in which no line breaks between a number and its unit; all else, and what is HTML already, as it is."""
     return UNITS.sub("\N{NO-BREAK SPACE}", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
@@ -30,7 +30,7 @@ def render(template: str, **entries: Any) -> bytes:
     """A page with these entries, in the colours of both themes."""
     environment = Environment(
         loader=PackageLoader("debubble.views"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=with_whole_figures,
+        lstrip_blocks=True, finalize=with_unbroken_units,
     )  # fmt: skip
     environment.filters["unbroken"] = without_breaks
     return environment.get_template(template).render(themes=THEMES, **entries).encode()
