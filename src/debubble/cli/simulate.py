@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import Size, Theme
-from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
+from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message, write_pictures
 from debubble.cli.simulate_options import AbstractCosts, ScheduleChoice
 from debubble.files import check_writable, write_whole
 from debubble.ir import (
@@ -174,17 +175,13 @@ def _draw(
     scenes: Sequence[Scene], *, html: Path | None, pictures: Mapping[str, Path | None], theme: str, size: str
 ) -> None:
     """Write the page and the pictures that were asked for."""
+    from debubble.views import views
+    from debubble.views.picture import picture
+
     if html is not None:
-        from debubble.views import views
-
         write_whole(html, views["html"](scenes))
-    for form, file in pictures.items():
-        if file is not None:
-            from debubble.views.picture import picture
-
-            write_whole(file, picture(scenes, form, theme=theme, size=size))
-    for file in filter(None, (html, *pictures.values())):
-        log().print(f"Wrote {file}.")
+        log().print(f"Wrote {html}.")
+    write_pictures(partial(picture, scenes, theme=theme, size=size), **pictures)
 
 
 def _save(scene: Scene, output: Path) -> None:
