@@ -201,7 +201,7 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         ("simulate --schedule 1f1b --devices 1000000000", "are more than the 65536"),
         ("simulate --schedule 1f1b --devices -2", "A pipeline needs at least one device, not -2."),
         ("simulate --schedule 1f1b --devices 4 --micro-batches 1000000000",
-         "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders"),
+         "4000000000 pairs of stage and micro-batch are more than the 524288 that debubble orders"),
     ],
 )  # fmt: skip
 def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, call: str, message: str) -> None:

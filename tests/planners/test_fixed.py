@@ -110,3 +110,21 @@ def test_more_chunks_than_a_device_has_cannot_be_the_hosts() -> None:
 def test_a_share_of_the_states_and_chunks_are_not_both_the_hosts() -> None:
     with pytest.raises(InputError, match=r"no --host-optimizer\.$"):
         fixed_plan(MODEL, CLUSTER, schedule="1f1b", micro_batches=8, host_chunks=1, host_optimizer=0.5)
+
+
+@pytest.mark.parametrize(("found", "fixed"), [("zb", "1f1b"), ("zb-v", "interleaved"), ("hanayo", "interleaved")])
+def test_a_found_order_knows_what_recomputation_leaves(found: str, fixed: str) -> None:
+    model, cluster = db.models["llama2-13b"], db.Cluster.parse("8xA100-40GB")
+    steps = []
+    for name in (found, fixed):
+        plan = fixed_plan(model, cluster, schedule=name, micro_batches=16, recompute="full")
+        steps.append(db.simulate(plan.schedule, plan.costs).makespan)
+    assert steps[0] <= steps[1]
+
+
+def test_an_order_of_given_layers_is_found_for_their_memory() -> None:
+    model, cluster = db.models["llama2-13b"], db.Cluster.parse("8xA100-40GB")
+    plan = fixed_plan(model, cluster, schedule="zb", micro_batches=16, recompute="full", layers=[5] * 8)
+    limits = [plan.costs.limit_of(d) for d in range(8)]
+    peaks = db.simulate(plan.schedule, plan.costs.with_limit(None)).peak_memory
+    assert all(limit is not None and peak <= limit for limit, peak in zip(limits, peaks, strict=True))

@@ -112,3 +112,15 @@ def test_a_plug_ins_schedule_that_is_no_step_is_named() -> None:
     mine = ScheduleEntry(name="mine", build=build, paper="", bubble="", memory="", default_chunks=1, peak=None)
     with pytest.raises(ScheduleError, match="The schedule 'mine' is wrong: The backward of stage 0, micro-batch 0 is"):
         mine(devices=1, micro_batches=1)
+
+
+@pytest.mark.parametrize("name", list(db.schedules))
+def test_a_schedule_has_the_placement_that_it_declares(name: str) -> None:
+    entry = db.schedules[name]
+    made = entry(devices=4, micro_batches=8)
+    assert made.placement == entry.placement(4, entry.default_chunks)
+
+
+def test_stages_that_recompute_are_a_set() -> None:
+    with pytest.raises(db.InputError, match="'recomputing' of 'zb' is 3; it must be a set of stages"):
+        db.schedules["zb"](devices=4, micro_batches=8, recomputing=3)

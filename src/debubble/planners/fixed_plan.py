@@ -9,7 +9,7 @@ from typing import Any
 
 from debubble.costs import Cluster
 from debubble.costs.partition import Partition
-from debubble.ir import InputError, Placement, RunOptions, Schedule
+from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 from debubble.planners.bounds.proven import lower_bound
 from debubble.planners.model_problem import problem_of
@@ -120,7 +120,7 @@ def _in_order(
     if problem.slices > 1:
         raise InputError(f"The order '{order.name}' does not cut sequences into slices; leave --slices out.")
     if layers is not None:
-        return _of_layers(model, problem, layers, lambda **_: order, chunks=None, recompute=recompute)
+        return _of_layers(model, problem, layers, lambda *_, **__: order, chunks=None, recompute=recompute)
     counts = even_counts(problem.units, order.stages)
     partition = Partition.cut(problem.units, counts, strategy=recompute or "none")
     return replace(order, fused_recompute=partition.recomputing), partition
@@ -149,14 +149,15 @@ def _configured(
             raise InputError(
                 f"--option {min(choosing)} says which stages recompute, and --layers takes --recompute alone."
             )
-        schedule = partial(entry, micro_batches=micro_batches, **given)
-        return _of_layers(model, problem, layers, schedule, chunks=chunks, recompute=recompute)
+        ordered = partial(_ordered, entry, micro_batches=micro_batches, **given)
+        return _of_layers(model, problem, layers, ordered, chunks=chunks, recompute=recompute)
     chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)
     everywhere = Partition.cut(units, counts, strategy=recompute or ("full" if can_choose else "none"))
-    rough = units.stage_costs(everywhere, Placement.looped(devices, chunks))
-    made = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=rough, **given)
+    made = _ordered(
+        entry, problem, everywhere, chunks=chunks, micro_batches=micro_batches, recomputes=not can_choose, **given
+    )
     chosen = made.fused_recompute | {stage for stage, _ in made.explicit_recompute}
     nowhere = Partition.cut(units, counts)
     if chosen and recompute == "none":
@@ -170,6 +171,16 @@ def _configured(
         partition = everywhere if recompute else nowhere
         made = replace(made, fused_recompute=partition.recomputing)
     return made, partition
+
+
+def _ordered(
+    entry: ScheduleEntry, problem: Problem, partition: Partition, *, chunks: int, recomputes: bool = True, **given: Any
+) -> Schedule:
+    """The schedule for the costs of a partition; `recomputes`: it is told which of their stages recompute."""
+    costs = problem.units.stage_costs(partition, entry.placement(problem.devices, chunks))
+    if recomputes:
+        given |= entry.accepted_options(recomputing=partition.recomputing)
+    return entry(devices=problem.devices, chunks=chunks, costs=costs, **given)
 
 
 def _of_layers(
@@ -195,7 +206,7 @@ def _of_layers(
         )
     chosen = recompute or "none"
     partition = partition_by_layers(problem.units, layers, dict.fromkeys(range(model.layers), (chosen, chosen)))
-    made = schedule(devices=devices, chunks=each if each > 1 else None)
+    made = schedule(problem, partition, chunks=each)
     if made.stages != len(layers):
         raise InputError(
             f"--layers has {len(layers)} stages, but '{made.name}' has {made.stages} on {devices} devices."

@@ -24,6 +24,7 @@ from debubble.schedules.registry import schedule
     memory="min(m, p + 1 / 2)",
     peak=lambda p, m, v: min(Fraction(m), p + Fraction(1, 2)),
     default_chunks=2,
+    placement=Placement.v_shape,
 )
 def dualpipe_v(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
     """Two chunks in a V; every forward of one chunk is paired with a backward of the other.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from debubble.ir import Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 from debubble.search.constructive.list_scheduling import Greedy, ListSchedule
+from debubble.search.constructive.recomputing import whole_backward_orders
 from debubble.search.constructive.zero_bubble import capacity_within, greedy_schedules
 
 
@@ -20,21 +21,43 @@ from debubble.search.constructive.zero_bubble import capacity_within, greedy_sch
     bubble="about 4 (p - 1) f / v, for m = p and b = 2 f",
     memory="min(m, p)",
     default_chunks=2,
+    placement=Placement.v_shape,
     peak=lambda p, m, v: min(m, p),
 )
-def hanayo(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None) -> Schedule:
-    """Waves on a zigzag of v chunks (v = 2 per wave): less bubble with every wave, in 1F1B's memory."""
+def hanayo(
+    *,
+    devices: int,
+    micro_batches: int,
+    chunks: int = 2,
+    costs: StageCosts | None = None,
+    recomputing: frozenset[int] = frozenset(),
+) -> Schedule:
+    """Waves on a zigzag of v chunks (v = 2 per wave): less bubble with every wave, in 1F1B's memory.
+
+    Args:
+        devices: Pipeline devices, p.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        costs: Times and bytes per stage; all times 1 by default.
+        recomputing: Stages whose backwards recompute.
+    """
     placement = Placement.v_shape(devices, chunks)
     costs = costs or StageCosts.of(stages=placement.stages)
     # Where no order keeps the limit, one without it says to lowering which device lacks how much, or fits recomputed.
-    outcomes = _orders(placement, micro_batches, costs) or _orders(placement, micro_batches, costs.with_limit(None))
+    outcomes = _orders(placement, micro_batches, costs, recomputing) or _orders(
+        placement, micro_batches, costs.with_limit(None), frozenset()
+    )
     best = min(outcomes, key=lambda outcome: outcome.makespan)
     return Schedule(name="hanayo", placement=placement, micro_batches=micro_batches, orders=best.orders)
 
 
-def _orders(placement: Placement, micro_batches: int, costs: StageCosts) -> list[ListSchedule]:
+def _orders(
+    placement: Placement, micro_batches: int, costs: StageCosts, recomputing: frozenset[int]
+) -> list[ListSchedule]:
     """The orders of all rules that memory for p micro-batches within the limit does not get stuck."""
     capacity = capacity_within(placement, costs, placement.devices)
+    if recomputing:
+        return whole_backward_orders(placement, micro_batches, costs, capacity, recomputing, _RULES)
     return greedy_schedules(placement, micro_batches, costs, capacity, _RULES, split=False)
 
 

@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from debubble.argument_types import with_checked_types
-from debubble.ir import InputError, Number, Schedule, ScheduleError, StageCosts, check
+from debubble.ir import InputError, Number, Placement, Schedule, ScheduleError, StageCosts, check
 from debubble.registry import PAPERS, Registry, guarding_plugins, is_own
 
-MOST_PAIRS = 2**22
+MOST_PAIRS = 2**19
 """Pairs of stage and micro-batch beyond which a schedule is refused: it would take minutes and gigabytes."""
 
 
@@ -46,6 +46,8 @@ class ScheduleEntry:
     peak: Callable[[int, int, int], Number] | None = None
     """The most that any device holds, of (p, m, v): activations of one micro-batch on one device, for equal stages.
     None: not declared."""
+    placement: Callable[[int, int], Placement] = Placement.looped
+    """Its stages on devices, of (p, v)."""
 
     @cached_property
     def options(self) -> frozenset[str]:
@@ -124,6 +126,10 @@ class ScheduleEntry:
     def _check_type(self, name: str, value: Any) -> None:
         """Raise InputError if an option is no number, below 0 or no word that it takes, as after `--option rho=abc`."""
         hint = get_type_hints(self.build)[name]
+        if get_origin(hint) is frozenset:
+            if not isinstance(value, frozenset):
+                raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must be a set of stages.")
+            return
         literals = (option for option in (hint, *get_args(hint)) if get_origin(option) is Literal)
         words = [word for literal in literals for word in get_args(literal)]
         if words and value not in words:
@@ -155,6 +161,7 @@ def schedule(
     memory: str,
     default_chunks: int = 1,
     peak: Callable[[int, int, int], Number] | None = None,
+    placement: Callable[[int, int], Placement] = Placement.looped,
 ) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
     """Register a schedule under its name, with its source and closed forms.
 
@@ -165,10 +172,11 @@ def schedule(
         memory: Peak on device 0 in activations of one micro-batch on one device, as a formula.
         default_chunks: Stages per device, v, unless it is asked for others.
         peak: The most that any device holds, of (p, m, v), in the same unit for equal stages; None: not declared.
+        placement: Its stages on devices, of (p, v).
     """
 
     def register(build: Callable[..., Schedule]) -> Callable[..., Schedule]:
-        schedules.add(name, ScheduleEntry(name, build, paper, bubble, memory, default_chunks, peak))
+        schedules.add(name, ScheduleEntry(name, build, paper, bubble, memory, default_chunks, peak, placement))
         return build
 
     return register

@@ -29,6 +29,7 @@ def _v_shape(name: str, summary: str, *, bubble: str, memory: str, activations: 
         bubble=bubble,
         memory=f"min(m, {memory})",
         default_chunks=2,
+        placement=Placement.v_shape,
         peak=lambda p, m, v: min(m, activations(p)),
     )
     def build(
@@ -40,10 +41,12 @@ def _v_shape(name: str, summary: str, *, bubble: str, memory: str, activations: 
         objective: Objective = "makespan",
         tries: int | None = None,
         steps: int = 0,
+        recomputing: frozenset[int] = frozenset(),
     ) -> Schedule:
         return zero_bubble_schedule(
             name, Placement.v_shape(devices), micro_batches, costs,
             activations=activations(devices), memory_limit=memory_limit, objective=objective, tries=tries, steps=steps,
+            recomputing=recomputing,
         )  # fmt: skip
 
     build.__doc__ = f"""{summary}
@@ -56,6 +59,7 @@ def _v_shape(name: str, summary: str, *, bubble: str, memory: str, activations: 
         objective: `makespan`, or `span` for an optimizer step that each device takes by itself.
         tries: Candidates to try; by default fewer for larger steps.
         steps: Moves of local search from the best order.
+        recomputing: Stages whose backwards recompute.
 
     Raises:
         InfeasibleError: No order fits the memory.

@@ -84,11 +84,11 @@ def zb(
     objective: Objective = "makespan",
     tries: int | None = None,
     steps: int | None = None,
+    recomputing: frozenset[int] = frozenset(),
 ) -> Schedule:
-    """The shortest zero-bubble order found for the given costs and any memory limit, if nothing recomputes.
+    """The shortest zero-bubble order found for the given costs and any memory limit.
 
-    Where stages recompute it is found all the same for activations that are kept whole: under little memory it then
-    has fewer micro-batches in flight than fit, and may be slower than 1F1B.
+    Where stages recompute and memory is short, backwards stay whole: what a W waits with was recomputed before its I.
 
     Args:
         devices: Pipeline devices, p.
@@ -98,6 +98,7 @@ def zb(
         objective: `makespan`, or `span` for an optimizer step that each device takes by itself.
         tries: Candidates to try; by default fewer for larger steps.
         steps: Moves of local search from the best order; by default none from 1F1B's memory up.
+        recomputing: Stages whose backwards recompute.
 
     Raises:
         InfeasibleError: Not even one micro-batch fits.
@@ -109,8 +110,9 @@ def zb(
     if steps is None:
         steps = SEARCHED // (3 * devices * micro_batches) if _is_tight(placement, micro_batches, costs) else 0
     return zero_bubble_schedule(
-        "zb", placement, micro_batches, costs, activations=2 * devices, objective=objective, tries=tries, steps=steps
-    )
+        "zb", placement, micro_batches, costs, activations=2 * devices, objective=objective, tries=tries, steps=steps,
+        recomputing=recomputing,
+    )  # fmt: skip
 
 
 def _is_tight(placement: Placement, micro_batches: int, costs: StageCosts) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 
 from debubble.errors import readable
 from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.search.constructive.recomputing import shortest_recomputing, split_backward_order, whole_backward_orders
 from debubble.search.constructive.zero_bubble import (
     RULES,
     best_order,
@@ -29,17 +30,25 @@ def zero_bubble_schedule(
     objective: Objective = "makespan",
     tries: int | None = None,
     steps: int = 0,
+    recomputing: frozenset[int] = frozenset(),
 ) -> Schedule:
     """Search the best order that holds so many activations, or fewer under a memory limit (by default the costs' own).
 
     As many candidates are tried as TRIAL_OPERATIONS allows, unless `tries` says how many; `steps` moves of local search
-    improve the best order.  Raises InfeasibleError if no order fits.
+    improve the best order, unless backwards recompute.  Raises InfeasibleError if no order fits.
     """
     costs = costs or StageCosts.of(stages=placement.stages)
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
     capacity = capacity_within(placement, costs, activations)
     best = best_order(name, placement, micro_batches, costs, capacity, objective=objective, tries=tries)
+    if recomputing:
+        split = split_backward_order(placement, micro_batches, costs, capacity, recomputing)
+        whole = whole_backward_orders(placement, micro_batches, costs, capacity, recomputing, RULES)
+        orders = [order.orders for order in (best, split, *whole) if order is not None]
+        tried = [Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=each) for each in orders]
+        if tried:
+            return shortest_recomputing(tried, costs, recomputing, objective=objective)
     if best is None:
         least = min(range(len(capacity)), key=lambda d: capacity[d])
         rooms = capacity if len(set(capacity)) > 1 else capacity[:1]

@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.ir import Placement, Schedule, StageCosts, check
+from debubble.search.constructive.recomputing import shortest_recomputing, whole_backward_orders
+from debubble.search.constructive.zero_bubble import RULES
+from tests.strategies import stage_costs
+
+
+@st.composite
+def recomputing_steps(draw: st.DrawFn) -> tuple[Placement, int, StageCosts, frozenset[int]]:
+    """A step in a V or a line, its costs, and the stages whose backwards recompute."""
+    p, v, m = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(1, 8))
+    costs = draw(stage_costs(stages=p * v)).replace(communication_model="latency")
+    recomputing = draw(st.frozensets(st.integers(0, p * v - 1)))
+    return Placement.v_shape(p, v), m, costs, recomputing
+
+
+@settings(max_examples=60)
+@given(step=recomputing_steps())
+def test_orders_of_whole_backwards_take_what_simulation_says(
+    step: tuple[Placement, int, StageCosts, frozenset[int]],
+) -> None:
+    placement, m, costs, recomputing = step
+    for order in whole_backward_orders(placement, m, costs, [None] * placement.devices, recomputing, RULES):
+        schedule = replace(Schedule.of("whole", placement, m, order.orders), fused_recompute=recomputing)
+        check(schedule)
+        assert db.simulate(schedule, costs).makespan == order.makespan
+
+
+@settings(max_examples=60)
+@given(step=recomputing_steps(), count=st.integers(1, 3))
+def test_orders_of_whole_backwards_keep_the_limit(
+    step: tuple[Placement, int, StageCosts, frozenset[int]], count: int
+) -> None:
+    placement, m, costs, recomputing = step
+    limit = [
+        costs.static_of(d) + count * sum(costs.activation[s] for s in stages)
+        for d, stages in enumerate(placement.stages_of)
+    ]
+    limited = costs.with_limit(limit)
+    free = [limited.capacity_of(d) for d in range(placement.devices)]
+    orders = whole_backward_orders(placement, m, limited, free, recomputing, RULES)
+    assert orders
+    for order in orders:
+        schedule = replace(Schedule.of("whole", placement, m, order.orders), fused_recompute=recomputing)
+        timeline = db.simulate(schedule, limited)
+        assert all(peak <= most for peak, most in zip(timeline.peak_memory, limit, strict=True))
+
+
+def test_the_shortest_schedule_that_fits_is_taken() -> None:
+    # GPipe keeps three inputs and recomputes one micro-batch: 3 + 9 bytes; 1F1B on one device keeps one: 10 bytes.
+    costs = StageCosts.of(stages=1, activation=10, activation_recomputed=1)
+    ahead, in_turn = (db.schedules[name](devices=1, micro_batches=3) for name in ("gpipe", "1f1b"))
+    found = [shortest_recomputing([ahead, in_turn], costs.with_limit(most), frozenset({0})) for most in (12, 11, 9)]
+    assert [schedule.name for schedule in found] == ["gpipe", "1f1b", "gpipe"]
+    assert {schedule.fused_recompute for schedule in found} == {frozenset({0})}
