@@ -19,6 +19,7 @@ COMMON = (
     "chunks: Stages per device, v.",
     "costs: Not read; the order is the same for any.",
     "costs: Times and bytes per stage; all times 1 by default.",
+    "recomputing: Stages whose backwards recompute.",
 )
 """Arguments of most schedules, which the page names once."""
 

@@ -93,7 +93,7 @@ def test_fixed_degrees_that_fit_nothing_are_refused_in_a_sentence(fixed: dict[st
 
 
 def test_choices_of_too_many_micro_batches_are_left_out() -> None:
-    choices = configurations(job(1, 2**23, pipeline=1))
+    choices = configurations(job(1, 2**20, pipeline=1))
     assert min(choice.micro_batch_size for choice in choices) == 2
     with pytest.raises(db.InputError, match="999999937 pairs of stage and micro-batch are more than the 524288"):
         configurations(job(1, 999_999_937, micro_batch_size=1))
