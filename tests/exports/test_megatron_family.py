@@ -12,7 +12,7 @@ import yaml
 
 import debubble as db
 from debubble.exports import exports
-from debubble.frameworks.megatron.export import OFFLOAD_VERSION_REMARK
+from debubble.frameworks.megatron.export import OFFLOAD_REMARK
 from debubble.plans import Plan
 from debubble.targets.offload import ModuleOffload
 from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, priced
@@ -95,7 +95,7 @@ def test_offload_reaches_a_bridge_recipe_and_its_environment(monkeypatch: pytest
     plan = moving(priced(), ModuleOffload(("core_attn", "attn_proj")))
     cfg = changed(plan)
 
-    assert OFFLOAD_VERSION_REMARK in exports["megatron"](plan).losses
+    assert OFFLOAD_REMARK in exports["megatron"](plan).losses
     assert cfg.model.fine_grained_activation_offloading
     assert cfg.model.offload_modules == ["core_attn", "attn_proj"]
     assert cfg.model.min_offloaded_tensor_size == 0

@@ -187,3 +187,16 @@ def test_hosts_step_no_stage_with_a_table_that_two_devices_share(planner: str) -
 
     assert plan.schedule.host_steps
     assert placement[0] == placement[-1] or not plan.schedule.host_steps & {0, len(placement) - 1}
+
+
+@pytest.mark.parametrize("how", [{"global_batch": 16}, {"micro_batches": 16, "target": "megatron"}])
+def test_without_a_swap_nothing_leaves_the_devices(how: dict[str, Any]) -> None:
+    plan = db.plan("llama2-13b", "8xA100-40GB", planner="adapipe", pipeline=8, swap="none", **how)
+    assert not plan.schedule.offloaded
+    assert not plan.schedule.host_steps
+
+
+@pytest.mark.parametrize("how", [{"global_batch": 16}, {"target": "megatron"}])
+def test_peers_take_activations_of_given_degrees_alone(how: dict[str, Any]) -> None:
+    with pytest.raises(db.InputError, match="to peers"):
+        db.plan("llama2-13b", "8xA100-40GB", swap="peer", **how)

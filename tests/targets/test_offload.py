@@ -11,7 +11,7 @@ from debubble.costs import Cluster
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.exports import exports
-from debubble.frameworks.megatron.export import OFFLOAD_VERSION_REMARK
+from debubble.frameworks.megatron.export import OFFLOAD_REMARK
 from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.planners.analysis.nearest_plans import plan_runs_in
@@ -114,6 +114,6 @@ def test_a_plan_for_megatron_offloads_where_that_is_faster() -> None:
     assert made.simulate().makespan >= float(made.lower_bound) - tail_of(made)
     assert "megatron" in plan_runs_in(made)
     written = exports["megatron"](made)
-    assert written.losses == (OFFLOAD_VERSION_REMARK,)
+    assert written.losses == (OFFLOAD_REMARK,)
     assert "--fine-grained-activation-offloading" in written.files["megatron-arguments.sh"]
     assert "export NVTE_CPU_OFFLOAD_V1=1" in written.files["megatron-arguments.sh"]

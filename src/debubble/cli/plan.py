@@ -73,7 +73,9 @@ def plan(
             nearest = nearest_plans(result, lambda name: plan_for(name, status, subject=name))
         late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK_PLAN_SECONDS
         quick = asked.plain and not late
-        advised = _what_helps(result, status, search, why=output.why, quick=quick, others=quick and not output.targets)
+        advised = _what_helps(
+            result, status, asked, search, why=output.why, quick=quick, others=quick and not output.targets
+        )
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
     if advised is not result:
@@ -170,7 +172,9 @@ OVERHEAD_SECONDS = 0.5
 """Seconds of the clock for imports before a search and for the answer after it."""
 
 
-def _what_helps(plan: Plan, status: Status, search: o.SearchLimits, *, why: bool, quick: bool, others: bool) -> Plan:
+def _what_helps(
+    plan: Plan, status: Status, asked: Question, search: o.SearchLimits, *, why: bool, quick: bool, others: bool
+) -> Plan:
     """The plan with changes that would help, and what quick plans of its degrees cost in other targets.
 
     It has neither after a Ctrl-C.
@@ -182,11 +186,13 @@ def _what_helps(plan: Plan, status: Status, search: o.SearchLimits, *, why: bool
         if why:
             status.update("Planning what would help ...")
             seconds = float(_scene(plan).step_time)
-            told = SearchProgress(status)
-            helps = what_ifs(plan, seconds, effort=search.effort, deadline=search.deadline, progress=told)
+            helps = what_ifs(
+                plan, seconds, effort=search.effort, deadline=search.deadline, swap=asked.destination,
+                progress=SearchProgress(status),
+            )  # fmt: skip
         else:
             status.update("Trying what would help ...")
-            helps = quick_what_ifs(plan) if quick else ()
+            helps = quick_what_ifs(plan, swap=asked.destination) if quick else ()
         elsewhere = quick_nearest(plan) if others and plan.target is None else {}
         return replace(plan, what_ifs=helps, other_targets=elsewhere)
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from debubble.cli import options as o
 from debubble.cli.names import framework_names, planner_names
@@ -13,6 +13,9 @@ from debubble.cli.output import Json
 from debubble.files import check_writable
 from debubble.formatting import read_count
 from debubble.ir import InputError
+
+if TYPE_CHECKING:
+    from debubble.planners.problem import Swap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +57,14 @@ class Question(o.OptionGroup):
     robust: bool = flag("Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.")
 
     @property
+    def destination(self) -> Swap:
+        """Where activations may go; its option knows no other words."""
+        return cast("Swap", self.swap)
+
+    @property
     def plain(self) -> bool:
-        """True if micro-batches are alike and activations go where they usually do, as in every quick plan."""
-        return self.swap == "host" and self.lengths is None
+        """True if micro-batches are equal and activations go to no peers, as in every quick plan."""
+        return self.swap != "peer" and self.lengths is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +123,7 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
     for name, wanted, what in (("--pareto", output.pareto, ""), ("--why", output.why, " changes of")):
         if wanted and not plain:
             raise InputError(
-                f"{name} plans{what} a MODEL on a --cluster, without --profile, --swap and --lengths;"
+                f"{name} plans{what} a MODEL on a --cluster, without --profile, --swap peer and --lengths;"
                 " leave it out here."
             )
 

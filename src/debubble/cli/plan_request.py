@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from debubble.cli import options as o
 from debubble.cli.output import SearchProgress
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from debubble.models import Model
     from debubble.planners import Problem
     from debubble.planners.degrees.space import Job
-    from debubble.planners.problem import Swap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class ModelRequest:
         return {
             "global_batch": asked.global_batch, "micro_batches": asked.micro_batches, "planner": asked.planner,
             "chunks": asked.chunks, "memory_limit": asked.memory_limit, "profile": self.given.profile,
-            "target": asked.target, "swap": cast("Swap", asked.swap), "robust": asked.robust, "compare": asked.compare,
+            "target": asked.target, "swap": asked.destination, "robust": asked.robust, "compare": asked.compare,
             "fastest": asked.fastest, "lengths": asked.lengths,
             **asdict(self.search), **self.run.degrees, **self.run.settings,
         }  # fmt: skip
@@ -76,7 +75,7 @@ class ModelRequest:
             fixed = {**degrees, "micro_batches": number}
         return Job(
             model=self.model, cluster=cluster, global_batch=batch, options=options, fixed=fixed, target=asked.target,
-            effort=self.search.effort, deadline=self.search.deadline,
+            effort=self.search.effort, deadline=self.search.deadline, swap=asked.destination,
         )  # fmt: skip
 
 
@@ -123,7 +122,7 @@ class GivenRequest:
             micro_batches=count * sliced.slices,
             objective="span" if self.run.post_validation else "makespan", **asdict(self.search),
         )  # fmt: skip
-        return replace(problem.swapping(cast("Swap", asked.swap)), robust=asked.robust, compare=asked.compare)
+        return replace(problem.swapping(asked.destination), robust=asked.robust, compare=asked.compare)
 
 
 def _check_stages(file: Path, stages: int, *, devices: int, chunks: int | None) -> None:

@@ -78,7 +78,7 @@ def plan(
         profile: A units file that `debubble profile` measured, or its content; not with `global_batch`.
         target: Name of the framework that is to run the plan: only what it can run is searched (see `targets`).
         swap: Where activations may go: `host`, `peer` (the paired device; the planners obscura and bpipe) or `none`;
-            not with `global_batch`.
+            to peers not with `global_batch` or a target.
         robust: Compare plans by their mean step under disturbances (noise, a slow device, slow links), not by the
             predicted one; not with `global_batch`.
         compare: Let `auto` ask every planner, the papers' and the baselines too; not with `global_batch`.
@@ -117,7 +117,7 @@ def plan(
         fixed = {name: degree for name, degree in given.items() if name in DEGREES and degree is not None}
         job = Job(
             model=model, cluster=cluster, global_batch=global_batch, options=run, fixed=fixed,
-            tolerance=0.0 if fastest else TOLERANCE, **search,
+            tolerance=0.0 if fastest else TOLERANCE, swap=swap, **search,
         )  # fmt: skip
         return asked.answer(partial(_plan_of_job, job, planner), progress)
     _refuse_for_target(target, run, swap=swap, lengths=lengths)
@@ -168,8 +168,8 @@ MICRO_BATCHES = 32
 
 def _refuse_for_target(target: str | None, run: RunOptions, *, swap: Swap, lengths: object) -> None:
     """Raise InputError for what a framework decides itself, and for lengths next to slices."""
-    if target is not None and swap != "host":
-        raise InputError("Where activations go follows from the target; leave out the swap or the target.")
+    if target is not None and swap == "peer":
+        raise InputError("No target moves activations to peers; leave out the swap or the target.")
     if target is not None and lengths is not None:
         raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
     if run.slices > 1 and lengths is not None:
@@ -183,8 +183,8 @@ def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compa
             "A profile is of one choice of degrees: give it with micro_batches and micro_batch_size in place of a"
             " global batch."
         )
-    if swap != "host":
-        raise InputError("Where activations go can be chosen for given degrees alone: leave out the global batch.")
+    if swap == "peer":
+        raise InputError("Activations go to peers for given degrees alone: leave out the global batch.")
     if robust:
         raise InputError("Robust plans are of given degrees: leave out the global batch, and give micro-batches.")
     if compare:

@@ -178,7 +178,8 @@ class Problem:
                     workload = FixedStages(costs.replace(offload=None, reload=None))
             case ModelUnits(units):
                 bandwidth = None if swap == "none" else peer_bandwidth(units)
-                workload = ModelUnits(replace(units, offload_bandwidth=bandwidth, link_groups=()))
+                units = replace(units, offload_bandwidth=bandwidth, module_bandwidth=None, link_groups=())
+                workload = ModelUnits(units)
         return replace(self, workload=workload, peers=swap == "peer")
 
     def begun(self) -> Effort:

@@ -37,6 +37,7 @@ class Target:
             same.
         for_pipelines: Rules that hold for pipelines of several devices alone.
         untested: Rules for such pipelines that refuse nothing: their sentences say what its project does not test.
+        offload_release: The release that its offload of activations needs; empty: any has it, or none.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Target:
     untested: Sequence[Rule] = ()
     levers: TargetLevers | None = None
     overlapping: TargetLevers | None = None
+    offload_release: str = ""
 
     def runs_on(self, device: str) -> bool:
         """Tell whether it may run on a device of that name."""

@@ -10,6 +10,7 @@ from debubble.ir import Kind
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.plans import Plan
+from debubble.targets.target import targets
 
 STRATEGIES_SHOWN = 2
 """Ways to recompute that are named; the others are counted together."""
@@ -39,6 +40,8 @@ def offload_words(plan: Plan, why: Explanation) -> Iterator[str]:
     """The activations and optimizer states that go to the host, and its memory that they take."""
     if moved := sum(op.kind is Kind.O for op in plan.schedule.operations):
         yield f"{moved} of {plan.schedule.stages * plan.schedule.micro_batches} activations"
+        if plan.target is not None and (release := targets[plan.target].offload_release):
+            yield f"needs {release} (--swap none plans without)"
     if stepped := len(plan.schedule.host_steps):
         all_ = stepped == plan.schedule.stages
         yield "CPU optimizer" if all_ else f"CPU optimizer for {stepped} of {plan.schedule.stages} stages"

@@ -34,7 +34,7 @@ from debubble.frameworks.megatron.bridge_recipe import bridge_recipe
 from debubble.frameworks.megatron.launch import ARGUMENTS_FILE, LAUNCH_FILE, arguments_script, launch_script
 from debubble.frameworks.megatron.model_arguments import model_arguments
 from debubble.frameworks.megatron.stages import SPLITS
-from debubble.frameworks.megatron.target import MEGATRON_MODULES, OVERLAPPED_MODULES
+from debubble.frameworks.megatron.target import MEGATRON_MODULES, OFFLOAD_RELEASE, OVERLAPPED_MODULES
 from debubble.plans import Plan
 from debubble.targets import Target, targets
 from debubble.targets.target import sparse_layers
@@ -201,7 +201,7 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     offload = offload_arguments(plan, targets["megatron"])
     arguments = {**arguments_of(plan, stages, settings), **recompute, **offload}
     if offload:
-        losses = (*losses, OFFLOAD_VERSION_REMARK)
+        losses = (*losses, OFFLOAD_REMARK)
     variables = environment(arguments)
     of_model, unsaid = model_arguments(plan)
     left_out = [name for name in (*SPLITS, *_REPLACED_OPTIONS) if name not in arguments] + _formats(arguments)
@@ -232,8 +232,7 @@ MUON_DIVIDED = (
 )
 """Source: validate_args of core_v0.16.1, core_v0.17.1 and core_v0.18.0."""
 
-OFFLOAD_VERSION_REMARK = "Activation offload (--fine-grained-activation-offloading) is newer than megatron-core 0.16.1."
-"""Source: validate_args of core_v0.16.1."""
+OFFLOAD_REMARK = f"Activation offload (--fine-grained-activation-offloading) needs {OFFLOAD_RELEASE}."
 
 FSDP_REMARK = f"Checkpoints of Megatron-FSDP are {FSDP_FORMAT}: --load does not read those of a run without it."
 

@@ -70,6 +70,8 @@ def _offload() -> tuple[ModuleOffload, ...]:
 
 
 OFFLOAD = _offload()
+OFFLOAD_RELEASE = "a release after megatron-core 0.16.1"
+"""Source: validate_args of core_v0.16.1, which does not know --fine-grained-activation-offloading."""
 
 MEGATRON = (
     whole_sequences,
@@ -101,5 +103,6 @@ targets.add(
             OwnOrders(("1f1b", "interleaved")), AllLayers(MEGATRON_MODULES, block=True), offload=OFFLOAD
         ),
         overlapping=TargetLevers(OwnOrders((COMBINED,)), AllLayers(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
+        offload_release=OFFLOAD_RELEASE,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.frameworks.megatron.target import MEGATRON, OFFLOAD, OVERLAPPED_MODULES
+from debubble.frameworks.megatron.target import MEGATRON, OFFLOAD, OFFLOAD_RELEASE, OVERLAPPED_MODULES
 from debubble.targets.levers import WHOLE, AllLayers, EachLayer, TargetLevers
 from debubble.targets.limits import fsdp_with_a_pipeline
 from debubble.targets.orders import COMBINED, OwnOrders
@@ -20,5 +20,6 @@ targets.add(
         untested=(fsdp_with_a_pipeline,),
         levers=TargetLevers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
         overlapping=TargetLevers(OwnOrders((COMBINED,)), AllLayers(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
+        offload_release=OFFLOAD_RELEASE,
     ),
 )

@@ -31,7 +31,7 @@ from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.space import slice_choices, with_cpu_optimizer
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
-from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.problem import ModelUnits, Problem, Solution, Swap
 from debubble.planners.process_pool import Task, by_completion, side_by_side
 from debubble.planners.progress import Progress
 from debubble.planners.registry import planners, verify
@@ -55,19 +55,22 @@ def what_ifs(
     *,
     effort: float,
     deadline: float | None = None,
+    swap: Swap = "host",
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[WhatIf, ...]:
     """Plan every change of a model's plan, whose step takes so many seconds.
 
     `effort` is what planning it was given, in seconds of the reference machine.  The deadline, by default the effort's,
-    is one on the clock for every change.  `progress` is told of every change that is planned.  Raises InputError for a
-    plan of abstract costs, or with a profile.
+    is one on the clock for every change.  `swap` says where the plan's activations may go.  `progress` is told of every
+    change that is planned.  Raises InputError for a plan of abstract costs, or with a profile.
     """
     described = plan.model_on_cluster
     if described is None or plan.profile is not None:
         raise InputError("What would help is planned for a MODEL on a --cluster, without a profile.")
     model, cluster = described
-    found = _Changes(plan=plan, model=model, cluster=cluster, effort=EFFORT_SHARE * effort, deadline=deadline)
+    found = _Changes(
+        plan=plan, model=model, cluster=cluster, effort=EFFORT_SHARE * effort, deadline=deadline, swap=swap
+    )
     changes = {change.words: change for change in found}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
     planned = {}
@@ -103,7 +106,7 @@ def _priced_again(plan: Plan, problem: Problem) -> float:
         return math.inf
 
 
-def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
+def quick_what_ifs(plan: Plan, *, swap: Swap = "host") -> tuple[WhatIf, ...]:
     """Changes that would help, by quick plans of the changes and of the plan's own problem alike, which comes first.
 
     None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits or
@@ -116,7 +119,7 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     found: list[WhatIf] = []
     planned = seconds_per_step(plan) / plan.degrees.global_batch
     model, cluster = described
-    for change in _Changes(plan=plan, model=model, cluster=cluster):
+    for change in _Changes(plan=plan, model=model, cluster=cluster, swap=swap):
         if not change.lever and not (change.of_memory and _uses_hosts(plan)):
             try:
                 seconds = quick_step(change.problem)[0]
@@ -129,16 +132,16 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
             found.append(replace(change.with_step(seconds), quick=True))
             # Quick plans that are far from the plan itself say nothing about its changes, unless they are faster.
             if (found[0].seconds_per_sequence or float("inf")) > MAX_ESTIMATE_RATIO * planned:
-                return _quick_options(plan)
+                return _quick_options(plan, swap)
     return tuple(found)
 
 
-def _quick_options(plan: Plan) -> tuple[WhatIf, ...]:
+def _quick_options(plan: Plan, swap: Swap) -> tuple[WhatIf, ...]:
     """The other options of the same run of which a quick plan is faster than the plan itself."""
     assert plan.model_on_cluster is not None
     model, cluster = plan.model_on_cluster
     found = []
-    for change in _Changes(plan=plan, model=model, cluster=cluster):
+    for change in _Changes(plan=plan, model=model, cluster=cluster, swap=swap):
         if change.option:
             with suppress(DebubbleError):
                 seconds = quick_step(change.problem)[0]
@@ -275,6 +278,7 @@ class _Changes:
     cluster: Cluster
     effort: float = 0.0
     deadline: float | None = None
+    swap: Swap = "host"
 
     def __iter__(self) -> Iterator[_Change]:
         yield self._change(UNCHANGED, self._same, repeats=1)
@@ -289,7 +293,7 @@ class _Changes:
             self.model, self.cluster if cluster is None else cluster, replace(self.plan.options, **options),
             micro_batches=micro_batches or self.plan.micro_batches, pipeline=self.plan.devices, effort=self.effort,
             deadline=self.deadline, target=self.plan.target,
-        )  # fmt: skip
+        ).swapping(self.swap)  # fmt: skip
 
     def _change(self, words: str, problem: Problem, **entries: Any) -> _Change:
         find, batch = partial(thorough, names=_planners(self.plan)), self.plan.degrees.global_batch

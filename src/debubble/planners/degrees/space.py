@@ -26,7 +26,7 @@ from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model
 from debubble.planners.model_problem import problem_of
-from debubble.planners.problem import Problem
+from debubble.planners.problem import Problem, Swap
 from debubble.schedules.registry import check_size
 from debubble.targets.target import targets
 
@@ -67,6 +67,8 @@ class Job:
     """The framework that is to run the plan; None: none in particular."""
     tolerance: float = 0.0
     """Share of the fastest step by which a simpler plan may be slower and is preferred."""
+    swap: Swap = "host"
+    """Where activations may go."""
     zero_levels: tuple[int, ...] = ZERO_LEVELS
     """Levels that are tried where no target has its own."""
 
@@ -114,7 +116,7 @@ class Job:
             self.model, self.cluster, self.run_options(degrees), micro_batches=degrees.micro_batches,
             pipeline=degrees.pipeline, chunks=degrees.chunks, effort=self.effort, deadline=self.deadline,
             cache=self.cache, seed=self.seed, target=self.target,
-        )  # fmt: skip
+        ).swapping(self.swap)  # fmt: skip
 
 
 def ordinary_choices(job: Job) -> Iterator[Degrees]:
