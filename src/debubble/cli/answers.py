@@ -24,7 +24,7 @@ from debubble.imports.advice import SettingAdvice
 from debubble.imports.comparison import SettingChange
 from debubble.imports.figures import Figures
 from debubble.ir import CandidateSummary, PlannedUnit
-from debubble.ir.degrees import ConfigurationSummary, Degrees, FasterPlan, MemoryParts, UsualChoice
+from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeValue, FasterPlan, MemoryParts, UsualChoice
 from debubble.ir.plan_entries import Robustness
 from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest_plans import NearestPlan
@@ -150,6 +150,10 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     usual: Annotated[
         list[UsualChoice] | UnsetType,
         Meta(description="With --global-batch: plain FSDP and ZeRO-1, with quick plans or why they do not fit."),
+    ] = UNSET
+    other_values: Annotated[
+        list[DegreeValue] | UnsetType,
+        Meta(description="With --global-batch: other values of the degrees, and what they cost at best."),
     ] = UNSET
     search: SearchFigures | UnsetType = UNSET
     pareto: Annotated[

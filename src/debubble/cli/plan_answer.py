@@ -114,8 +114,11 @@ def explanation_dict(scene: Scene) -> dict[str, Any]:
 def _configurations_dict(search: DegreeSearch | None, why: Explanation | None) -> dict[str, Any]:
     """The best choices of degrees, the plan's first, and how many were looked at where they were searched."""
     if search is not None:
-        others = ("configurations", "fastest", "usual", "tolerance")
+        others = ("configurations", "fastest", "usual", "tolerance", "other_values")
         counts = {key: value for key, value in vars(search).items() if key not in others}
         faster = {} if search.fastest is None else {"fastest": search.fastest}
-        return {"configurations": search.configurations, **faster, "usual": search.usual, "search": counts}
+        return {
+            "configurations": search.configurations, **faster, "usual": search.usual,
+            "other_values": search.other_values, "search": counts,
+        }  # fmt: skip
     return {} if why is None else {"configurations": [why.configuration]}

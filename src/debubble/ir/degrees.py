@@ -139,6 +139,19 @@ class FasterPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DegreeValue:
+    """The best choice with another value of one degree, as far as a search of degrees knows it."""
+
+    degree: str
+    """The degree's name, as of Degrees."""
+    value: int
+    step_time: float | None = None
+    """Seconds of its best plan, by a quick plan at least; None: none was made, or none fits."""
+    lower_bound: float | None = None
+    """Seconds that its quick plans take at least, where the best was pruned; None next to None: none fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DegreeSearch:
     """The record of a search of degrees: how many it looked at, and the best that it found."""
 
@@ -162,3 +175,5 @@ class DegreeSearch:
     """Share of the fastest plan's step by which a simpler one may be slower; 0: the fastest is the plan."""
     usual: tuple[UsualChoice, ...] = ()
     """The usual choices, as far as they are legal."""
+    other_values: tuple[DegreeValue, ...] = ()
+    """Other values of the degrees, and what they cost at best."""

@@ -22,6 +22,7 @@ from debubble.views.plan_screen import plan_screen
 from debubble.views.rows import (
     cause_rows,
     configuration_rows,
+    other_values_words,
     pareto_rows,
     partition_rows,
     planner_rows,
@@ -83,6 +84,8 @@ def render(
         parts.append(
             rich_table(configuration_rows(plan.degree_search, plan.cluster, most=None if details else CHOICES_SHOWN))
         )
+        if details and (words := other_values_words(plan.degree_search)):
+            parts.append(Text(words + "\n"))
     if front:
         parts.append(rich_table(pareto_rows(front, plan.cluster)))
     if nearest:

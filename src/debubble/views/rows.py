@@ -235,6 +235,26 @@ def chosen_degrees_words(search: DegreeSearch) -> str:
     )
 
 
+OPTION_OF_DEGREE = {"zero": "ZeRO", "micro_batch_size": "micro-batches of"}
+"""Degree -> its word before a value, where that is not its name."""
+
+
+def other_values_words(search: DegreeSearch) -> str:
+    """A sentence on the best choice of each other value of the degrees; empty: none is known."""
+    groups: dict[str, list[str]] = {}
+    for each in search.other_values:
+        told = "none fits"
+        if each.step_time is not None:
+            told = time_words(each.step_time, seconds=True)
+        elif each.lower_bound is not None:
+            told = f"at least {time_words(each.lower_bound, seconds=True)}"
+        groups.setdefault(OPTION_OF_DEGREE.get(each.degree, each.degree), []).append(f"{each.value}: {told}")
+    if not groups:
+        return ""
+    told_of = "; ".join(f"{degree} {', '.join(values)}" for degree, values in groups.items())
+    return f"The best with other degrees, most by quick plans: {told_of}."
+
+
 def pareto_rows(front: Sequence[ConfigurationSummary], cluster: Cluster | None) -> Rows:
     """The Pareto front of time and memory, fastest first."""
     return Rows(

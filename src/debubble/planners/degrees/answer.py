@@ -15,11 +15,13 @@ from debubble.ir.degrees import (
     ConfigurationSummary,
     Degrees,
     DegreeSearch,
+    DegreeValue,
     FasterPlan,
     UsualChoice,
 )
 from debubble.planners.auto import without_levers
 from debubble.planners.degrees.choice_plans import MIN_SECONDS_LEFT, summary_of
+from debubble.planners.degrees.other_values import other_values
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking
 from debubble.planners.degrees.simplest import PlannedChoice, simplest
 from debubble.planners.degrees.space import Job, configurations
@@ -50,6 +52,8 @@ class FoundPlans:
         self.job, self.planner = job, planner
         self.problems: dict[Degrees, Problem] = {}
         self.too_large: dict[Degrees, str] = {}
+        self.bounds: dict[Degrees, float] = {}
+        """Seconds that a quick plan of a choice takes at least, of those that memory does not rule out."""
         self.ranking: Ranking[Degrees] = Ranking()
         self.quick: dict[Degrees, Solution] = {}
         self.simpler: dict[Degrees, Result] = {}
@@ -111,8 +115,17 @@ class FoundPlans:
             planned=len(self.ranking.steps),
             unplanned=self.ranking.left,
             interrupted=self.interrupted,
+            other_values=self._other_values(best),
         )
         return Best(degrees=best, problem=self.problems[best], result=self.results[best], search=found)
+
+    def _other_values(self, best: Degrees) -> tuple[DegreeValue, ...]:
+        """Other values of the degrees, where all choices were looked at."""
+        if "legal" not in vars(self) or self.ranking.left or self.interrupted:
+            return ()
+        pruned = self.bounds.keys() - self.ranking.refused.keys()
+        bounds = {degrees: self.bounds[degrees] for degrees in pruned}
+        return other_values(best, self.legal, self.steps(), bounds)
 
     def _verified(self, degrees: Degrees) -> Result:
         """The best plan of a choice, its quick plan if no planner has answered."""

@@ -193,10 +193,11 @@ class _DegreesSearch(FoundPlans):
                 self._report("Ranking")
             return seconds
 
-        bounds = [
-            lambda degrees: step_bound(self.problems[degrees]),
-            lambda degrees: quick_bound(self.problems[degrees]),
-        ]
+        def noted(bound: Callable[[Problem], float], degrees: Degrees) -> float:
+            self.bounds[degrees] = max(self.bounds.get(degrees, 0.0), bound(self.problems[degrees]))
+            return self.bounds[degrees]
+
+        bounds = [partial(noted, step_bound), partial(noted, quick_bound)]
         rank(list(self.problems), bounds=bounds, step=step, count=BEST, ranking=self.ranking, over=lambda: effort.over)
 
     def _plan_usual(self) -> None:
