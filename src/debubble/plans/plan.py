@@ -314,12 +314,12 @@ class Plan(Simulated):
 
 
 def _check_bound(plan: Plan) -> None:
-    """Raise InputError if a plan's bound is above its own step; a plan that does not fit may be below any."""
+    """Raise InputError if a plan's bound is above its own step; one that does not fit, or has no price, has no step."""
     step = plan.candidates[0].step_time if plan.candidates else None
     if step is None and plan.lower_bound:
         try:
             step = plan.step_time
-        except (DeadlockError, InfeasibleError):
+        except (DeadlockError, InfeasibleError, InputError):
             return
     if step is not None and plan.lower_bound > step * (1 + BOUND_TOLERANCE):
         raise InputError(

@@ -1,5 +1,5 @@
 """Published planners that the four papers compare themselves with, and others of the field."""
 
-from debubble.planners.baselines import adapipe, even_splits, pipeoffload, seq1f1b
+from debubble.planners.baselines import adapipe, even_splits, pipeoffload, seq1f1b, zero_bubble
 
-__all__ = ["adapipe", "even_splits", "pipeoffload", "seq1f1b"]
+__all__ = ["adapipe", "even_splits", "pipeoffload", "seq1f1b", "zero_bubble"]
