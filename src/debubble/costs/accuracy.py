@@ -37,6 +37,7 @@ class Accuracy:
         group: The runs' group.
         low: The least that a value is likely to be, as a share of the predicted one, or in its unit.
         high: The most; nine in ten measured values of the group are between them.
+        of_hardware: Whether enough runs are on hardware of the same generation, or on one's own cluster.
     """
 
     runs: int
@@ -45,6 +46,7 @@ class Accuracy:
     group: str
     low: float
     high: float
+    of_hardware: bool = True
 
     @property
     def words(self) -> str:
@@ -54,7 +56,7 @@ class Accuracy:
 
     def of(self, predicted: float) -> Accuracy:
         """The accuracy with the interval of a predicted value, in its unit."""
-        return Accuracy(self.runs, self.half, self.most, self.group, predicted * self.low, predicted * self.high)
+        return replace(self, low=predicted * self.low, high=predicted * self.high)
 
     def corrected(self, correction: Correction) -> Accuracy:
         """The accuracy where measured runs of one's own leave less uncertainty."""
@@ -64,9 +66,9 @@ class Accuracy:
         middle, left = (low + high) / 2, correction.uncertainty
         # What the group's runs have in common is corrected as far as the runs weigh.
         common = (1 - correction.weight) * middle
-        return Accuracy(
-            runs=self.runs, half=left * self.half, most=left * self.most,
-            group=f"{self.group}, {correction.runs} measured here",
+        return replace(
+            self, half=left * self.half, most=left * self.most,
+            group=f"{self.group}, {correction.runs} measured here", of_hardware=True,
             low=math.exp(common + left * (low - middle)), high=math.exp(common + left * (high - middle)),
         )  # fmt: skip
 
@@ -98,10 +100,10 @@ def accuracy_of(what: Figure, model: Architecture, cluster: Cluster, options: Ru
     """
     known, device = stated_accuracies()[what], cluster.slowest.name
     found = next(known[name] for name in groups_of(model, device, options.dtype) if name in known)
-    measured = group_of(model, device, options.dtype)[1] != OTHER
-    named = found if measured else replace(found, group=f"{found.group}, none on such hardware")
+    generation = group_of(model, device, options.dtype)[1]
+    found = replace(found, of_hardware=generation in found.group.split(", "))
     step, memory = corrections(model, cluster, options)
-    return named.corrected(step if what == "step" else memory)
+    return found.corrected(step if what == "step" else memory)
 
 
 @cache

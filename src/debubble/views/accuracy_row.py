@@ -38,7 +38,7 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
         each = scene.why.days(tokens) / float(scene.step_time)
         yield f"{days_words(each * seconds.low)} to {days_words(each * seconds.high)} for these tokens"
     yield f"errors of {step.runs} published runs ({step.group}){_kernels(plan)}"
-    if "," not in step.group:
+    if not step.of_hardware:
         yield "few or none on such GPUs"
     if plan.options.lora:
         yield "few or none with adapters"

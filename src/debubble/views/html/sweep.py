@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from debubble.costs.accuracy import Accuracy, group_of
 from debubble.costs.devices.cluster import parse_size
 from debubble.formatting import listed, mfu_words, size_words, time_words
 from debubble.planners.analysis.likely_fit import plan_accuracy
@@ -85,19 +84,9 @@ def _caption(sweep: Sweep) -> str:
     """Explain the intervals, and name the values for which no published runs are on such devices."""
     plans = [point.plan for point in sweep.points if point.plan is not None]
     known = [(plan, accuracy) for plan in plans if (accuracy := plan_accuracy("step", plan)) is not None]
-    few = dict.fromkeys(device for plan, each in known if (device := _unmeasured_device(plan, each)) is not None)
+    few = dict.fromkeys(str(plan.cluster.slowest.name) for plan, each in known if plan.cluster and not each.of_hardware)
     on = f" Few or none of them ran on {listed([*few])}." if few else ""
     return f"Likely: where nine in ten published runs of such a kind lie.{on}" if known else ""
-
-
-def _unmeasured_device(plan: Plan, accuracy: Accuracy) -> str | None:
-    """The device of a plan for whose generation few or no runs were measured; None: some were."""
-    assert plan.model is not None
-    assert plan.cluster is not None
-    device = plan.cluster.slowest.name
-    _, generation, _ = group_of(plan.model, device, plan.options.dtype)
-    of_group = accuracy.group.split(", ")
-    return None if generation in of_group or "measured here" in of_group[-1] else device
 
 
 def sweep_words(point: SweepPoint) -> str:
