@@ -149,6 +149,11 @@ def _configured(
             raise InputError(
                 f"--option {min(choosing)} says which stages recompute, and --layers takes --recompute alone."
             )
+        if len(layers) == devices < devices * entry.default_chunks:
+            raise InputError(
+                f"--layers has {devices} stages, but '{entry.name}' has {devices * entry.default_chunks} on {devices}"
+                " devices."
+            )
         ordered = partial(_ordered, entry, micro_batches=micro_batches, **given)
         return _of_layers(model, problem, layers, ordered, chunks=chunks, recompute=recompute)
     chunks = chunks or entry.default_chunks
