@@ -338,7 +338,7 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     assert len(out.splitlines()) <= 24
     words = " ".join(out.split())
     assert "tokens/s" in words
-    assert f"{days_words(answer['days'])} for 1 billion tokens" in words
+    assert f"{days_words(answer['days'])} for 1 billion tokens · {24 * 4 * answer['days']:,.0f} GPU-hours" in words
     step, interval = answer["step_time"], answer["accuracy"]["step"]
     low, high = (days_words(answer["days"] * interval[end] / step) for end in ("low", "high"))
     assert f"{low} to {high} for these tokens" in words

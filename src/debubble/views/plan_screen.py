@@ -131,9 +131,8 @@ def _title(plan: Plan, scene: Scene) -> str:
 
 
 def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:
-    """Step, pace and utilization."""
+    """Step, pace and utilization, and what so many tokens take."""
     step = time_words(scene.step_time, seconds=scene.seconds)
-    days = "" if tokens is None else f"{SEPARATOR}{days_words(why.days(tokens))} for {count_words(tokens)} tokens"
     each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
     dtype = why.plan.options.dtype
     peak = f" of {dtype}'s peak" if dtype in PRODUCT_BYTES else ""
@@ -141,8 +140,11 @@ def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Tex
     yield Text.assemble(
         (f"{step} per step", "bold"),
         f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({each})",
-        f"{utilization}{days}",
+        utilization,
     )
+    if tokens is not None:
+        hours = f"{24 * why.days(tokens) * why.plan.ranks:,.0f} {why.cluster.device_word}-hours"
+        yield Text(f"{days_words(why.days(tokens))} for {count_words(tokens)} tokens{SEPARATOR}{hours}")
 
 
 def _parallelism(plan: Plan) -> Iterator[str]:
