@@ -38,6 +38,6 @@ def test_fixed_stages_are_ordered_too() -> None:
 
 def test_more_chunks_than_it_has_are_refused() -> None:
     problem = Problem(workload=FixedStages(db.StageCosts.of(stages=12)), devices=4, micro_batches=8, chunks=3)
-    with pytest.raises(db.InfeasibleError, match="No zero-bubble schedule has 3 chunks: leave --chunks out."):
+    with pytest.raises(db.InfeasibleError, match=r"No zero-bubble schedule has 3 chunks: leave --chunks out\."):
         planners["zero-bubble"](problem)
     assert planners["zero-bubble"](replace(problem, workload=FixedStages(db.StageCosts.of(stages=8)), chunks=2))
