@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.costs import framework_of_options
+from debubble.costs.step import parameter_bytes
 from debubble.imports import imports
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts
@@ -26,7 +28,7 @@ SIZES=(
 )
 GPT_ARGS="
     --seq-length 4096 --pipeline-model-parallel-size $PP
-    --micro-batch-size 1 --global-batch-size=16 --bf16
+    --micro-batch-size 1 --global-batch-size=16 --bf16 --hidden-dropout 0
 "
 torchrun --nproc_per_node 4 pretrain_gpt.py "${SIZES[@]}" $GPT_ARGS \\
     --train-iters ${ITERATIONS:-1000} --lr 1e-4 EXTRA
@@ -387,9 +389,56 @@ def test_an_argument_that_megatron_lacks_is_listed_once(tmp_path: Path) -> None:
     assert sum("--frobnicate-weights" in sentence for sentence in unread) == 1
 
 
-def test_masters_that_the_optimizer_halves_are_remarked(tmp_path: Path) -> None:
-    halved = "--use-distributed-optimizer --use-precision-aware-optimizer"
-    on_host = f"{halved} --optimizer-cpu-offload --optimizer-offload-fraction 1.0 --overlap-cpu-optimizer-d2h-h2d"
-    remarks = [job(tmp_path, SCRIPT.replace("EXTRA", flags)).rest.remarks for flags in (halved, on_host)]
+GPT2 = SCRIPT.replace(
+    "--position-embedding-type rope --normalization RMSNorm --swiglu", "--max-position-embeddings 4096"
+)
 
-    assert [sum("predicted with 4 bytes" in each for each in said) for said in remarks] == [1, 0]
+
+@pytest.mark.parametrize(
+    ("script", "flags", "dropouts"),
+    [
+        (GPT2, "", (0.1, 0.0, 0.0)),
+        (GPT2, "--attention-dropout 0.0", (0.0, 0.0, 0.0)),
+        (GPT2, "--hidden-dropout 0.2", (0.1, 0.2, 0.2)),
+        (GPT2.replace("--hidden-dropout 0", ""), "", (0.1, 0.1, 0.1)),
+        (SCRIPT, "--attention-dropout 0", (0.0, 0.0, 0.0)),
+        (SCRIPT, "", (0.1, 0.0, 0.0)),
+        (SCRIPT.replace("--swiglu", "--squared-relu"), "--hidden-dropout 0.2", (0.1, 0.2, 0.0)),
+    ],
+)
+def test_dropouts_are_the_scripts_own(tmp_path: Path, script: str, flags: str, dropouts: tuple[float, ...]) -> None:
+    model = job(tmp_path, script.replace("EXTRA", flags)).model
+    assert (model.attention_dropout, model.residual_dropout, model.embedding_dropout) == dropouts
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (SCRIPT, ""),
+        (SCRIPT.replace("--hidden-dropout 0", ""), "--hidden-dropout 0.1 (Megatron-LM's default) is predicted as none"),
+        (SCRIPT.replace("EXTRA", "--hidden-dropout 0.2"), "--hidden-dropout 0.2 is predicted as none"),
+        (GPT2.replace("EXTRA", "--hidden-dropout 0.2"), ""),
+    ],
+)
+def test_dropout_that_a_model_lacks_is_told(tmp_path: Path, script: str, said: str) -> None:
+    remarks = [each for each in job(tmp_path, script).rest.remarks if "dropout" in each]
+    assert [each.partition(":")[0] for each in remarks] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "optimizer"),
+    [
+        ("", 12),
+        ("--use-precision-aware-optimizer", 10),
+        ("--use-precision-aware-optimizer --store-param-remainders", 10),
+        ("--use-precision-aware-optimizer --no-store-param-remainders", 12),
+        ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", 6),
+        ("--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5", 6),
+    ],
+)
+def test_remainders_of_masters_take_two_bytes(tmp_path: Path, flags: str, optimizer: int) -> None:
+    read = job(tmp_path, SCRIPT.replace("EXTRA", flags))
+    framework = framework_of_options(read.options.framework)
+
+    assert parameter_bytes(read.options, shards=1, framework=framework).optimizer == optimizer
+    assert "--store-param-remainders" not in "".join(read.unread)

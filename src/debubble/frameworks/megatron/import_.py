@@ -274,7 +274,20 @@ def _framework(arguments: Arguments) -> str:
         gradient_overlap=True if arguments.flag("--overlap-grad-reduce") else None,
         dispatches_once=True if _dispatches_once(arguments) else None,
         graphs=_graphs(arguments),
+        keeps_remainders=True if _keeps_remainders(arguments) else None,
     )
+
+
+def _keeps_remainders(arguments: Arguments) -> bool:
+    """Tell whether the optimizer keeps 2 bytes of each master weight, as its precision-aware Adam does by default.
+
+    Source: Megatron-LM, optimizer_config.py, from Megatron Core 0.12 and Transformer Engine 2.1 on.
+    """
+    off = [arguments.flag(name) for name in ("--no-store-param-remainders", "--disable-store-param-remainders")]
+    said = arguments.flag("--store-param-remainders", True) and not any(off)
+    adam = arguments.word("--optimizer", "adam") == "adam" and arguments.word("--main-params-dtype", "fp32") == "fp32"
+    used = arguments.flag("--use-precision-aware-optimizer") and not _host_optimizer(arguments)
+    return used and said and adam and _dtype(arguments) == "bf16"
 
 
 def _dispatches_once(arguments: Arguments) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
-from debubble.frameworks.megatron.model import has_biases
+from debubble.frameworks.megatron.model import dropout, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
@@ -46,14 +46,13 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield "Biases of the experts are not in the prediction."
     if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
+    hidden = dropout(arguments, "--hidden-dropout")
+    if hidden and not model.residual_dropout and {"--hidden-size", "--hidden-dropout"} & arguments.settings.keys():
+        said = "" if "--hidden-dropout" in arguments.settings else " (Megatron-LM's default)"
+        yield f"--hidden-dropout {hidden:g}{said} is predicted as none: it keeps a byte per activation and half-layer."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
-    if arguments.flag("--use-precision-aware-optimizer") and options.dtype == "bf16" and not options.host_optimizer:
-        yield (
-            "Master weights are predicted with 4 bytes: --use-precision-aware-optimizer keeps 2, next to weights in"
-            " bf16, from Megatron Core 0.12 and Transformer Engine 2.1 on (store_param_remainders)."
-        )
     yield from arguments.assume("--megatron-fsdp-main-params-dtype", "fp32")
     yield from arguments.assume("--megatron-fsdp-grad-comm-dtype", "auto", options.gradient_dtype)
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
