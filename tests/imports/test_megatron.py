@@ -205,7 +205,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         "Known",
     ]
     assert unread[0] == "--offload-modules attn_norm is not priced: activations are predicted to stay."
-    assert unread[-2] == "Not known to Megatron-LM, and not in the prediction: --my-kernel."
+    assert unread[-2] == "Not known to Megatron-LM or its launcher, and not in the prediction: --my-kernel."
 
 
 @pytest.mark.parametrize(
@@ -361,8 +361,8 @@ def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: st
     [
         (
             "--recompute-granularty full",
-            "Not known to Megatron-LM, misspelt or of a fork, and not in the prediction: --recompute-granularty (did"
-            " you mean --recompute-granularity?).",
+            "Not known to Megatron-LM or its launcher, misspelt or of a fork, and not in the prediction:"
+            " --recompute-granularty (did you mean --recompute-granularity?).",
         ),
         ("--frobnicate-weights", None),
         (
@@ -382,10 +382,36 @@ def test_a_missing_argument_names_the_one_that_is_like_it(tmp_path: Path) -> Non
         job(tmp_path, SCRIPT.replace("--num-layers", "--num-layer"))
 
 
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        ("torchrun --nproc_per_node 4", ""),
+        ("torchrun --nproc-per-nod 4", "--nproc-per-nod (did you mean --nproc-per-node?)"),
+        ("torchrun --nnodes 1 --rdvz_backend c10d", "--rdvz-backend (did you mean --rdzv-backend?)"),
+        ("torchrun --log-dir x --local-addr y --rdzv-conf z", ""),
+        ("deepspeed --num_gpu 4", "--num-gpu (did you mean --num-gpus?)"),
+        ("deepspeed --hostfil x --force_multi", "--hostfil (did you mean --hostfile?)"),
+        ("accelerate launch --num_process 4", "--num-process (did you mean --num-processes?)"),
+        ("srun --ntask-per-node 4 python", "--ntask-per-node (did you mean --ntasks-per-node?)"),
+        ("torchrun --nproc_per_node four", "--nproc-per-node four is no number that a launcher takes."),
+        ("torchrun --nproc_per_node gpu --nnodes 1:4", ""),
+        ("torchrun --nproc_per_node $GPUS", ""),
+    ],
+)
+@pytest.mark.parametrize("more", ["", "--deepspeed"])
+def test_misspelt_arguments_of_launchers_are_warned_of(tmp_path: Path, launcher: str, said: str, more: str) -> None:
+    script = SCRIPT.replace("torchrun --nproc_per_node 4", launcher).replace("EXTRA", more)
+    read = job(tmp_path, script)
+    warnings = [each for each in (*read.warnings, *read.rest.warnings) if not each.startswith("Micro-batches")]
+
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
+
+
 def test_an_argument_that_megatron_lacks_is_listed_once(tmp_path: Path) -> None:
     unread = job(tmp_path, SCRIPT.replace("EXTRA", "--frobnicate-weights")).unread
 
-    assert unread[0] == "Not known to Megatron-LM, and not in the prediction: --frobnicate-weights."
+    assert unread[0] == "Not known to Megatron-LM or its launcher, and not in the prediction: --frobnicate-weights."
     assert sum("--frobnicate-weights" in sentence for sentence in unread) == 1
 
 

@@ -32,6 +32,7 @@ from debubble.frameworks.megatron.swift import (
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
+from debubble.imports.harmless import LAUNCHER_FLAGS
 from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
@@ -111,8 +112,8 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     except InputError as error:
         raise with_misspelt_first(error, arguments, known_flags() if is_plain else ()) from None
     if not is_plain:
-        return job
-    return replace(job, rest=job.rest.checked(known_flags(), "Megatron-LM"))
+        return replace(job, rest=job.rest.with_misspelt(LAUNCHER_FLAGS, ""))
+    return replace(job, rest=job.rest.checked(known_flags() | LAUNCHER_FLAGS, "Megatron-LM or its launcher"))
 
 
 imports.add(

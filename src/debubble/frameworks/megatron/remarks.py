@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
@@ -130,6 +131,9 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         said = {name: "".join(arguments.words(name)[:1]) for name in names if name in arguments.settings}
         if names[-1] not in said:
             continue
+        for name, number in said.items():
+            if not _RANKS.fullmatch(number):
+                yield f"{name} {number} is no number that a launcher takes."
         ranks = math.prod(int(number) if number.isdecimal() else 0 for number in said.values())
         if ranks and ranks != devices:
             product = " x ".join(f"{name} {number}" for name, number in said.items())
@@ -218,6 +222,9 @@ _WORLD_SIZES = (
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),
 )  # fmt: skip
 """The arguments whose product is the world size, the last of them needed, by launcher."""
+
+_RANKS = re.compile(r"[1-9]\d*|[1-9]\d*:[1-9]\d*|gpu|cpu|auto|xpu|mps|.*\$.*|")
+"""A number of nodes, a range of them, or of ranks that torchrun counts itself."""
 
 _ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
 """The linear layers that adapters are predicted on, by Megatron-Bridge's names."""

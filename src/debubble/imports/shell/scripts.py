@@ -1,7 +1,8 @@
 """Follows a shell script: its commands with their words, without running anything.
 
 The script's statements are followed in their order.  A condition that the file does not tell is refused if something
-depends on it, as is one that a command's success decides; other commands are taken to succeed.  Source: the Bash Reference Manual, sections 3.2 to 3.5.
+depends on it, as is one that a command's success decides; other commands are taken to succeed.  Source: the Bash
+Reference Manual, sections 3.2 to 3.5.
 """
 
 from __future__ import annotations
