@@ -214,7 +214,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         ("echo hello\n", "has no arguments of a training"),
         (
             "python run_recipe.py --recipe a_config model.context_parallel_size=2\n",
-            "starts a recipe of Megatron-Bridge: give the configuration",
+            "starts a recipe of Megatron-Bridge, and leaves model.tensor_model_parallel_size, model.pipeline_model",
         ),
         ("pretrain --num-layers 'x\n", "cannot be read as a shell script"),
         (

@@ -13,7 +13,7 @@ from pathlib import Path
 from debubble.costs import framework_with
 from debubble.frameworks.deepspeed.partition import divided_states
 from debubble.frameworks.megatron.arguments import Arguments
-from debubble.frameworks.megatron.bridge import read_bridge
+from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
@@ -37,7 +37,7 @@ from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import SOURCED, read_arguments, read_settings
+from debubble.imports.settings import RECIPE, SOURCED, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread, with_misspelt_first
 from debubble.ir import InputError, RunOptions
@@ -55,6 +55,8 @@ def read_job(path: Path, given: CommandLine | None = None) -> Settings:
     """
     if path.suffix not in (".yaml", ".yml"):
         arguments = read_arguments(path, given)
+        if RECIPE in arguments:
+            return read_recipe(arguments[RECIPE], path)
         return read_swift(arguments, path) if COMMAND in arguments else arguments
     line = given or CommandLine({})
     settings = read_settings(path)

@@ -12,7 +12,7 @@ from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.kinds import meant
-from debubble.imports.settings import OVERWRITTEN
+from debubble.imports.settings import OVERWRITTEN, RECIPE
 from debubble.imports.shell.scripts import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
@@ -40,6 +40,8 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
     if unmoved:
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
+    if RECIPE in arguments:
+        yield "What the launch leaves to its recipe is predicted by Megatron-Bridge's defaults, whatever it has."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
     without = model.experts is not None and not (model.gated or model.experts.bias)

@@ -395,6 +395,8 @@ class _Follower:
         elif name in ("unset", "read", "mapfile"):
             for each in rest:
                 self.variables.values.pop(each, None)
+                if name != "unset" and each in self.given:
+                    self.variables.values[each] = self.given[each]
         elif name == "printf" and rest[:1] == ["-v"] and len(rest) > 2:
             self.variables.values[rest[1]] = re.sub("%[sd]", lambda _: " ".join(rest[3:]), rest[2])
         elif name in _IGNORED_COMMANDS:
