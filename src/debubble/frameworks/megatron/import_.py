@@ -17,6 +17,7 @@ from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
+from debubble.frameworks.megatron.mindspeed import as_megatron
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
@@ -103,7 +104,7 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     defaults = DEFAULTS[str(read.get("framework", framework))]
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
     converts = "--*" if defaults is SWIFT_DEFAULTS else read.converts
-    arguments = Arguments(read.settings, read.path, defaults, harmless, converts)
+    arguments = Arguments(as_megatron(read.settings), read.path, defaults, harmless, converts)
     for name in ("framework", SOURCED):
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
@@ -289,7 +290,8 @@ def _keeps_remainders(arguments: Arguments) -> bool:
     off = [arguments.flag(name) for name in ("--no-store-param-remainders", "--disable-store-param-remainders")]
     said = arguments.flag("--store-param-remainders", True) and not any(off)
     adam = arguments.word("--optimizer", "adam") == "adam" and arguments.word("--main-params-dtype", "fp32") == "fp32"
-    used = arguments.flag("--use-precision-aware-optimizer") and not _host_optimizer(arguments)
+    halved = arguments.flag("--use-precision-aware-optimizer"), arguments.flag("--reuse-fp32-param")  # MindSpeed's
+    used = any(halved) and not _host_optimizer(arguments)
     return used and said and adam and _dtype(arguments) == "bf16"
 
 
