@@ -128,6 +128,21 @@ def test_what_is_given_tells_what_a_condition_leaves_open() -> None:
     assert command.words == ("run", "--lr", "3")
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("#SBATCH --nodes=4\n#SBATCH --gpus-per-node 8  # of H100", "32 4"),
+        ("#SBATCH -N 2\n#SBATCH --gpus-per-node=4", "8 2"),
+        ("#SBATCH --nodes=2-4\n#SBATCH --gpus-per-node=4", "$(($SLURM_NNODES*$SLURM_GPUS_PER_NODE)) $SLURM_NNODES"),
+    ],
+)
+def test_slurm_sets_what_a_script_asks_of_it(lines: str, words: str) -> None:
+    script = f"#!/bin/bash\n{lines}\nrun $(($SLURM_NNODES*$SLURM_GPUS_PER_NODE)) $SLURM_NNODES"
+    [command] = follow(script, Path("job.sh")).commands
+
+    assert " ".join(command.words[1:]) == words
+
+
 @pytest.mark.parametrize("script", ["if run --bf16; then echo done; fi", "run --bf16 || exit 1", "cd x && run --bf16"])
 def test_a_training_may_be_a_condition(script: str) -> None:
     assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]

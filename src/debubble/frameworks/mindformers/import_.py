@@ -144,11 +144,12 @@ imports.add(
 _OTHER_NAMES = {
     "num_layers": ("num_hidden_layers",),
     "num_heads": ("num_attention_heads",),
-    "n_kv_heads": ("num_key_value_heads",),
+    "n_kv_heads": ("num_key_value_heads", "multi_query_group_num"),
+    "vocab_size": ("padded_vocab_size",),
     "intermediate_size": ("ffn_hidden_size",),
     "seq_length": ("max_position_embeddings",),
 }
-"""Entries of a model -> the names that they have in Hugging Face's configs, which newer versions take."""
+"""Entries of a model -> the names that they have in Hugging Face's configs, which newer versions take, and in GLM's."""
 _OTHER_LAYERS = (
     "n_routed_experts", "num_local_experts", "moe_intermediate_size", "first_k_dense_replace", "layer_types",
     "sliding_window",
@@ -159,7 +160,7 @@ _OTHER_EXPERTS = ("moe_layer_freq",)
 
 
 def _size(read: SettingsReader, name: str, default: int | None = None) -> int:
-    """A size of the model, under MindFormers' own name or Hugging Face's."""
+    """A size of the model, under one of its names."""
     names = [f"{_MODEL}{each}" for each in (name, *_OTHER_NAMES.get(name, ()))]
     said = next((each for each in names if read.get(each) is not None), names[0])
     return read.size(said, default)
@@ -204,10 +205,10 @@ def _model(read: SettingsReader) -> Model:
         heads=heads,
         kv_heads=_size(read, "n_kv_heads", heads),
         ffn=width,
-        vocab=read.size(f"{_MODEL}vocab_size"),
+        vocab=_size(read, "vocab_size"),
         head_dim=read.size(f"{_MODEL}head_dim", hidden // heads),
         tied=read.flag(f"{_MODEL}tie_word_embeddings"),
-        qkv_bias=read.flag(f"{_MODEL}qkv_has_bias"),
+        qkv_bias=read.flag(f"{_MODEL}qkv_has_bias") or read.flag(f"{_MODEL}add_qkv_bias"),
         qk_norm=_norms_queries(read),
         experts=_experts(read, width) if read.size("moe_config.expert_num", 1) > 1 else None,
         latent=_latent(read) if read.count(f"{_MODEL}kv_lora_rank") else None,

@@ -65,6 +65,14 @@ _NUMBERED_ARGUMENT = re.compile(
 """A variable that is set to an argument of the script."""
 _WORLD_SIZE = re.compile(r"^[ \t]*(?:export[ \t]+)?WORLD_SIZE=[\"']?\$\(\(", re.MULTILINE)
 """An assignment of a product to WORLD_SIZE; what is given from outside may be a number of nodes."""
+_SLURM_ENTRY = re.compile(r"^#SBATCH[ \t]+--?([\w-]+)[= ][ \t]*(\d+)[ \t]*(?:#.*)?$", re.MULTILINE)
+_SLURM: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("nodes", "N"), ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
+    **dict.fromkeys(("ntasks", "n"), ("SLURM_NTASKS", "SLURM_NPROCS")),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
+}
+"""What a script asks of Slurm -> the variables of the environment that it then has; sbatch(1)."""
 _POSITIONAL = re.compile(r"""["']?\$\{?[1-9]\d*\b[^$]*""")
 _MAX_STEPS = 20_000
 _MAX_LETTERS = 1_000_000
@@ -125,6 +133,8 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
     reader = _Follower(
         path, {name: number for name, number in _NUMBERED_ARGUMENT.findall(text)}, shifts="shift" in text
     )
+    for name, value in _SLURM_ENTRY.findall(text):
+        reader.variables.values |= dict.fromkeys(_SLURM.get(name, ()), value)
     if arguments is not None:
         reader.given = arguments.variables
         reader.variables.values |= arguments.variables
