@@ -225,6 +225,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         (SCRIPT.replace("--swiglu", "--glu-activation reglu"), "with the activation reglu, which is not read"),
         (SCRIPT.replace("EXTRA", "--pipeline-model-parallel-layout 'Et|x'"), "no layout of E, t, m, L"),
         (SCRIPT.replace("EXTRA", "--optimizer sgd --sgd-momentum lots"), "is 'lots', which is no share"),
+        (SCRIPT.replace("EXTRA", "--optimizer ademamix"), "--optimizer is ademamix, whose states are not priced"),
         (SCRIPT.replace("EXTRA", "--decoder-first-pipeline-num-layers few"), "is 'few', which is no whole number"),
         (
             SCRIPT.replace("PP=4", "PP=1").replace("EXTRA", FIRST_AND_LAST),

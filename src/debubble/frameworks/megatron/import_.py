@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.costs import framework_with
+from debubble.costs.step import MOMENTS
 from debubble.frameworks.deepspeed.partition import divided_states
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
@@ -237,12 +238,17 @@ def _zero(arguments: Arguments) -> int:
 
 
 def _optimizer(arguments: Arguments) -> str:
+    """The optimizer; raises InputError if its states are not priced."""
     name = (arguments.word("--optimizer", "adam") or "adam").removeprefix("dist_")
     if name == "sgd":
         return "momentum" if arguments.share("--sgd-momentum") else "sgd"
     small = arguments.word("--exp-avg-dtype", "fp32") == "fp8" and arguments.word("--exp-avg-sq-dtype") == "fp8"
     if name == "adam":
         return "adamw-8bit" if small and arguments.flag("--use-precision-aware-optimizer") else "adamw"
+    if name not in MOMENTS:
+        raise arguments.refusal(
+            "--optimizer", f"is {name}, whose states are not priced: to predict Adam's, give --args '--optimizer adam'"
+        )
     return name
 
 
