@@ -41,6 +41,11 @@ def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
 def _read_settings(whole: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     if whole.get("MODE") == "inference":
         raise InputError(f"{path} says MODE: inference: it generates, and nothing of it is trained.")
+    if "model.encoder_seq_length" in whole or any(name.startswith("exp_manager.") for name in whole):
+        raise InputError(
+            f"{path} is a configuration of NeMo 1, which is not read: give what it says as Megatron-LM's arguments in a"
+            " script (`pretrain_gpt.py --tensor-model-parallel-size 8 --micro-batch-size 1 --num-layers 96 --bf16`)."
+        )
     if any(name.startswith(ARGUMENTS) for name in whole):
         return read_mapping(whole)
     settings = {
