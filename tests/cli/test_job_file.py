@@ -52,8 +52,18 @@ def test_a_command_leaves_the_keys_of_others_alone(json_of: Any, job: Path) -> N
         (JOB + "tensr = 2", "There is no entry 'tensr'; did you mean 'tensor'"),
         ('cluster = "2xL4"', 'has no model: write model = "llama3-8b"'),
         ("model = ", "is not TOML"),
-        (JOB + 'tensor = "two"', 'job.toml: tensor = "two": '),
-        (JOB + "tensor = true", "job.toml: tensor must be a value, not true."),
+        (JOB + "tensor = 0", "--tensor must be at least 1, not 0."),
+        (JOB + "zero = 4", "job.toml: zero = 4: must be at most 3, not 4."),
+        (JOB + 'tensor = "two"', 'job.toml: tensor must be a whole number, not "two".'),
+        (JOB + 'tensor = "2"', 'job.toml: tensor must be a whole number, not "2".'),
+        (JOB + "tensor = true", "job.toml: tensor must be a whole number, not true."),
+        (JOB + "tensor = 2.0", "job.toml: tensor must be a whole number, not 2.0."),
+        (JOB + "tensor = [2]", "job.toml: tensor must be a whole number, not [2]."),
+        (JOB + "tensor = 2026-01-01", 'job.toml: tensor must be a whole number, not "2026-01-01".'),
+        (JOB + 'host_optimizer = "0.5"', 'job.toml: host_optimizer must be a number, not "0.5".'),
+        (JOB + "dtype = false", "job.toml: dtype must be a text, not false."),
+        (JOB + 'dtype = "bf17"', "There is no dtype 'bf17'; did you mean 'bf16'"),
+        (JOB + 'sequence-parallel = "yes"', 'job.toml: sequence-parallel must be true or false, not "yes".'),
     ],
 )
 def test_wrong_job_files_are_refused_with_a_sentence(run: Any, job: Path, text: str, sentence: str) -> None:
@@ -62,6 +72,24 @@ def test_wrong_job_files_are_refused_with_a_sentence(run: Any, job: Path, text: 
         varied = ("--over", "memory-limit=1GiB,2GiB") if command == "sweep" else ()
         code, _, err = run(command, str(job), *varied)
         assert (code, sentence in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ('option = "vector=1"', 'job.toml: option must be a list of texts, not "vector=1".'),
+        ("csv = 3", "job.toml: csv must be a path, not 3."),
+    ],
+)
+def test_simulate_refuses_mistyped_entries_of_its_own(run: Any, job: Path, entry: str, sentence: str) -> None:
+    job.write_text(JOB + entry)
+    code, _, err = run("simulate", str(job))
+    assert (code, sentence in err) == (2, True)
+
+
+def test_a_job_without_a_schedule_is_asked_for_one(run: Any, job: Path) -> None:
+    code, _, err = run("simulate", str(job))
+    assert (code, "Give the MODEL's schedule with --schedule NAME" in err) == (2, True)
 
 
 def test_files_next_to_the_job_file_are_found(json_of: Any, job: Path) -> None:

@@ -519,3 +519,45 @@ def test_messages_of_whole_nodes_take_the_network() -> None:
 
     assert units.communication_within_node is None
     assert units.message(0, 1) == units.least_communication == units.communication
+
+
+GPT2_SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "n_positions": S}
+NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+
+
+def bytes_of_masks(framework: Framework, **dropouts: float) -> tuple[float, float]:
+    """Bytes that the embedding and a layer of GPT-2 keep for these dropouts alone."""
+    entries: list[dict[str, Any]] = [{**GPT2_SMALL, **NO_DROPOUT, **dropouts}, {**GPT2_SMALL, **NO_DROPOUT}]
+    several = [
+        model_units(ModelConfig.from_hf(each), A100S, RunOptions(sequence_length=S), framework=framework)
+        for each in entries
+    ]
+    tables = [float(units.units[0].strategies["none"].activation) for units in several]
+    layers = [kept(units) for units in several]
+    return tables[0] - tables[1], layers[0] - layers[1]
+
+
+def test_every_dropout_keeps_its_own_masks() -> None:
+    assert bytes_of_masks(MEGATRON, embd_pdrop=0.1) == (S * 768, 0)
+    assert bytes_of_masks(MEGATRON, resid_pdrop=0.1) == (0, 2 * S * 768)
+    assert bytes_of_masks(MEGATRON, attn_pdrop=0.1) == (0, 0)
+    # Dropped scores are kept next to those before, and a byte says which.
+    assert bytes_of_masks(SCORES, attn_pdrop=0.1) == (0, 3 * S * S * 12)
+
+
+@pytest.mark.parametrize(
+    ("config", "dropouts"),
+    [
+        ({"model_type": "seed_oss"}, (0.1, 0.1, 0.0)),
+        ({"model_type": "seed_oss", "residual_dropout": 0.0}, (0.1, 0.0, 0.0)),
+        ({"model_type": "gpt_neox", "hidden_dropout": 0.2}, (0.0, 0.2, 0.0)),
+        ({"model_type": "gptj", "attn_pdrop": 0.3, "embd_pdrop": 0.2}, (0.3, 0.0, 0.2)),
+        ({"model_type": "opt", "ffn_dim": 256, "word_embed_proj_dim": 64}, (0.0, 0.1, 0.1)),
+        ({"model_type": "starcoder2", "embedding_dropout": 0.1}, (0.0, 0.0, 0.1)),
+        ({"model_type": "llama", "attention_dropout": 0.1}, (0.1, 0.0, 0.0)),
+    ],
+)
+def test_dropouts_have_the_names_of_their_family(config: dict[str, Any], dropouts: tuple[float, ...]) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+    model = ModelConfig.from_hf({**sizes, "intermediate_size": 256, **config})
+    assert (model.attention_dropout, model.residual_dropout, model.embedding_dropout) == dropouts

@@ -60,6 +60,17 @@ def test_gradients_and_moments_have_dtypes(
 
 
 @pytest.mark.parametrize(
+    ("options", "optimizer", "traffic"),
+    [({}, 10, 28), ({"moment_dtype": "bf16"}, 6, 20), ({"dtype": "fp16"}, 12, 30), ({"host_optimizer": 1.0}, 0, 30)],
+)
+def test_remainders_of_masters_stand_next_to_bf16(options: dict[str, Any], optimizer: int, traffic: int) -> None:
+    run, framework = RunOptions(**options), Framework(keeps_remainders=True)
+    each = parameter_bytes(run, shards=1, framework=framework)
+
+    assert (each.optimizer, step_traffic(run, framework=framework)) == (optimizer, traffic)
+
+
+@pytest.mark.parametrize(
     ("framework", "masters", "zero", "weight", "optimizer"),
     [
         (MEGATRON, "fp32", 3, 2, 12), (FSDP, "fp32", 2, 2, 12), (FSDP, "fp32", 3, 4, 8), (DEEPSPEED, "fp32", 3, 2, 12),

@@ -19,7 +19,7 @@ SIZES = (
     " --position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 32000 --seq-length 1024"
     " --max-position-embeddings 1024"
 )
-RUN = "--micro-batch-size 1 --global-batch-size 16 --bf16 --pipeline-model-parallel-size 4"
+RUN = "--hidden-dropout 0 --micro-batch-size 1 --global-batch-size 16 --bf16 --pipeline-model-parallel-size 4"
 GPT = f"torchrun pretrain_gpt.py {SIZES} {RUN}"
 BRIDGE = """
 model: {hf_model_id: meta-llama/Meta-Llama-3-8B, seq_length: 1024, pipeline_model_parallel_size: 4}
@@ -127,7 +127,7 @@ FORMS: dict[str, Form] = {
     "bridge's adapters without a rank": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{alpha: 4}}\n", {"lora": 32}),
     "moments in bf16": megatron(
         "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
-        read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 1},
+        read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 0},
     ),
     "attention with scores": megatron("--attention-backend unfused", read={"flash_attention": False}),
     "attention of 2021": megatron("--checkpoint-activations", read={"flash_attention": False, "checkpointed": 8}),

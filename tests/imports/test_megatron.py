@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.costs import framework_of_options
+from debubble.costs.step import parameter_bytes
 from debubble.imports import imports
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts
@@ -26,7 +28,7 @@ SIZES=(
 )
 GPT_ARGS="
     --seq-length 4096 --pipeline-model-parallel-size $PP
-    --micro-batch-size 1 --global-batch-size=16 --bf16
+    --micro-batch-size 1 --global-batch-size=16 --bf16 --hidden-dropout 0
 "
 torchrun --nproc_per_node 4 pretrain_gpt.py "${SIZES[@]}" $GPT_ARGS \\
     --train-iters ${ITERATIONS:-1000} --lr 1e-4 EXTRA
@@ -203,7 +205,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         "Known",
     ]
     assert unread[0] == "--offload-modules attn_norm is not priced: activations are predicted to stay."
-    assert unread[-2] == "Not known to Megatron-LM, and not in the prediction: --my-kernel."
+    assert unread[-2] == "Not known to Megatron-LM or its launcher, and not in the prediction: --my-kernel."
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         ("echo hello\n", "has no arguments of a training"),
         (
             "python run_recipe.py --recipe a_config model.context_parallel_size=2\n",
-            "starts a recipe of Megatron-Bridge: give the configuration",
+            "starts a recipe of Megatron-Bridge, and leaves model.tensor_model_parallel_size, model.pipeline_model",
         ),
         ("pretrain --num-layers 'x\n", "cannot be read as a shell script"),
         (
@@ -223,6 +225,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         (SCRIPT.replace("--swiglu", "--glu-activation reglu"), "with the activation reglu, which is not read"),
         (SCRIPT.replace("EXTRA", "--pipeline-model-parallel-layout 'Et|x'"), "no layout of E, t, m, L"),
         (SCRIPT.replace("EXTRA", "--optimizer sgd --sgd-momentum lots"), "is 'lots', which is no share"),
+        (SCRIPT.replace("EXTRA", "--optimizer ademamix"), "--optimizer is ademamix, whose states are not priced"),
         (SCRIPT.replace("EXTRA", "--decoder-first-pipeline-num-layers few"), "is 'few', which is no whole number"),
         (
             SCRIPT.replace("PP=4", "PP=1").replace("EXTRA", FIRST_AND_LAST),
@@ -359,8 +362,8 @@ def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: st
     [
         (
             "--recompute-granularty full",
-            "Not known to Megatron-LM, misspelt or of a fork, and not in the prediction: --recompute-granularty (did"
-            " you mean --recompute-granularity?).",
+            "Not known to Megatron-LM or its launcher, misspelt or of a fork, and not in the prediction:"
+            " --recompute-granularty (did you mean --recompute-granularity?).",
         ),
         ("--frobnicate-weights", None),
         (
@@ -380,16 +383,89 @@ def test_a_missing_argument_names_the_one_that_is_like_it(tmp_path: Path) -> Non
         job(tmp_path, SCRIPT.replace("--num-layers", "--num-layer"))
 
 
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        ("torchrun --nproc_per_node 4", ""),
+        ("torchrun --nproc-per-nod 4", "--nproc-per-nod (did you mean --nproc-per-node?)"),
+        ("torchrun --nnodes 1 --rdvz_backend c10d", "--rdvz-backend (did you mean --rdzv-backend?)"),
+        ("torchrun --log-dir x --local-addr y --rdzv-conf z", ""),
+        ("deepspeed --num_gpu 4", "--num-gpu (did you mean --num-gpus?)"),
+        ("deepspeed --hostfil x --force_multi", "--hostfil (did you mean --hostfile?)"),
+        ("accelerate launch --num_process 4", "--num-process (did you mean --num-processes?)"),
+        ("srun --ntask-per-node 4 python", "--ntask-per-node (did you mean --ntasks-per-node?)"),
+        ("torchrun --nproc_per_node four", "--nproc-per-node four is no number that a launcher takes."),
+        ("torchrun --nproc_per_node gpu --nnodes 1:4", ""),
+        ("torchrun --nproc_per_node $GPUS", ""),
+    ],
+)
+@pytest.mark.parametrize("more", ["", "--deepspeed"])
+def test_misspelt_arguments_of_launchers_are_warned_of(tmp_path: Path, launcher: str, said: str, more: str) -> None:
+    script = SCRIPT.replace("torchrun --nproc_per_node 4", launcher).replace("EXTRA", more)
+    read = job(tmp_path, script)
+    warnings = [each for each in (*read.warnings, *read.rest.warnings) if not each.startswith("Micro-batches")]
+
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
+
+
 def test_an_argument_that_megatron_lacks_is_listed_once(tmp_path: Path) -> None:
     unread = job(tmp_path, SCRIPT.replace("EXTRA", "--frobnicate-weights")).unread
 
-    assert unread[0] == "Not known to Megatron-LM, and not in the prediction: --frobnicate-weights."
+    assert unread[0] == "Not known to Megatron-LM or its launcher, and not in the prediction: --frobnicate-weights."
     assert sum("--frobnicate-weights" in sentence for sentence in unread) == 1
 
 
-def test_masters_that_the_optimizer_halves_are_remarked(tmp_path: Path) -> None:
-    halved = "--use-distributed-optimizer --use-precision-aware-optimizer"
-    on_host = f"{halved} --optimizer-cpu-offload --optimizer-offload-fraction 1.0 --overlap-cpu-optimizer-d2h-h2d"
-    remarks = [job(tmp_path, SCRIPT.replace("EXTRA", flags)).rest.remarks for flags in (halved, on_host)]
+GPT2 = SCRIPT.replace(
+    "--position-embedding-type rope --normalization RMSNorm --swiglu", "--max-position-embeddings 4096"
+)
 
-    assert [sum("predicted with 4 bytes" in each for each in said) for said in remarks] == [1, 0]
+
+@pytest.mark.parametrize(
+    ("script", "flags", "dropouts"),
+    [
+        (GPT2, "", (0.1, 0.0, 0.0)),
+        (GPT2, "--attention-dropout 0.0", (0.0, 0.0, 0.0)),
+        (GPT2, "--hidden-dropout 0.2", (0.1, 0.2, 0.2)),
+        (GPT2.replace("--hidden-dropout 0", ""), "", (0.1, 0.1, 0.1)),
+        (SCRIPT, "--attention-dropout 0", (0.0, 0.0, 0.0)),
+        (SCRIPT, "", (0.1, 0.0, 0.0)),
+        (SCRIPT.replace("--swiglu", "--squared-relu"), "--hidden-dropout 0.2", (0.1, 0.2, 0.0)),
+    ],
+)
+def test_dropouts_are_the_scripts_own(tmp_path: Path, script: str, flags: str, dropouts: tuple[float, ...]) -> None:
+    model = job(tmp_path, script.replace("EXTRA", flags)).model
+    assert (model.attention_dropout, model.residual_dropout, model.embedding_dropout) == dropouts
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (SCRIPT, ""),
+        (SCRIPT.replace("--hidden-dropout 0", ""), "--hidden-dropout 0.1 (Megatron-LM's default) is predicted as none"),
+        (SCRIPT.replace("EXTRA", "--hidden-dropout 0.2"), "--hidden-dropout 0.2 is predicted as none"),
+        (GPT2.replace("EXTRA", "--hidden-dropout 0.2"), ""),
+    ],
+)
+def test_dropout_that_a_model_lacks_is_told(tmp_path: Path, script: str, said: str) -> None:
+    remarks = [each for each in job(tmp_path, script).rest.remarks if "dropout" in each]
+    assert [each.partition(":")[0] for each in remarks] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "optimizer"),
+    [
+        ("", 12),
+        ("--use-precision-aware-optimizer", 10),
+        ("--use-precision-aware-optimizer --store-param-remainders", 10),
+        ("--use-precision-aware-optimizer --no-store-param-remainders", 12),
+        ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", 6),
+        ("--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5", 6),
+    ],
+)
+def test_remainders_of_masters_take_two_bytes(tmp_path: Path, flags: str, optimizer: int) -> None:
+    read = job(tmp_path, SCRIPT.replace("EXTRA", flags))
+    framework = framework_of_options(read.options.framework)
+
+    assert parameter_bytes(read.options, shards=1, framework=framework).optimizer == optimizer
+    assert "--store-param-remainders" not in "".join(read.unread)

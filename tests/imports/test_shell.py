@@ -66,7 +66,13 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
         ("M=${SIZE}B; if [ $M = 7B ]; then A=--bf16; fi; run $A", "give it with --args 'SIZE=1'; or give a copy"),
         ("B=$((1-$?)); if [ $B = 1 ]; then A=--bf16; fi; run $A", "depend on it: give a copy"),
         ("if [ -f x ]; then A=--bf16; fi; run $A", "line 1 decides"),
-        ("while read LINE; do A+=$LINE; break; done; run $A", "too long to follow"),
+        ("while true; do A+=1; done; run $A", "too long to follow"),
+        ("if nvidia-smi | grep -q H100; then A=--bf16; fi; run $A", r"\(nvidia-smi \| grep -q H100\) is not told"),
+        ("if python ready.py; then A=--bf16; fi; run $A", r"line 1 decides \(python ready.py\)"),
+        ("if ! ls data; then run --lr 1; fi", r"line 1 decides \(ls data\)"),
+        ("grep -q x y; if [ $? -eq 0 ]; then A=--bf16; fi; run $A", r"line 1 decides \(\[ \$\? -eq 0 \]\)"),
+        ("if [[ $(hostname) =~ gpu ]]; then A=--bf16; fi; run $A", "line 1 decides"),
+        ("ready() { curl x; }; if ready | grep -q on; then A=--bf16; fi; run $A", "line 1 decides"),
         ("while [ -f x ]; do A+=(--x); done; run $A", r"line 1 decides \(\[ -f x \]\)"),
         ("case $SIZE in a) A=--x;; b) A=--y;; esac; run $A", r"decides \(\$SIZE\)"),
         ("for ((i=0; i<$N; i++)); do run --lr 1; done", r"line 1 decides \(i<\$N\)"),
@@ -92,6 +98,9 @@ def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: s
         ("S=$1\nif [ $S = 7B ]; then L=32; fi; run $L", " by $1"),
         ("L=1\n[ -f x ] && L=2; run $L", ""),
         ("L=1\nif [ -f x ]; then export L=2; fi; run $L", ""),
+        ("L=1\nif echo $SIZE | grep -q 70; then L=2; fi; run $L", " by $SIZE"),
+        ("L=1\nwhile read EACH; do L=$EACH; done < file; run $L", ""),
+        ("L=1\nif curl -s x; then L=2; fi; run $L", ""),
     ],
 )
 def test_a_variable_that_a_condition_decides_is_left_open(script: str, by: str) -> None:
@@ -110,6 +119,33 @@ def test_a_variable_that_a_condition_decides_is_left_open(script: str, by: str) 
 )
 def test_what_decides_an_open_variable_is_asked_for(unknown: str, said: str) -> None:
     assert how_to_give(unknown, {}) == said
+
+
+def test_what_is_given_tells_what_a_condition_leaves_open() -> None:
+    script = "L=1\nif nvidia-smi | grep -q H100; then L=2; fi; run --lr $L"
+    [command] = follow(script, Path("job.sh"), CommandLine.of("L=3")).commands
+
+    assert command.words == ("run", "--lr", "3")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("#SBATCH --nodes=4\n#SBATCH --gpus-per-node 8  # of H100", "32 4"),
+        ("#SBATCH -N 2\n#SBATCH --gpus-per-node=4", "8 2"),
+        ("#SBATCH --nodes=2-4\n#SBATCH --gpus-per-node=4", "$(($SLURM_NNODES*$SLURM_GPUS_PER_NODE)) $SLURM_NNODES"),
+    ],
+)
+def test_slurm_sets_what_a_script_asks_of_it(lines: str, words: str) -> None:
+    script = f"#!/bin/bash\n{lines}\nrun $(($SLURM_NNODES*$SLURM_GPUS_PER_NODE)) $SLURM_NNODES"
+    [command] = follow(script, Path("job.sh")).commands
+
+    assert " ".join(command.words[1:]) == words
+
+
+@pytest.mark.parametrize("script", ["if run --bf16; then echo done; fi", "run --bf16 || exit 1", "cd x && run --bf16"])
+def test_a_training_may_be_a_condition(script: str) -> None:
+    assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]
 
 
 def test_open_options_before_the_training_script_are_left_out() -> None:

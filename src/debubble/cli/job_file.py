@@ -27,6 +27,14 @@ DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "
 """Keys of the degrees."""
 PLACES = "debubble.job_file"
 """Entry of a context's `meta`: name of a parameter -> the file and the entry that it comes from."""
+_KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+    list[str]: ((list,), "a list of texts"),
+    Path: ((str,), "a path"),
+}
+"""Type of an option -> the types of entries that it takes, and words for them; others take texts and numbers."""
 FILES = ("model", "cluster", "profile")
 """Keys whose values may name files, which are looked for next to the job file too."""
 
@@ -47,11 +55,13 @@ def with_job_file(arguments: Sequence[str], ctx: Any, parameters: Sequence[Any])
         known = ctx.obj(JOB_COMMANDS)
         for key in sorted(others - known):
             raise InputError(f"{file}: {_unknown_entry(key, _written(file)[key], sorted(known))}")
-    flags = {parameter.name for parameter in parameters if getattr(parameter, "is_flag", False)}
+    types = {parameter.name: parameter.type_descriptor.annotation for parameter in parameters}
     for key in sorted(names.keys() & entries.keys()):
-        if isinstance(entries[key], bool) != (names[key] in flags):
-            asked = "true or false" if names[key] in flags else "a value"
-            raise InputError(f"{file}: {_written(file)[key]} must be {asked}, not {json.dumps(entries[key])}.")
+        allowed, words = _KINDS.get(types[names[key]], ((str, int, float), "a text"))
+        value = entries[key]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            shown = json.dumps(value, default=str, ensure_ascii=False)
+            raise InputError(f"{file}: {_written(file)[key]} must be {words}, not {shown}.")
     varied = _varied(arguments)
     entries.pop(varied, None)
     ctx.default_map = {names[key]: value for key, value in entries.items() if key in names}

@@ -197,6 +197,10 @@ def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCost
 
     if path is None:
         raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
+    if run.cluster is not None:
+        raise InputError(
+            "Give the MODEL's schedule with --schedule NAME (see `debubble schedules`); a plan file takes no --cluster."
+        )
     run.refuse_given()
     others = {
         "costs": given.costs,

@@ -72,6 +72,8 @@ class Framework:
     """ZeRO-3 divides the weights that the optimizer steps, which are cast as they are gathered (torch's FSDP)."""
     copies_masters: bool = False
     """The optimizer steps copies of the weights even where these have its dtype (DeepSpeed)."""
+    keeps_remainders: bool = False
+    """Of a master weight the optimizer keeps the 16 bits that its weight in bf16 lacks (Transformer Engine)."""
     receives_ahead: bool = False
     """A stage has buffers for what both sides send it in every micro-batch of a step (torch's PipelineStage)."""
     keeps_outputs: bool = False

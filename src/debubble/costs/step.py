@@ -104,7 +104,13 @@ def _weight_bytes(options: RunOptions, framework: Framework) -> tuple[int, int]:
     weight, stepped = element_bytes(options.dtype), stepped_bytes(options)
     if framework.gathers_masters and options.zero >= 3 and not (options.lora or options.host_optimizer):
         return max(stepped, weight), 0
+    if _keeps_remainders(options, framework):
+        return weight, stepped - weight
     return weight, stepped if stepped > weight or (framework.copies_masters and weight == 2) else 0
+
+
+def _keeps_remainders(options: RunOptions, framework: Framework) -> bool:
+    return framework.keeps_remainders and options.dtype == "bf16" and not options.host_optimizer
 
 
 def stepped_bytes(options: RunOptions) -> int:
@@ -160,6 +166,8 @@ def step_traffic(options: RunOptions, *, framework: Framework) -> int:
     changed = stepped + moment_bytes(options)
     gradient = kept_gradient_bytes(options, framework)
     copied = weight if weight < stepped or (framework.copies_masters and weight == 2) else 0
+    if _keeps_remainders(options, framework):
+        copied = 0  # the weight is half of what is read and written
     orthogonalized = 2 + 6 * NEWTON_SCHULZ_STEPS + 2 if options.optimizer == "muon" else 0
     return gradient + 2 * changed + copied + orthogonalized + 2 * copied_bytes(options)
 

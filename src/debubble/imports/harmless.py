@@ -14,6 +14,17 @@ _LAUNCHER = """
     nproc_per_node nnodes node_rank master_addr master_port rdzv_* local_rank local_ranks_filter rank world_size
     hostfile num_gpus num_nodes ntasks ntasks_per_node nodelist launcher job_name max_restarts tee redirects include
     exclude role standalone nodes export partition account gres mpi kill_on_bad_exit container_* mounts
+    rdzv_backend rdzv_conf rdzv_endpoint rdzv_id event_log_handler local_addr log_dir logs_specs module monitor_interval
+    no_python numa_binding run_path shutdown_timeout signals_to_handle start_method virtual_local_rank
+    autotuning bind_core_list bind_cores_to_rank elastic_training enable_each_rank_log force_multi launcher_args
+    max_elastic_nodes min_elastic_nodes no_local_rank no_ssh no_ssh_check save_pid ssh_port
+    num_processes num_machines machine_rank main_process_ip main_process_port config_file multi_gpu
+    cpus_per_task gpus gpus_per_node gpus_per_task cpu_bind np allow_run_as_root
+"""
+LAUNCHER_FLAGS = frozenset(f"--{name.replace('_', '-')}" for name in _LAUNCHER.split() if "*" not in name)
+"""The arguments of torchrun, deepspeed, accelerate and Slurm, as they are read here.
+
+Sources: torch 2.11, distributed/run.py; DeepSpeed, launcher/runner.py; accelerate, commands/launch.py; srun(1).
 """
 _TRAINING = """
     lr lr_* min_lr max_lr *_lr *.lr *.min_lr *learning_rate* *warmup* *weight_decay* adam_* *betas *beta1 *beta2 eps

@@ -72,6 +72,8 @@ class Sizes:
     experts: ExpertSizes | None = None
     latent: LatentSizes | None = None
     mtp_layers: int = 0
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
 
     def model(self) -> Model:
         """The model of one of Hugging Face's families that has these parts.
@@ -97,13 +99,15 @@ class Sizes:
             "tie_word_embeddings": self.tied, "max_position_embeddings": self.length,
             **({"head_dim": self.head_dim} if self.head_dim is not None and self.latent is None else {}),
             **({"num_nextn_predict_layers": self.mtp_layers} if self.mtp_layers else {}),
+            **({"attention_dropout": self.attention_dropout} if self.attention_dropout else {}),
         }  # fmt: skip
 
     def _gpt2(self) -> dict[str, Any]:
         return {
             "model_type": "gpt2", "n_layer": self.layers, "n_embd": self.hidden, "n_head": self.heads,
             "n_inner": self.ffn, "vocab_size": self.vocab, "n_positions": self.length,
-            "tie_word_embeddings": self.tied,
+            "tie_word_embeddings": self.tied, "attn_pdrop": self.attention_dropout,
+            "resid_pdrop": self.hidden_dropout, "embd_pdrop": self.hidden_dropout,
         }  # fmt: skip
 
     def _dense(self) -> tuple[str, Mapping[str, Any]]:
@@ -116,15 +120,16 @@ class Sizes:
                 return "glm4_moe", {"attention_bias": self.qkv_bias, **experts}
             return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama", {}
         norm = {} if self.rms_norm else {"layer_norm_eps": 1e-5}
+        dropped = {"hidden_dropout": self.hidden_dropout} if self.hidden_dropout else {}
         if self.positions == "alibi" and self.activation == "gelu":
-            return "bloom", {**norm, "use_bias": True}
+            return "bloom", {**norm, **dropped, "use_bias": True}
         if self.activation not in ("swiglu", "gelu", "squared_relu"):
             raise InputError(
                 f"The configuration describes a model with the activation {self.activation}, which is not read here:"
                 " give its config.json with --model."
             )
         family = "stablelm" if self.activation == "swiglu" else "arcee"
-        return family, {**norm, "use_qkv_bias": self.qkv_bias, "use_bias": self.linear_bias}
+        return family, {**norm, **dropped, "use_qkv_bias": self.qkv_bias, "use_bias": self.linear_bias}
 
     def _sparse(self) -> tuple[str, Mapping[str, Any]] | None:
         experts = self.experts

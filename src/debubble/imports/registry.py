@@ -169,12 +169,9 @@ class Importer:
 
     def _check_marks(self, settings: Settings, path: Path) -> None:
         """Refuse a trainer's file, and one that has another framework's marks and none of this one's."""
-        if any(name in settings for name in _TRAINER_ENTRIES):
-            raise InputError(
-                f"{path} is for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the"
-                " DeepSpeed JSON that it names, with --model, --sequence-length and its arguments, as in"
-                " --args '--per_device_train_batch_size 1 --bf16 True'."
-            )
+        for sentence, names in _OTHERS.items():
+            if any(name in settings for name in names):
+                raise InputError(f"{path} is {sentence}.")
         if not self.marks or self._marked(settings):
             return
         other = next((each.name for each in imports.values() if each._marked(settings)), None)
@@ -185,8 +182,19 @@ class Importer:
         return any(fnmatch(name, mark) for mark in self.marks.split() for name in settings)
 
 
-_TRAINER_ENTRIES = ("per_device_train_batch_size", "model_name_or_path", "base_model")
-"""Names by which the files of trainers on Transformers are known."""
+_SIMULATED = "give its model, degrees and batch to `debubble simulate` (--pipeline, --tensor, --data, --micro-batches)"
+_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the DeepSpeed JSON that it"
+    " names, with --model, --sequence-length and its arguments, as in --args '--per_device_train_batch_size 1 --bf16"
+    " True'": ("per_device_train_batch_size", "model_name_or_path", "base_model"),
+    f"nanotron's, which is not read: {_SIMULATED}": ("tokens.micro_batch_size", "parallelism.pp_engine"),
+    f"GPT-NeoX's, which is not read: {_SIMULATED}": (
+        "pipe_parallel_size", "pipe-parallel-size", "model_parallel_size", "model-parallel-size",
+    ),
+    "accelerate's, which is not read: import the DeepSpeed JSON that it names (deepspeed_config_file) with `debubble"
+    f" import deepspeed`, or {_SIMULATED}": ("distributed_type", "compute_environment"),
+}  # fmt: skip
+"""What a file of another tool is, and what to do instead -> entries by which it is known."""
 
 imports: Registry[Importer] = Registry(
     "debubble.imports", folders=(FRAMEWORKS, "import_"), what="framework to import from"

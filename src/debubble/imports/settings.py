@@ -98,8 +98,10 @@ OVERWRITTEN = "overwritten"
 """The entry of a script with the variables that it is given and sets otherwise, in words."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 """A line of the list, which launchers and schedulers may have put a rank or a time before."""
-_BRIDGE = re.compile(r"\brun_recipe\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py")
-"""What a script has that starts a recipe of Megatron-Bridge."""
+RECIPE = "recipe"
+"""The entry of a script that starts a recipe of Megatron-Bridge: the words of its command."""
+_BRIDGE = re.compile(r"\b(run_recipe|run_script|setup_experiment)\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py")
+"""What a command has that starts a recipe of Megatron-Bridge."""
 _DUMP = 10
 """Lines of a log that make it the list of a run's arguments."""
 
@@ -122,6 +124,13 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
         arguments = dict(_logged_arguments(logged))
     else:
         script = follow(text, path, given)
+        recipes = {each.words for each in script.commands if _starts_recipe(each.words)}
+        if len(recipes) > 1:
+            raise InputError(
+                f"{path} starts several recipes of Megatron-Bridge: give a copy with the one that is meant."
+            )
+        if recipes:
+            return {RECIPE: recipes.pop() + (() if given is None else given.words)}
         command = training_command(script, path)
         arguments = named_arguments(command.words)
         if script.missing and arguments:
@@ -135,17 +144,17 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
     if given is not None:
         arguments |= named_arguments(given.words)
     if not TRAINING_ARGUMENTS & arguments.keys() and COMMAND not in arguments:
-        if _BRIDGE.search(text):
-            raise InputError(
-                f"{path} starts a recipe of Megatron-Bridge: give the configuration that its run saves"
-                " (run_config.yaml), or a YAML of what the script overrides (`model: {tensor_model_parallel_size: 2}`)"
-                " with --model."
-            )
         raise InputError(
             f"{path} has no arguments of a training such as --num-layers 32, nor the list of them that Megatron-LM"
             " logs: give the file that has them."
         )
     return arguments
+
+
+def _starts_recipe(words: Sequence[str]) -> bool:
+    """Tell whether a command starts a recipe of Megatron-Bridge, and no script of the Megatron-LM in its folder."""
+    started = any(map(_BRIDGE.search, words)) and not any(word.endswith("pretrain_gpt.py") for word in words)
+    return started and not any("convert" in word or "infer" in word for word in words if word.endswith(".py"))
 
 
 def _arguments_of_file(words: Sequence[str], path: Path) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class Unread:
             known: The names of the framework's entries.
             framework: The framework, in words.
         """
-        return replace(self, strange=misspelt(self.unknown, known), framework=framework) if known else self
+        near = {**self.strange, **misspelt(self.unknown, known)}
+        return replace(self, strange=near, framework=framework) if known else self
 
     @property
     def not_predicted(self) -> int:

@@ -119,9 +119,28 @@ def _like_llama(config: Entries) -> Architecture:
         qkv_bias=biased or any(entries.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias")),
         output_bias=biased,
         mlp_bias=biased or bool(entries.get("mlp_bias")),
-        attention_dropout=config.real("attention_dropout", 0.0),
-        residual_dropout=config.real("resid_pdrop", config.real("hidden_dropout", 0.0)),
+        attention_dropout=_dropout(config, "attention_dropout"),
+        residual_dropout=_dropout(config, "residual_dropout"),
+        embedding_dropout=_dropout(config, "embedding_dropout"),
     )
+
+
+_DROPOUTS = {
+    "attention_dropout": ("attention_dropout", "attn_pdrop"),
+    "residual_dropout": ("resid_pdrop", "hidden_dropout", "residual_dropout", "resid_dropout", "dropout"),
+    "embedding_dropout": ("embd_pdrop", "emb_pdrop", "embedding_dropout", "embed_dropout", "dropout"),
+}
+"""Dropout -> the entries that have its share, by family."""
+_DROPPING = {
+    "seed_oss": ("attention_dropout", "residual_dropout"), "opt": ("residual_dropout", "embedding_dropout"),
+    "gpt_bigcode": tuple(_DROPOUTS),
+}  # fmt: skip
+"""Families that drop a tenth unless the config says otherwise -> their dropouts."""
+
+
+def _dropout(config: Entries, name: str) -> float:
+    default = 0.1 if name in _DROPPING.get(config.family, ()) else 0.0
+    return next((config.real(entry) for entry in _DROPOUTS[name] if config.get(entry) is not None), default)
 
 
 def _check_layers(config: Entries) -> None:

@@ -243,14 +243,14 @@ def core(shapes: Shapes) -> Iterator[Operator]:
     m, o, e = shapes.model, shapes.options, shapes.element
     n, q, s = shapes.tokens, m.attention_width / o.tensor, o.sequence_length
     scores = n * s * m.heads / o.tensor
-    traffic = shapes.speed.stream(e * (7 if m.dropout else 5) * scores)
+    traffic = shapes.speed.stream(e * (7 if m.attention_dropout else 5) * scores)
     flops, rows = 4 * n * s * q, n * m.heads / o.tensor
     yield _quadratic(
         Operator(
             name="core",
             forward=shapes.speed.attention(flops, rows=rows) + traffic,
             backward_input=shapes.speed.attention(2 * flops, rows=rows) + traffic,
-            saved=scores * (2 * e + 1 if m.dropout else e),
+            saved=scores * (2 * e + 1 if m.attention_dropout else e),
         )
     )
     yield Operator(name="context", forward=0.0, backward_input=0.0, saved=e * n * q)
@@ -258,7 +258,7 @@ def core(shapes: Shapes) -> Iterator[Operator]:
 
 def dropout(shapes: Shapes) -> Operator:
     """Dropout after a half-layer's products, which keeps a mask of one byte per number."""
-    size = shapes.stream * shapes.model.dropout
+    size = shapes.stream * bool(shapes.model.residual_dropout)
     return elementwise(shapes, "dropout", forward=2 * size, backward=2 * size, saved=size)
 
 

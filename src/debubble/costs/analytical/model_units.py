@@ -305,7 +305,7 @@ class _Builder:
         """Looks tokens up: bound by memory, and keeps nothing but a dropout mask."""
         s = self.shapes
         size = s.stream
-        lookup = elementwise(s, "lookup", forward=2 * size, backward=0, saved=size * s.model.dropout)
+        lookup = elementwise(s, "lookup", forward=2 * size, backward=0, saved=size * bool(s.model.embedding_dropout))
         backward = 0.0 if s.options.lora else lookup.forward
         counts = Counts(s.model.embedding_parameters)
         waits = self.parameters.waits(lookup.forward, backward, counts)

@@ -141,6 +141,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
             "automodel",
             gradient_bytes=2 if _reduces_in_16_bits(read) else None,
             dispatches_once=None if _dispatches_once(read) else False,
+            keeps_remainders=True if _keeps_remainders(read) else None,
             defers_gradients=True if zero == 3 and micro_batches > 1 and _defers_gradients(read) else None,
         ),
     )
@@ -231,6 +232,12 @@ def _master_dtype(read: SettingsReader) -> str:
     """The dtype of the weights that the optimizer steps: that of stored ones, but for Transformer Engine's masters."""
     masters = _optimizer_class(read) == "FusedAdam" and read.flag("optimizer.master_weights", True)
     return "bf16" if _stored(read) == "bf16" and _dtype(read) != "fp32" and not (masters or _lora(read)) else "fp32"
+
+
+def _keeps_remainders(read: SettingsReader) -> bool:
+    """Tell whether Transformer Engine's Adam keeps 2 bytes of each master weight, next to weights stored in bf16."""
+    remainders, masters = read.flag("optimizer.store_param_remainders"), read.flag("optimizer.master_weights", True)
+    return _optimizer_class(read) == "FusedAdam" and remainders and masters and _stored(read) == "bf16"
 
 
 def _lora(read: SettingsReader) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from debubble.frameworks.megatron.arguments import is_off
 from debubble.imports.command_line import CommandLine
-from debubble.imports.settings import read_settings
+from debubble.imports.settings import RECIPE, read_settings
 from debubble.ir import InputError
 
 PARTS = ("model", "train", "ddp", "optimizer", "comm_overlap", "checkpoint")
@@ -31,9 +35,17 @@ def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
     Raises:
         InputError: if the file is no configuration of Megatron-Bridge, or of no training.
     """
-    whole = {name: given.filled(value) for name, value in read_settings(path).items()}
+    return _read_settings({name: given.filled(value) for name, value in read_settings(path).items()}, path)
+
+
+def _read_settings(whole: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     if whole.get("MODE") == "inference":
         raise InputError(f"{path} says MODE: inference: it generates, and nothing of it is trained.")
+    if "model.encoder_seq_length" in whole or any(name.startswith("exp_manager.") for name in whole):
+        raise InputError(
+            f"{path} is a configuration of NeMo 1, which is not read: give what it says as Megatron-LM's arguments in a"
+            " script (`pretrain_gpt.py --tensor-model-parallel-size 8 --micro-batch-size 1 --num-layers 96 --bf16`)."
+        )
     if any(name.startswith(ARGUMENTS) for name in whole):
         return read_mapping(whole)
     settings = {
@@ -48,6 +60,77 @@ def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
             " with Megatron-LM's arguments under MODEL_ARGS."
         )
     return {"framework": "megatron-bridge", **dict(_arguments(settings))}
+
+
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+|mixed_precision)=(.*)", re.DOTALL)
+_OWN_ARGUMENTS = {
+    "model.tensor_model_parallel_size": ("-tp",), "model.pipeline_model_parallel_size": ("-pp",),
+    "model.context_parallel_size": ("-cp",), "model.expert_model_parallel_size": ("-ep",),
+    "model.virtual_pipeline_model_parallel_size": ("-vp",), "model.expert_tensor_parallel_size": ("-et",),
+    "train.micro_batch_size": ("-mb",), "train.global_batch_size": ("-gb",), "model.seq_length": ("-sl",),
+    "model.recompute_num_layers": ("-rl",), "model.pipeline_model_parallel_layout": (), "model.num_layers": (),
+    "model.hidden_size": (), "mixed_precision": ("-c", "--compute_dtype"),
+}  # fmt: skip
+"""Setting -> the arguments of scripts/performance that say it, besides its own name."""
+_PRECISIONS = {
+    "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "nvfp4": "bf16_with_nvfp4_mixed",
+    "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
+    "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
+}  # fmt: skip
+"""Dtypes of scripts/performance -> the recipe of dtypes."""
+_DECIDING = (
+    "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.seq_length",
+    "train.micro_batch_size", "train.global_batch_size",
+)  # fmt: skip
+"""Settings that a launch must say, as a recipe's own are not known here."""
+_KIND_OF_RECIPE = re.compile(r"_(pretrain|finetune|sft|peft|lora)(_.*)?$")
+
+
+def read_recipe(words: Sequence[str], path: Path) -> Mapping[str, Any]:
+    """The settings that a command overrides in a recipe, as arguments.
+
+    Args:
+        words: The command's.
+        path: The script.
+
+    Raises:
+        InputError: if it leaves the recipe a degree or a batch.
+    """
+    values = dict(pairwise([*(part for word in words for part in _named(word)), ""]))
+    overrides = (match for word in words if (match := _OVERRIDE.fullmatch(word)) is not None)
+    settings = {match[1]: _value(match[2]) for match in overrides}
+    for name, others in _OWN_ARGUMENTS.items():
+        said = next((values[each] for each in (f"--{name.rpartition('.')[2]}", *others) if each in values), None)
+        if said is not None:
+            settings[name] = _PRECISIONS.get(said, said) if name == "mixed_precision" else _value(said)
+    settings.setdefault("model.seq_length", settings.get("dataset.seq_length", settings.get("dataset.sequence_length")))
+    if left := [name for name in _DECIDING if settings.get(name) is None]:
+        raise InputError(
+            f"{path} starts a recipe of Megatron-Bridge, and leaves {', '.join(left)} to it: give these with --args"
+            f" '{left[0]}=1 ...', or import the configuration that its run saves (run_config.yaml)."
+        )
+    recipe = next((values[name] for name in ("--recipe", "--model_recipe_name", "-mr") if name in values), "")
+    model = values.get("--hf_path") or _KIND_OF_RECIPE.sub("", recipe)
+    kind = _KIND_OF_RECIPE.search(recipe)
+    if values.get("--task") == "lora" or (kind is not None and kind[1] in ("peft", "lora")):
+        settings.setdefault(_ADAPTERS, "LoRA")
+    named = {} if model is None else {"model.hf_model_id": re.sub(r"^(llama|qwen)(\d)(\d)", r"\1\2.\3", model)}
+    return {**_read_settings({**named, **settings}, path), RECIPE: recipe or True}
+
+
+def _named(word: str) -> Sequence[str]:
+    """An argument with underscores in its name, and its value, which may be one word; or another word."""
+    if not word.startswith("--"):
+        return (word,)
+    name, *value = word.split("=", 1)
+    return (f"--{name[2:].replace('-', '_')}", *value)
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 ARGUMENTS = "MODEL_ARGS."

@@ -11,12 +11,14 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.costs import framework_with
+from debubble.costs.step import MOMENTS
 from debubble.frameworks.deepspeed.partition import divided_states
 from debubble.frameworks.megatron.arguments import Arguments
-from debubble.frameworks.megatron.bridge import read_bridge
+from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
+from debubble.frameworks.megatron.mindspeed import as_megatron
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
@@ -32,11 +34,12 @@ from debubble.frameworks.megatron.swift import (
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
+from debubble.imports.harmless import LAUNCHER_FLAGS
 from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import SOURCED, read_arguments, read_settings
+from debubble.imports.settings import RECIPE, SOURCED, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread, with_misspelt_first
 from debubble.ir import InputError, RunOptions
@@ -54,6 +57,8 @@ def read_job(path: Path, given: CommandLine | None = None) -> Settings:
     """
     if path.suffix not in (".yaml", ".yml"):
         arguments = read_arguments(path, given)
+        if RECIPE in arguments:
+            return read_recipe(arguments[RECIPE], path)
         return read_swift(arguments, path) if COMMAND in arguments else arguments
     line = given or CommandLine({})
     settings = read_settings(path)
@@ -100,7 +105,7 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     defaults = DEFAULTS[str(read.get("framework", framework))]
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
     converts = "--*" if defaults is SWIFT_DEFAULTS else read.converts
-    arguments = Arguments(read.settings, read.path, defaults, harmless, converts)
+    arguments = Arguments(as_megatron(read.settings), read.path, defaults, harmless, converts)
     for name in ("framework", SOURCED):
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
@@ -111,8 +116,8 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     except InputError as error:
         raise with_misspelt_first(error, arguments, known_flags() if is_plain else ()) from None
     if not is_plain:
-        return job
-    return replace(job, rest=job.rest.checked(known_flags(), "Megatron-LM"))
+        return replace(job, rest=job.rest.with_misspelt(LAUNCHER_FLAGS, ""))
+    return replace(job, rest=job.rest.checked(known_flags() | LAUNCHER_FLAGS, "Megatron-LM or its launcher"))
 
 
 imports.add(
@@ -233,12 +238,17 @@ def _zero(arguments: Arguments) -> int:
 
 
 def _optimizer(arguments: Arguments) -> str:
+    """The optimizer; raises InputError if its states are not priced."""
     name = (arguments.word("--optimizer", "adam") or "adam").removeprefix("dist_")
     if name == "sgd":
         return "momentum" if arguments.share("--sgd-momentum") else "sgd"
     small = arguments.word("--exp-avg-dtype", "fp32") == "fp8" and arguments.word("--exp-avg-sq-dtype") == "fp8"
     if name == "adam":
         return "adamw-8bit" if small and arguments.flag("--use-precision-aware-optimizer") else "adamw"
+    if name not in MOMENTS:
+        raise arguments.refusal(
+            "--optimizer", f"is {name}, whose states are not priced: to predict Adam's, give --args '--optimizer adam'"
+        )
     return name
 
 
@@ -274,7 +284,21 @@ def _framework(arguments: Arguments) -> str:
         gradient_overlap=True if arguments.flag("--overlap-grad-reduce") else None,
         dispatches_once=True if _dispatches_once(arguments) else None,
         graphs=_graphs(arguments),
+        keeps_remainders=True if _keeps_remainders(arguments) else None,
     )
+
+
+def _keeps_remainders(arguments: Arguments) -> bool:
+    """Tell whether the optimizer keeps 2 bytes of each master weight, as its precision-aware Adam does by default.
+
+    Source: Megatron-LM, optimizer_config.py, from Megatron Core 0.12 and Transformer Engine 2.1 on.
+    """
+    off = [arguments.flag(name) for name in ("--no-store-param-remainders", "--disable-store-param-remainders")]
+    said = arguments.flag("--store-param-remainders", True) and not any(off)
+    adam = arguments.word("--optimizer", "adam") == "adam" and arguments.word("--main-params-dtype", "fp32") == "fp32"
+    halved = arguments.flag("--use-precision-aware-optimizer"), arguments.flag("--reuse-fp32-param")  # MindSpeed's
+    used = any(halved) and not _host_optimizer(arguments)
+    return used and said and adam and _dtype(arguments) == "bf16"
 
 
 def _dispatches_once(arguments: Arguments) -> bool:

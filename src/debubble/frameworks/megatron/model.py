@@ -77,7 +77,17 @@ def _described_model(arguments: Arguments) -> Model:
         experts=_experts(arguments, layers, ffn),
         latent=_latent(arguments),
         mtp_layers=arguments.count("--mtp-num-layers"),
+        attention_dropout=dropout(arguments, "--attention-dropout"),
+        hidden_dropout=dropout(arguments, "--hidden-dropout"),
     ).model()
+
+
+def dropout(arguments: Arguments, name: str) -> float:
+    """The share of a dropout: where Megatron-LM's arguments do not say it, its default; in its other users' files 0."""
+    word = arguments.word(name)
+    if word is None or "$" in word:
+        return 0.1 if arguments.defaults.of == "Megatron-LM" else 0.0
+    return arguments.share(name)
 
 
 def has_biases(arguments: Arguments) -> bool:

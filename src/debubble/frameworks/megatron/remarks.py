@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
-from debubble.frameworks.megatron.model import has_biases
+from debubble.frameworks.megatron.model import dropout, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.kinds import meant
-from debubble.imports.settings import OVERWRITTEN
+from debubble.imports.settings import OVERWRITTEN, RECIPE
 from debubble.imports.shell.scripts import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
@@ -39,6 +40,8 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
     if unmoved:
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
+    if RECIPE in arguments:
+        yield "What the launch leaves to its recipe is predicted by Megatron-Bridge's defaults, whatever it has."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
     without = model.experts is not None and not (model.gated or model.experts.bias)
@@ -46,14 +49,13 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield "Biases of the experts are not in the prediction."
     if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
+    hidden = dropout(arguments, "--hidden-dropout")
+    if hidden and not model.residual_dropout and {"--hidden-size", "--hidden-dropout"} & arguments.settings.keys():
+        said = "" if "--hidden-dropout" in arguments.settings else " (Megatron-LM's default)"
+        yield f"--hidden-dropout {hidden:g}{said} is predicted as none: it keeps a byte per activation and half-layer."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
-    if arguments.flag("--use-precision-aware-optimizer") and options.dtype == "bf16" and not options.host_optimizer:
-        yield (
-            "Master weights are predicted with 4 bytes: --use-precision-aware-optimizer keeps 2, next to weights in"
-            " bf16, from Megatron Core 0.12 and Transformer Engine 2.1 on (store_param_remainders)."
-        )
     yield from arguments.assume("--megatron-fsdp-main-params-dtype", "fp32")
     yield from arguments.assume("--megatron-fsdp-grad-comm-dtype", "auto", options.gradient_dtype)
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
@@ -131,6 +133,9 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         said = {name: "".join(arguments.words(name)[:1]) for name in names if name in arguments.settings}
         if names[-1] not in said:
             continue
+        for name, number in said.items():
+            if not _RANKS.fullmatch(number):
+                yield f"{name} {number} is no number that a launcher takes."
         ranks = math.prod(int(number) if number.isdecimal() else 0 for number in said.values())
         if ranks and ranks != devices:
             product = " x ".join(f"{name} {number}" for name, number in said.items())
@@ -219,6 +224,9 @@ _WORLD_SIZES = (
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),
 )  # fmt: skip
 """The arguments whose product is the world size, the last of them needed, by launcher."""
+
+_RANKS = re.compile(r"[1-9]\d*|[1-9]\d*:[1-9]\d*|gpu|cpu|auto|xpu|mps|.*\$.*|")
+"""A number of nodes, a range of them, or of ranks that torchrun counts itself."""
 
 _ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
 """The linear layers that adapters are predicted on, by Megatron-Bridge's names."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
 from debubble.imports.defaults import Defaults
-from debubble.imports.job import ImportedJob, check_ranks
-from debubble.imports.kinds import NUMBER, SWITCH, ValueKind, shown
+from debubble.imports.job import ImportedJob, batches_in, check_ranks, replicas
+from debubble.imports.kinds import NUMBER, SWITCH, WHOLE, ValueKind, shown
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
@@ -22,12 +22,38 @@ _MODEL = "model.model_config."
 _WHOLE, _SELECTED = "recompute_config.recompute", "recompute_config.select_recompute"
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
+_BATCH = "training_args.global_batch_size"
+_PARALLEL = "distribute_parallel_config."
+_NEWER = {
+    f"{_PARALLEL}data_parallel_size": "parallel_config.data_parallel",
+    f"{_PARALLEL}tensor_model_parallel_size": "parallel_config.model_parallel",
+    f"{_PARALLEL}pipeline_model_parallel_size": "parallel_config.pipeline_stage",
+    f"{_PARALLEL}context_parallel_size": "parallel_config.context_parallel",
+    f"{_PARALLEL}expert_model_parallel_size": "parallel_config.expert_parallel",
+    f"{_PARALLEL}sequence_parallel": "parallel_config.use_seq_parallel",
+    f"{_PARALLEL}gradient_aggregation_group": "parallel_config.gradient_aggregation_group",
+    f"{_PARALLEL}micro_batch_interleave_num": "micro_batch_interleave_num",
+    f"{_PARALLEL}pipeline_parallel_config.pipeline_interleave": "parallel.pipeline_config.pipeline_interleave",
+    f"{_PARALLEL}pipeline_parallel_config.pipeline_scheduler": "parallel.pipeline_config.pipeline_scheduler",
+    f"{_PARALLEL}pipeline_parallel_config.virtual_pipeline_model_parallel_size": f"{_MODEL}pp_interleave_num",
+    f"{_PARALLEL}pipeline_parallel_config.pipeline_stage_offset": f"{_MODEL}offset",
+    f"{_PARALLEL}optimizer_parallel_config.enable_parallel_optimizer": "parallel.enable_parallel_optimizer",
+    "training_args.micro_batch_size": "runner_config.batch_size",
+    "training_args.gradient_accumulation_steps": "runner_config.gradient_accumulation_steps",
+}
+"""Entries of the layout with LLMTrainer -> those that say the same in the older one.
+
+Source: MindFormers 1.8, trainer/llm_trainer.py, and its guide to configurations.
+"""
 DEFAULTS = Defaults("MindFormers")
 """The optimizer is not divided unless enable_parallel_optimizer is set."""
 HARMLESS = """
     runner_config.epochs runner_config.sink_mode runner_config.sink_size runner_wrapper.* output_dir load_checkpoint
     train_dataset.* train_dataset_task.* eval_dataset.* eval_dataset_task.* trainer.* processor.* callbacks
     callbacks.* eval_callbacks lr_schedule.* context.mode context.device_* context.ascend_config.* context.save_*
+    training_args.*seed training_args.epochs training_args.*norm* training_args.*step* training_args.*skip*
+    training_args.check_* training_args.calculate_* training_args.use_* training_args.resume_* training_args.scale_sense
+    checkpoint_config.* tensorboard.* pretrained_model_dir use_legacy
     profile* auto_trans_ckpt auto_tune autotune_* filepath_prefix run_mode resume_training remote_save_url
     only_save_* src_strategy* transform_process_num do_eval eval_* metric.* monitor_config.* use_parallel
     model.arch.type model.model_config.type model.model_config.*_token_id model.model_config.checkpoint_name_or_path
@@ -41,6 +67,7 @@ HARMLESS = """
 
 def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
+    read.settings = {_NEWER.get(name, name): value for name, value in read.settings.items()}
     model = given.model or _model(read)
     number = _size(read, "num_layers", model.layers)
     if number != model.layers:
@@ -48,8 +75,12 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
             f"{read.path} says num_layers {number}, but the model has {model.layers}: give the right one with --model."
         )
     pipeline = read.size("parallel_config.pipeline_stage", 1, instead=given.pipeline)
-    data = read.size("parallel_config.data_parallel", 1)
     context = read.size("parallel_config.context_parallel", 1)
+    tensor = read.size("parallel_config.model_parallel", 1)
+    # The newer layout leaves the replicas to the number of devices.
+    newer = _BATCH in read
+    rest = replicas(given.cluster, read.path, pipeline=pipeline, tensor=tensor, context=context) if newer else 1
+    data = read.size("parallel_config.data_parallel", rest)
     expert = read.size("parallel_config.expert_parallel", 1)
     if model.experts is None and expert > 1:
         raise InputError(
@@ -63,12 +94,13 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     divides = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
     level = 2 if read.flag(divides) else 1
     zero = level if read.flag("parallel.enable_parallel_optimizer") else 0
-    length = _size(read, "seq_length", given.sequence_length)
-    tensor = read.size("parallel_config.model_parallel", 1)
+    of_data = read.entry("train_dataset.data_loader.config.seq_length", WHOLE)
+    length = _size(read, "seq_length", given.sequence_length or of_data)
     degrees = {"pipeline_stage": pipeline, "data_parallel": data, "context_parallel": context, "model_parallel": tensor}
     check_ranks(given.cluster, read.path, degrees)
+    size = read.size("runner_config.batch_size", 1) * read.size("micro_batch_interleave_num", 1)
     options = RunOptions(
-        micro_batch_size=read.size("runner_config.batch_size", 1) * read.size("micro_batch_interleave_num", 1),
+        micro_batch_size=size,
         sequence_length=length if given.sequence_length is None else given.sequence_length,
         tensor=tensor,
         data=data,
@@ -84,7 +116,7 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=_micro_batches(read, pipeline, instead=given.micro_batches),
+        micro_batches=_micro_batches(read, pipeline, size * data, instead=given.micro_batches),
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(read, layers, pipeline),
@@ -104,7 +136,7 @@ imports.add(
     Importer(
         name="mindformers", read_job=mindformers, settings=read_settings, file="plan.yaml", defaults=DEFAULTS,
         harmless=HARMLESS,
-        marks="parallel_config.* runner_config.* recompute_config.*",
+        marks="parallel_config.* runner_config.* recompute_config.* distribute_parallel_config.*",
     ),
 )  # fmt: skip
 
@@ -112,11 +144,12 @@ imports.add(
 _OTHER_NAMES = {
     "num_layers": ("num_hidden_layers",),
     "num_heads": ("num_attention_heads",),
-    "n_kv_heads": ("num_key_value_heads",),
+    "n_kv_heads": ("num_key_value_heads", "multi_query_group_num"),
+    "vocab_size": ("padded_vocab_size",),
     "intermediate_size": ("ffn_hidden_size",),
     "seq_length": ("max_position_embeddings",),
 }
-"""Entries of a model -> the names that they have in Hugging Face's configs, which newer versions take."""
+"""Entries of a model -> the names that they have in Hugging Face's configs, which newer versions take, and in GLM's."""
 _OTHER_LAYERS = (
     "n_routed_experts", "num_local_experts", "moe_intermediate_size", "first_k_dense_replace", "layer_types",
     "sliding_window",
@@ -127,20 +160,26 @@ _OTHER_EXPERTS = ("moe_layer_freq",)
 
 
 def _size(read: SettingsReader, name: str, default: int | None = None) -> int:
-    """A size of the model, under MindFormers' own name or Hugging Face's."""
+    """A size of the model, under one of its names."""
     names = [f"{_MODEL}{each}" for each in (name, *_OTHER_NAMES.get(name, ()))]
     said = next((each for each in names if read.get(each) is not None), names[0])
     return read.size(said, default)
 
 
-def _micro_batches(read: SettingsReader, pipeline: int, *, instead: int | None) -> int:
+def _micro_batches(read: SettingsReader, pipeline: int, together: int, *, instead: int | None) -> int:
     """Micro-batches of a step, which a pipeline has from micro_batch_num, and a replica without one accumulates.
+
+    In the newer layout they follow from the global batch and the sequences that go together.
 
     Source: MindFormers, trainer/base_trainer.py, _check_global_batch_size_for_auto_parallel.
     """
     deciding, idle = "parallel_config.micro_batch_num", "runner_config.gradient_accumulation_steps"
     if pipeline == 1:
         deciding, idle = idle, deciding
+    if _BATCH in read and instead is None:
+        for name in (deciding, idle):
+            read.number(name, 1)
+        return batches_in(read.size(_BATCH), together, read.path, name=_BATCH)
     read.number(idle, 1)
     return read.size(deciding, 1, instead=instead)
 
@@ -166,10 +205,10 @@ def _model(read: SettingsReader) -> Model:
         heads=heads,
         kv_heads=_size(read, "n_kv_heads", heads),
         ffn=width,
-        vocab=read.size(f"{_MODEL}vocab_size"),
+        vocab=_size(read, "vocab_size"),
         head_dim=read.size(f"{_MODEL}head_dim", hidden // heads),
         tied=read.flag(f"{_MODEL}tie_word_embeddings"),
-        qkv_bias=read.flag(f"{_MODEL}qkv_has_bias"),
+        qkv_bias=read.flag(f"{_MODEL}qkv_has_bias") or read.flag(f"{_MODEL}add_qkv_bias"),
         qk_norm=_norms_queries(read),
         experts=_experts(read, width) if read.size("moe_config.expert_num", 1) > 1 else None,
         latent=_latent(read) if read.count(f"{_MODEL}kv_lora_rank") else None,

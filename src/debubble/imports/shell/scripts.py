@@ -1,7 +1,8 @@
 """Follows a shell script: its commands with their words, without running anything.
 
 The script's statements are followed in their order.  A condition that the file does not tell is refused if something
-depends on it; commands are taken to succeed.  Source: the Bash Reference Manual, sections 3.2 to 3.5.
+depends on it, as is one that a command's success decides; other commands are taken to succeed.  Source: the Bash
+Reference Manual, sections 3.2 to 3.5.
 """
 
 from __future__ import annotations
@@ -64,6 +65,14 @@ _NUMBERED_ARGUMENT = re.compile(
 """A variable that is set to an argument of the script."""
 _WORLD_SIZE = re.compile(r"^[ \t]*(?:export[ \t]+)?WORLD_SIZE=[\"']?\$\(\(", re.MULTILINE)
 """An assignment of a product to WORLD_SIZE; what is given from outside may be a number of nodes."""
+_SLURM_ENTRY = re.compile(r"^#SBATCH[ \t]+--?([\w-]+)[= ][ \t]*(\d+)[ \t]*(?:#.*)?$", re.MULTILINE)
+_SLURM: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("nodes", "N"), ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
+    **dict.fromkeys(("ntasks", "n"), ("SLURM_NTASKS", "SLURM_NPROCS")),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
+}
+"""What a script asks of Slurm -> the variables of the environment that it then has; sbatch(1)."""
 _POSITIONAL = re.compile(r"""["']?\$\{?[1-9]\d*\b[^$]*""")
 _MAX_STEPS = 20_000
 _MAX_LETTERS = 1_000_000
@@ -124,7 +133,10 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
     reader = _Follower(
         path, {name: number for name, number in _NUMBERED_ARGUMENT.findall(text)}, shifts="shift" in text
     )
+    for name, value in _SLURM_ENTRY.findall(text):
+        reader.variables.values |= dict.fromkeys(_SLURM.get(name, ()), value)
     if arguments is not None:
+        reader.given = arguments.variables
         reader.variables.values |= arguments.variables
         reader.variables.arguments = list(arguments.words)
     try:
@@ -172,6 +184,10 @@ class _Follower:
     undecided: dict[str, str] = field(default_factory=dict)
     """What stands for options that a variable may or may not have -> the sentence that asks which; none if they cost
     nothing."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """The environment's variables, which tell what conditions leave open."""
+    deciding: bool = False
+    """True in a condition, which the success of a command does not tell."""
     steps: int = 0
     failures: int = 0
     depth: int = 0
@@ -181,6 +197,19 @@ class _Follower:
         self.steps += 1
         if self.steps > _MAX_STEPS or self.depth > 50:
             raise InputError(f"{self.path} has loops or calls that are too long to follow: give a copy without them.")
+        held = self._follow(statement)
+        self.variables.status = None if held is None else str(int(not held))
+        return held
+
+    def _decide(self, condition: Statement, *, deciding: bool = True) -> bool | None:
+        """Follow a condition; None: what it decides is not told."""
+        outer, self.deciding = self.deciding, deciding
+        try:
+            return self.run(condition)
+        finally:
+            self.deciding = outer
+
+    def _follow(self, statement: Statement) -> bool | None:
         match statement:
             case Chain():
                 return self._chain(statement)
@@ -217,7 +246,7 @@ class _Follower:
 
     def _either(self, statement: Either) -> bool | None:
         for place, (condition, body) in enumerate(statement.branches):
-            held = True if condition is None else self.run(condition)
+            held = True if condition is None else self._decide(condition)
             if held:
                 return self.run(body)
             if held is None:
@@ -259,7 +288,7 @@ class _Follower:
         over_arguments = _ANY_ARGUMENT.search(place_of(statement.condition)[1])
         if over_arguments:
             self._note_options(statement.body)
-        while (held := self.run(statement.condition)) is not None:
+        while (held := self._decide(statement.condition)) is not None:
             if held != statement.runs:
                 return True
             failures = self.failures
@@ -298,10 +327,11 @@ class _Follower:
             free = options and all(is_harmless(option, True, "") for option in options)
             if free and "+=" in text:
                 continue
-            left_open = {name: f"$({name}: line {line} decides{by})" for name in names}
+            left_open = {name: self.given.get(name, f"$({name}: line {line} decides{by})") for name in names}
             self.variables.values |= left_open
             if "--" in text:
-                self.undecided |= dict.fromkeys(left_open.values(), "" if free else refusal)
+                open_texts = (text for name, text in left_open.items() if name not in self.given)
+                self.undecided |= dict.fromkeys(open_texts, "" if free else refusal)
 
     def _misses(self, command: Command) -> bool:
         """Tell whether a command sources a script that is not there, which is then missing."""
@@ -375,13 +405,16 @@ class _Follower:
         elif name in ("unset", "read", "mapfile"):
             for each in rest:
                 self.variables.values.pop(each, None)
+                if name != "unset" and each in self.given:
+                    self.variables.values[each] = self.given[each]
         elif name == "printf" and rest[:1] == ["-v"] and len(rest) > 2:
             self.variables.values[rest[1]] = re.sub("%[sd]", lambda _: " ".join(rest[3:]), rest[2])
         elif name in _IGNORED_COMMANDS:
-            return None if name in ("grep", "which", "command", "type", "let") else True
+            if name in ("grep", "which", "command", "type", "let"):
+                return None
         else:
             self.commands.append(Started(tuple(self._decided(words)), line, self._ranks(before)))
-        return True
+        return None if self.deciding and name not in ("echo", "printf", "shift", "set") else True
 
     def _decided(self, words: Sequence[str]) -> list[str]:
         """A command's words, but for open options of a launcher, before the script; InputError if others are open."""
@@ -402,7 +435,7 @@ class _Follower:
         outer, self.variables.arguments = self.variables.arguments, list(arguments)
         self.depth += 1
         try:
-            return self.run(body)
+            return self._decide(body, deciding=False)
         except _ExitError:
             return True
         finally:

@@ -89,7 +89,8 @@ def place_of(statement: Statement | None) -> tuple[int, str]:
         case While(condition=condition):
             return place_of(condition)
         case Chain(parts, _) if parts:
-            return place_of(parts[0][1])
+            line, first = place_of(parts[0][1])
+            return line, first + "".join(f" {joint} {place_of(part)[1]}" for joint, part in parts[1:])
         case Command(tokens, line):
             return line, " ".join(token.text for token in tokens)
         case Either(_, line):

@@ -53,6 +53,8 @@ class ShellVariables:
     """None: nobody said them."""
     options: set[str] = field(default_factory=set)
     """The variables that the script sets by what its arguments are."""
+    status: str | None = "0"
+    """The exit status of the last statement; None: it is not told."""
     separator: str = " "
     """The separator of the elements of `"${A[*]}"`."""
 
@@ -201,7 +203,7 @@ class ShellVariables:
             place = int(name) - 1
             return self.arguments[place] if self.arguments and 0 <= place < len(self.arguments) else None
         if name == "?":
-            return "0"
+            return self.status
         value = self.values.get(name)
         if isinstance(value, list):
             if index in ("@", "*"):

@@ -1,0 +1,65 @@
+"""MindSpeed-LLM: its own arguments as those of Megatron-LM that say the same.
+
+Source: MindSpeed-LLM 2.1, mindspeed_llm/features_manager and mindspeed_llm/training/arguments.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_NAMES = {
+    "--multi-head-latent-attention": "--multi-latent-attention",
+    "--qk-rope-head-dim": "--qk-pos-emb-head-dim",
+    "--qk-nope-head-dim": "--qk-head-dim",
+    "--moe-intermediate-size": "--moe-ffn-hidden-size",
+    "--shared-expert-gate": "--moe-shared-expert-gate",
+}
+"""Arguments that Megatron-LM calls otherwise."""
+_PLAIN_SPECS = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "mindspeed_llm.tasks.models.spec.deepseek_spec")
+"""Layers that the other arguments describe."""
+_OWN = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers")
+_VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
+
+
+def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a script, with those of MindSpeed-LLM that describe layers as Megatron-LM has them."""
+    named = {_NAMES.get(name, name): value for name, value in settings.items() if name not in _OWN}
+    if str(settings.get("--spec", ("",))[0]) in _PLAIN_SPECS:
+        del named["--spec"]
+    shared = _number(settings.get("--n-shared-experts"))
+    width = _number(named.get("--moe-ffn-hidden-size", named.get("--ffn-hidden-size")))
+    if shared and width:
+        named.setdefault("--moe-shared-expert-intermediate-size", str(shared * width))
+    layers = _number(settings.get("--num-layers"))
+    idle = {int(word) for word in _words(settings.get("--noop-layers")) if word.isdecimal() and int(word) < layers}
+    if "--first-k-dense-replace" in settings and layers:
+        dense, every = _number(settings["--first-k-dense-replace"]), max(_number(named.get("--moe-layer-freq")), 1)
+        sparse = [int(at >= dense and at % every == 0) for at in range(layers) if at not in idle]
+        named["--moe-layer-freq"] = str(sparse)
+    if idle:
+        named["--num-layers"] = str(layers - len(idle))
+        named |= _layout(named, layers, idle)
+    return named
+
+
+def _layout(named: dict[str, Any], layers: int, idle: set[int]) -> Mapping[str, Any]:
+    """The stages without the layers that do nothing; removes the arguments in whose place the layout stands."""
+    pipeline = _number(named.get("--pipeline-model-parallel-size")) or 1
+    each, chunks = (_number(named.pop(name, None)) for name in _VIRTUAL)
+    length = each or layers // (pipeline * (chunks or 1))
+    if pipeline == 1 or layers % length:
+        return {}
+    stages = ["t" * sum(at not in idle for at in range(begin, begin + length)) for begin in range(0, layers, length)]
+    further = "m" * _number(named.get("--mtp-num-layers"))
+    return {"--pipeline-model-parallel-layout": f"E{'|'.join(stages)}{further}L"}
+
+
+def _words(value: Any) -> list[str]:
+    words = value if isinstance(value, list | tuple) else [value]
+    return [word for each in words for word in str(each).replace(",", " ").split()]
+
+
+def _number(value: Any) -> int:
+    """A number in an argument; 0 where it is none."""
+    return int(value) if str(value).isdecimal() else 0

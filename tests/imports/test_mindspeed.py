@@ -1,0 +1,78 @@
+"""Scripts of MindSpeed-LLM: its own arguments of layers are read as those of Megatron-LM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.costs import framework_of_options
+from debubble.imports.job import ImportedJob
+from debubble.ir import InputError
+from debubble.targets.target import sparse_layers
+from tests.support import imported_jobs
+
+RUN = """
+msrun --local_worker_num 8 pretrain_gpt.py --use-mcore-models --num-layers 8 --hidden-size 1024 \\
+    --ffn-hidden-size 4096 --num-attention-heads 16 --kv-channels 64 --padded-vocab-size 32000 \\
+    --seq-length 1024 --max-position-embeddings 1024 --position-embedding-type rope \\
+    --normalization RMSNorm --swiglu --disable-bias-linear --hidden-dropout 0.0 \\
+    --attention-dropout 0.0 --untie-embeddings-and-output-weights --micro-batch-size 1 --global-batch-size 16 --bf16 \\
+    --pipeline-model-parallel-size 2 MORE
+"""
+EXPERTS = "--num-experts 16 --moe-router-topk 2 --moe-intermediate-size 512"
+
+
+def job(folder: Path, more: str, **given: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "run.sh", RUN.replace("MORE", more), cluster="8xH100-80GB", **given)
+
+
+@pytest.mark.parametrize(
+    ("more", "family", "experts"),
+    [
+        ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec --qk-layernorm", "qwen3", None),
+        (EXPERTS, "mixtral", (16, 512, 8)),
+        (f"{EXPERTS} --n-shared-experts 2 --shared-expert-gate", "qwen2_moe", (16, 512, 8)),
+        (f"{EXPERTS} --first-k-dense-replace 3 --moe-layer-freq 1 --qk-layernorm", "qwen3_moe", (16, 512, 5)),
+        (f"{EXPERTS} --first-k-dense-replace 2 --moe-layer-freq 2 --qk-layernorm", "qwen3_moe", (16, 512, 3)),
+        (
+            f"{EXPERTS} --n-shared-experts 1 --first-k-dense-replace 1 --spec"
+            " mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec --multi-head-latent-attention"
+            " --qk-rope-head-dim 64 --qk-nope-head-dim 128 --q-lora-rank 256 --kv-lora-rank 128 --v-head-dim 128",
+            "deepseek_v3",
+            (16, 512, 7),
+        ),
+    ],
+)
+def test_layers_are_read_by_mindspeeds_names(
+    tmp_path: Path, more: str, family: str, experts: tuple[int, ...] | None
+) -> None:
+    model = job(tmp_path, more).model
+    mixture = model.experts
+    sparse = len(sparse_layers(model))
+
+    assert model.family == family
+    assert (None if mixture is None else (mixture.count, mixture.ffn, sparse)) == experts
+
+
+@pytest.mark.parametrize(
+    ("more", "stages"),
+    [
+        ("--noop-layers 6,7", [4, 2]),
+        ("--noop-layers 0,7 --num-layers-per-virtual-pipeline-stage 2", [1, 2, 2, 1]),
+    ],
+)
+def test_layers_that_do_nothing_are_none(tmp_path: Path, more: str, stages: list[int]) -> None:
+    read = job(tmp_path, more)
+    assert (read.model.layers, list(read.layers)) == (6, stages)
+
+
+def test_other_specs_are_asked_for_as_a_config(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--spec describes layers that are not read here: give the model's config"):
+        job(tmp_path, "--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec")
+
+
+def test_reused_fp32_parameters_take_four_bytes(tmp_path: Path) -> None:
+    options = job(tmp_path, "--reuse-fp32-param").options
+    assert framework_of_options(options.framework).keeps_remainders
