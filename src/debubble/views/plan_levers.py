@@ -50,7 +50,12 @@ def offload_words(plan: Plan, why: Explanation) -> Iterator[str]:
         limit = why.units.host_memory
         there = "" if limit is None else f" of {size_words(limit)}"
         device = why.cluster.device_word
-        yield f"{size_words(most)}{there} of host memory per {device}, {size_words(total)} in all"
+        fullest = why.host_memory.index(most)
+        kept = why.host_activations[fullest]
+        yield f"{size_words(most)}{there} of host memory per {device}"
+        if 0 < kept < most:
+            yield f"{size_words(kept)} of it activations"
+        yield f"{size_words(total)} on all hosts"
 
 
 def is_assumed(why: Explanation) -> bool:

@@ -10,7 +10,7 @@ from debubble.argument_types import with_checked_types
 from debubble.costs import Cluster, model_units
 from debubble.costs.analytical.model_units import dispatch_seconds
 from debubble.costs.flops import Utilization
-from debubble.costs.host_memory import host_peaks
+from debubble.costs.host_memory import host_peaks, offloaded_peaks
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.formatting import size_words, time_words
@@ -181,6 +181,11 @@ class Explanation:
         """The most that each pipeline device has on its host at a time, in bytes; its tensor-parallel rank alone."""
         partition = Partition.cut(self.units, map(len, self.plan.partition))
         return tuple(host_peaks(self.units, partition, self.timeline))
+
+    @cached_property
+    def host_activations(self) -> tuple[float, ...]:
+        """The most bytes of activations among them, per pipeline device."""
+        return tuple(map(float, offloaded_peaks(self.timeline)))
 
     @property
     def reserve(self) -> int:
