@@ -6,8 +6,8 @@ import pytest
 import debubble as db
 from debubble.ir import CandidateSummary, RunOptions
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.planners.analysis.remarks import plan_remarks, timeline_remarks
-from debubble.plans import Plan
+from debubble.planners.analysis.remarks import OTHER_COSTS, plan_remarks, timeline_remarks
+from debubble.plans import ModelOnCluster, Plan
 from debubble.views import Scene, views
 from debubble.views.summary import as_dict
 
@@ -90,3 +90,28 @@ def test_a_planner_whose_program_failed_is_named() -> None:
     assert said[0] == (
         "The planner 'mine' failed, which is an error in its program: It failed at mine.py, line 3: IndexError."
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"target": "megatron"}, {"lora": 8}, {"slices": 2, "planner": "seq1f1b"}, {"zero": 3, "data": 2}],
+    ids=["plain", "megatron", "lora", "slices", "zero"],
+)
+def test_a_plan_has_the_costs_of_its_own_stages(options: dict[str, Any]) -> None:
+    plan = db.plan("llama-tiny", "2xL40S-48GB", **{"planner": "merak", "micro_batches": 4, **options})
+    assert OTHER_COSTS not in plan_remarks(plan, plan.simulate())
+
+
+@pytest.mark.parametrize("edited", ["strategy", "length", "cluster"])
+def test_a_plan_that_was_edited_says_that_its_costs_are_others(edited: str) -> None:
+    plan = db.plan("llama-tiny", "2xL40S-48GB", planner="merak", micro_batches=4)
+    assert plan.model_on_cluster is not None
+    model, _ = plan.model_on_cluster
+    full = tuple(tuple(replace(unit, strategy="full") for unit in stage) for stage in plan.partition)
+    changes: dict[str, dict[str, Any]] = {
+        "strategy": {"partition": full},
+        "length": {"options": replace(plan.options, sequence_length=8192)},
+        "cluster": {"model_on_cluster": ModelOnCluster(model, db.Cluster.parse("2xH100-80GB"))},
+    }
+    changed = replace(plan, **changes[edited])
+    assert OTHER_COSTS in plan_remarks(changed, changed.simulate())

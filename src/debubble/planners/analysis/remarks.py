@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from debubble.costs import Cluster
-from debubble.ir import RunOptions
+from debubble.costs import Cluster, model_units
+from debubble.costs.partition import partition_named
+from debubble.ir import DebubbleError, RunOptions
 from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.models.vision import as_trained
+from debubble.planners.model_problem import framework_of_plan
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, by_cause
 from debubble.targets import targets
@@ -34,9 +36,42 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
     said = model_remarks(
         timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None, target=plan.target
     )
+    if _has_other_costs(plan, model, cluster):
+        said = (OTHER_COSTS, *said)
     if plan.target is not None:
         said += targets[plan.target].untested_parts(plan.options, model, pipeline=plan.devices)
     return (*failed, PROPORTIONAL, *said) if plan.has_lengths else (*failed, *said)
+
+
+OTHER_COSTS = (
+    "The plan's costs are not what its partition, options and cluster cost now: it was edited, or made by another"
+    " version; plan again."
+)
+"""Said of a plan whose file contradicts itself."""
+COST_TOLERANCE = 0.01
+"""Share by which a stage's time or memory may differ from what is computed for it."""
+
+
+def _has_other_costs(plan: Plan, model: Model, cluster: Cluster) -> bool:
+    """Tell whether the stages of a plan would cost something else, were they computed again."""
+    if plan.profile is not None or plan.has_lengths:
+        return False
+    placement, known = plan.schedule.placement, plan.costs
+    units = model_units(
+        model, cluster, plan.options, pipeline=plan.devices, framework=framework_of_plan(plan),
+        micro_batches=plan.micro_batches,
+    )  # fmt: skip
+    try:
+        partition = partition_named(plan.partition, units)
+    except DebubbleError:
+        return True
+    costs = units.stage_costs(partition, placement, on_host=plan.schedule.host_steps)
+    pairs = [
+        (float(old), float(new))
+        for name in ("forward", "activation", "recompute", "activation_recomputed")
+        for old, new in zip(getattr(known, name), getattr(costs, name), strict=True)
+    ]
+    return any(abs(old - new) > COST_TOLERANCE * max(old, new) for old, new in pairs)
 
 
 def model_remarks(
