@@ -157,3 +157,19 @@ def test_a_file_that_is_no_text_is_called_so(run: Any, tmp_path: Path) -> None:
     }
     for call, sentence in refused.items():
         assert run(*call) == (2, "", f"debubble: {sentence}\n")
+
+
+def test_an_option_is_for_those_schedules_that_take_it(json_of: Any) -> None:
+    call = ("--devices", "4", "--micro-batches", "8", "--option", "group=4", "--json")
+    rows = json_of("simulate", "--schedule", "1f1b,group-interleaved", *call)["schedules"]
+
+    alone = json_of("simulate", "--schedule", "group-interleaved", *call)
+    # Compared schedules have as much work per device.
+    assert [row["step_time"] for row in rows] == [33, alone["step_time"] / 2]
+
+
+def test_an_option_that_no_schedule_takes_is_refused(run: Any) -> None:
+    code, _, error = run("simulate", "--schedule", "1f1b,gpipe", "--devices", "4", "--option", "group=4")
+
+    assert code == 2
+    assert "has no option 'group'" in error

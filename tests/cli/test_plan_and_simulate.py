@@ -543,3 +543,20 @@ def test_a_model_that_does_not_fit_is_told_what_recomputation_fits(run: Any) -> 
     )
     assert code == 1
     assert error.endswith("above its limit of 36.00 GiB; --recompute selective fits.\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--deadline", "-3"), "The deadline must be a number of seconds above 0, not -3."),
+        (
+            ("--memory-limit", "0.4"),
+            "of 0.4 bytes holds nothing; give a unit, such as 72GiB, or of a device a share, such",
+        ),
+    ],
+)
+def test_a_limit_of_nothing_is_refused(run: Any, options: tuple[str, str], sentence: str) -> None:
+    code, _, error = run("plan", "llama-tiny", "--cluster", "2xL40S-48GB", *options)
+
+    assert code == 2
+    assert sentence in error

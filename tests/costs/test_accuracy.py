@@ -70,6 +70,8 @@ def test_the_narrowest_group_with_runs_gives_the_interval() -> None:
     assert stated.of(2.0).high == pytest.approx(2 * stated.high)
     cpu = accuracy_of("step", models["llama3-8b"], Cluster.parse("2xCPU"), RunOptions())
     assert (cpu.group, cpu.of_hardware) == ("dense", False)
+    mixed = accuracy_of("step", models["llama3-8b"], Cluster.parse("4xH100-80GB+4xA100-80GB"), RunOptions())
+    assert not mixed.of_hardware
     other = accuracy_of("step", models["llama3-8b"], Cluster.parse("8xL40S-48GB"), RunOptions())
     assert other.group == "dense"  # None of it was measured on this hardware.
 

@@ -469,3 +469,12 @@ def test_remainders_of_masters_take_two_bytes(tmp_path: Path, flags: str, optimi
 
     assert parameter_bytes(read.options, shards=1, framework=framework).optimizer == optimizer
     assert "--store-param-remainders" not in "".join(read.unread)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "norm", "range_"),
+    [("", 1e-5, 0.02), ("--norm-epsilon 1e-6 --init-method-std 0.006", 1e-6, 0.006)],
+)
+def test_what_costs_nothing_stays_the_models(tmp_path: Path, arguments: str, norm: float, range_: float) -> None:
+    model = job(tmp_path, SCRIPT.replace("EXTRA", arguments)).model
+    assert (model.norm_eps, model.initializer_range) == (norm, range_)

@@ -27,6 +27,9 @@ def decorated(*, devices, micro_batches, costs=None, chunks=2):
 def without_costs(devices, micro_batches):
     return plain(devices, micro_batches)
 
+def untyped(*, devices, micro_batches, costs=None, name="gpipe"):
+    return db.schedules[name](devices=devices, micro_batches=micro_batches)
+
 def nothing(devices, micro_batches, costs=None):
     return None
 
@@ -97,3 +100,11 @@ def test_simulate_compares_a_function_of_a_file(run: Any, file: Path) -> None:
     gpipe, own = json.loads(out)["schedules"]
     assert code == 0
     assert own["step_time"] == gpipe["step_time"]
+
+
+def test_an_option_without_a_type_takes_what_is_given(run: Any, file: Path) -> None:
+    call = ("--devices", "4", "--micro-batches", "8", "--option", "name=1f1b", "--json")
+    code, out, _ = run("simulate", "--schedule", f"{file}:untyped", *call)
+
+    assert code == 0
+    assert json.loads(out)["step_time"] == 33

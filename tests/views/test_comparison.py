@@ -19,7 +19,7 @@ def test_ratios_are_of_measured_to_planned_times() -> None:
 
     assert comparison.makespan == pair(19, 19)
     assert comparison.kinds == {"F": pair(1, 1), "B": pair(2, 2), "SEND_F": pair(1, 1), "SEND_B": pair(1, 1)}
-    assert comparison.drift == "The step took 1.00 times as long as predicted."
+    assert comparison.drift == "The pipeline took 1.00 times as long as predicted."
     entries = as_dict(compare(plan, trace_of(plan, slower=2)))
     assert entries["makespan"] == {"predicted": 19, "measured": 38, "ratio": 2}
     assert entries["kinds"]["B"]["ratio"] == 2
@@ -60,7 +60,7 @@ def test_the_drift_names_what_is_furthest_off() -> None:
 
     assert as_dict(comparison)["worst"][0] == {"operation": "1B0", "predicted": 2, "measured": 4, "ratio": 2}
     assert comparison.drift == (
-        "The step took 1.11 times as long as predicted; most of that is backward on stage 1, at 1.25 times its"
+        "The pipeline took 1.11 times as long as predicted; most of that is backward on stage 1, at 1.25 times its"
         " prediction."
     )
 

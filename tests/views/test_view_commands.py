@@ -138,7 +138,7 @@ def test_show_writes_any_view_of_the_registry_by_its_name(plan: Path, tmp_path: 
 
 def test_compare_prints_the_drift(plan: Path, trace: Path) -> None:
     assert json.loads(run("compare", plan, trace, "--json").stdout)["makespan"]["ratio"] == 2
-    assert "The step took 2.00 times as long as predicted" in run("compare", plan, trace).stdout
+    assert "The pipeline took 2.00 times as long as predicted" in run("compare", plan, trace).stdout
 
 
 def test_export_writes_files_and_reports_what_is_lost(plan: Path, tmp_path: Path) -> None:

@@ -249,7 +249,12 @@ class SearchLimits(OptionGroup):
     seed: int = option("Seed of the search.", default=0)
 
     def leaving(self, seconds: float) -> SearchLimits:
-        """The limits with a deadline that leaves so many seconds, at most half of it, for what surrounds the search."""
+        """The limits with a deadline that leaves so many seconds, at most half of it, for what surrounds the search.
+
+        Raises InputError for a deadline of no time.
+        """
+        if self.deadline is not None and not self.deadline > 0:
+            raise InputError(f"The deadline must be a number of seconds above 0, not {self.deadline:g}.")
         return (
             self if self.deadline is None else replace(self, deadline=max(self.deadline - seconds, self.deadline / 2))
         )

@@ -56,9 +56,26 @@ class ScheduleChoice(o.OptionGroup):
         names = [label.partition(":")[0] for label in labels]
         own = {} if self.csv is None else {str(self.csv): replace(self, schedule=None, options=None, chunks=None)}
         return own | {
-            label: replace(self, schedule=name, csv=None, chunks=self._chunks_of(label, names))
+            label: replace(
+                self,
+                schedule=name,
+                csv=None,
+                chunks=self._chunks_of(label, names),
+                options=self._options_of(name, names),
+            )
             for label, name in zip(labels, names, strict=True)
         }
+
+    def _options_of(self, name: str, compared: Sequence[str]) -> list[str] | None:
+        """The options for one of several schedules: those that it takes, and those that none of them does."""
+        from debubble.schedules import schedules
+
+        def is_for(text: str) -> bool:
+            option = text.partition("=")[0].replace("-", "_")
+            taking = [each for each in compared if option in schedules[each].options]
+            return name in taking or not taking
+
+        return None if self.options is None else list(filter(is_for, self.options))
 
     def _chunks_of(self, label: str, compared: Sequence[str]) -> int | None:
         """The chunks that a label or `--chunks` asks for; None for a schedule that takes none among others that do."""

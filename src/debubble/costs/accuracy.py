@@ -100,8 +100,8 @@ def accuracy_of(what: Figure, model: Architecture, cluster: Cluster, options: Ru
     """
     known, device = stated_accuracies()[what], cluster.slowest.name
     found = next(known[name] for name in groups_of(model, device, options.dtype) if name in known)
-    generation = group_of(model, device, options.dtype)[1]
-    found = replace(found, of_hardware=generation in found.group.split(", "))
+    generations = {group_of(model, each.name, options.dtype)[1] for each in cluster.types}
+    found = replace(found, of_hardware=generations <= {*found.group.split(", ")})
     step, memory = corrections(model, cluster, options)
     return found.corrected(step if what == "step" else memory)
 

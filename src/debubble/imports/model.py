@@ -52,6 +52,7 @@ class Sizes:
         activation: `swiglu`, or `gelu` or `squared_relu` without a gate.
         positions: `rotary`, `learned` or `alibi`.
         length: Positions of a learned table.
+        norm_eps: What norms add to the variance; None: the family's default, and so the range of initial weights.
     """
 
     layers: int
@@ -74,6 +75,8 @@ class Sizes:
     mtp_layers: int = 0
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
+    norm_eps: float | None = None
+    initializer_range: float | None = None
 
     def model(self) -> Model:
         """The model of one of Hugging Face's families that has these parts.
@@ -100,7 +103,13 @@ class Sizes:
             **({"head_dim": self.head_dim} if self.head_dim is not None and self.latent is None else {}),
             **({"num_nextn_predict_layers": self.mtp_layers} if self.mtp_layers else {}),
             **({"attention_dropout": self.attention_dropout} if self.attention_dropout else {}),
+            **self._numerics("rms_norm_eps"),
         }  # fmt: skip
+
+    def _numerics(self, norm: str) -> dict[str, float]:
+        """What costs nothing and a run of the model needs, as far as it is known."""
+        known = {norm: self.norm_eps, "initializer_range": self.initializer_range}
+        return {name: value for name, value in known.items() if value is not None}
 
     def _gpt2(self) -> dict[str, Any]:
         return {
@@ -108,6 +117,7 @@ class Sizes:
             "n_inner": self.ffn, "vocab_size": self.vocab, "n_positions": self.length,
             "tie_word_embeddings": self.tied, "attn_pdrop": self.attention_dropout,
             "resid_pdrop": self.hidden_dropout, "embd_pdrop": self.hidden_dropout,
+            **self._numerics("layer_norm_epsilon"),
         }  # fmt: skip
 
     def _dense(self) -> tuple[str, Mapping[str, Any]]:
@@ -119,7 +129,7 @@ class Sizes:
                 experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": self.layers}
                 return "glm4_moe", {"attention_bias": self.qkv_bias, **experts}
             return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama", {}
-        norm = {} if self.rms_norm else {"layer_norm_eps": 1e-5}
+        norm = {} if self.rms_norm else {"layer_norm_eps": 1e-5 if self.norm_eps is None else self.norm_eps}
         dropped = {"hidden_dropout": self.hidden_dropout} if self.hidden_dropout else {}
         if self.positions == "alibi" and self.activation == "gelu":
             return "bloom", {**norm, **dropped, "use_bias": True}

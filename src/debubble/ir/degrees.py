@@ -148,7 +148,9 @@ class DegreeValue:
     step_time: float | None = None
     """Seconds of its best plan, by a quick plan at least; None: none was made, or none fits."""
     lower_bound: float | None = None
-    """Seconds that its quick plans take at least, where the best was pruned; None next to None: none fits."""
+    """Seconds that its quick plans take at least, where the best was pruned; None next to None: no quick plan fits."""
+    too_large: bool = False
+    """True if no plan at all can fit."""
 
 
 @dataclass(frozen=True, kw_only=True)

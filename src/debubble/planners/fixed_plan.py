@@ -184,7 +184,7 @@ def _ordered(
     """The schedule for the costs of a partition; `recomputes`: it is told which of their stages recompute."""
     costs = problem.units.stage_costs(partition, entry.placement(problem.devices, chunks))
     if recomputes:
-        given |= entry.accepted_options(recomputing=partition.recomputing)
+        given = entry.accepted_options(recomputing=partition.recomputing) | given
     return entry(devices=problem.devices, chunks=chunks, costs=costs, **given)
 
 

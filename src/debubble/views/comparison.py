@@ -124,7 +124,7 @@ def _around(trace: Trace) -> dict[str, float]:
 
 def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]]) -> str:
     """A sentence on how the step differs, and which kind of operation on which stage differs most in that direction."""
-    sentence = f"The step took {makespan.measured / makespan.predicted:.2f} times as long as predicted"
+    sentence = f"The pipeline took {makespan.measured / makespan.predicted:.2f} times as long as predicted"
     groups: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
     for p, m in compute:
         groups.setdefault((p.op.kind, p.op.stage), []).append((float(p.duration), float(m.duration)))

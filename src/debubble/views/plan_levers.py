@@ -45,6 +45,8 @@ def offload_words(plan: Plan, why: Explanation) -> Iterator[str]:
     if stepped := len(plan.schedule.host_steps):
         all_ = stepped == plan.schedule.stages
         yield "CPU optimizer" if all_ else f"CPU optimizer for {stepped} of {plan.schedule.stages} stages"
+    if plan.options.host_optimizer:
+        yield f"CPU optimizer for {plan.options.host_optimizer:.0%} of the states"
     if any(why.host_memory):
         most, total = max(why.host_memory), sum(why.host_memory) * plan.ranks / plan.devices
         limit = why.units.host_memory

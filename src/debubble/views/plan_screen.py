@@ -48,6 +48,8 @@ MAX_BARS = 4
 """Devices up to which each has a bar; of more, the fullest of each type and the emptiest have one."""
 DEFAULT_TARGET = "megatron"
 """The framework that is named where several could plan for it."""
+COMPUTE_BOUND = 0.9
+"""Share of the step from which computing is what limits it."""
 MIN_SAVED_PERCENT = 0.5
 """Percent of a step that a faster plan must save to be told."""
 BAR_COLUMNS = 2
@@ -286,11 +288,15 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
 
 
 def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
-    """The cause that takes most of the step after computing, and its remedy unless what was tried did not help."""
+    """Computing where it takes nearly all; what takes most next to it, and its remedy unless that did not help."""
     if why.advice is None:
         yield "computing"
         return
-    yield why.most
+    if why.compute_share >= COMPUTE_BOUND:
+        yield f"computing ({why.compute_share:.1%} of the step)"
+        yield f"then {why.most}"
+    else:
+        yield why.most
     told = gains(plan, float(scene.step_time), plan.what_ifs)
     if not told or any(not gain.what_if.more_devices for gain in helpful(told)):
         yield f"shorter with {why.advice}"

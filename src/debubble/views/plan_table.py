@@ -114,10 +114,14 @@ def _link_words(cluster: Cluster) -> str:
     slowest = cluster.slowest
     rates = {"link": slowest.link_bandwidth, "network": slowest.network_bandwidth, "host": slowest.host_bandwidth}
     among = f"within a node of {slowest.devices_per_node}", "between nodes", "to and from the host"
-    given = [name for name in rates if cluster.gives(f"{name}_bandwidth")]
-    whose = "from the cluster file" if len(given) == len(rates) else "assumed; a cluster file says yours"
-    words = ", ".join(f"{rate / 1e9:.4g} GB/s {where}" for rate, where in zip(rates.values(), among, strict=True))
-    return f"Bandwidth of each {cluster.device_word} and direction: {words} ({whose})."
+    given = {name: cluster.gives(f"{name}_bandwidth") for name in rates}
+    mixed = any(given.values()) and not all(given.values())
+    words = ", ".join(
+        f"{rate / 1e9:.4g} GB/s {where}{' (assumed)' * (mixed and not given[name])}"
+        for (name, rate), where in zip(rates.items(), among, strict=True)
+    )
+    whose = "from the cluster file" if all(given.values()) else "assumed: a cluster file says yours"
+    return f"Bandwidth of each {cluster.device_word} and direction: {words}{'' if mixed else f' ({whose})'}."
 
 
 def stages_and_planners(plan: Plan, scene: Scene) -> list[RenderableType]:

@@ -243,7 +243,7 @@ def other_values_words(search: DegreeSearch) -> str:
     """A sentence on the best choice of each other value of the degrees; empty: none is known."""
     groups: dict[str, list[str]] = {}
     for each in search.other_values:
-        told = "none fits"
+        told = "nothing fits" if each.too_large else "no quick plan fits"
         if each.step_time is not None:
             told = time_words(each.step_time, seconds=True)
         elif each.lower_bound is not None:

@@ -341,6 +341,11 @@ def parse_size(size: int | float | str, what: str = "A memory limit") -> int:
         if match[2] is None and 1 <= float(match[1]) < _SCALES["KB"]:
             raise InputError(f"A memory of {match[1]} bytes holds nothing; give a unit, such as {match[1]}GiB.")
         return parse_size(float(match[1]) * _SCALES[match[2] or "B"], what)
+    if 0 < size < 1:
+        raise InputError(
+            f"{what} of {size:g} bytes holds nothing; give a unit, such as 72GiB, or of a device a share, such as"
+            f" {100 * size:g}%."
+        )
     if not 1 <= size <= LARGEST:
         raise InputError(f"{what} must be positive and at most {LARGEST:.0e} bytes, not {size}.")
     return int(size)

@@ -98,7 +98,8 @@ def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], 
     model["virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
     for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"):
         model.setdefault(name, None)
-    model.setdefault("fine_grained_activation_offloading", False)
+    for name in ("fine_grained_activation_offloading", "sequence_parallel"):
+        model.setdefault(name, False)
     imports = []
     if moments := [name for name in _MOMENTS if name in parts["optimizer"]]:
         parts["optimizer"] |= {name: _Expression(_DTYPES[parts["optimizer"][name]]) for name in moments}

@@ -79,7 +79,13 @@ def _described_model(arguments: Arguments) -> Model:
         mtp_layers=arguments.count("--mtp-num-layers"),
         attention_dropout=dropout(arguments, "--attention-dropout"),
         hidden_dropout=dropout(arguments, "--hidden-dropout"),
+        norm_eps=arguments.share("--norm-epsilon", _NORM_EPSILON),
+        initializer_range=arguments.share("--init-method-std", _INIT_METHOD_STD),
     ).model()
+
+
+_NORM_EPSILON, _INIT_METHOD_STD = 1e-5, 0.02
+"""Megatron-LM's defaults."""
 
 
 def dropout(arguments: Arguments, name: str) -> float:

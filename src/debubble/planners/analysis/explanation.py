@@ -232,9 +232,14 @@ class Explanation:
         return f"{self.shares}{remedy}; {self.memory_words}."
 
     @property
+    def compute_share(self) -> float:
+        """The share of the step that computing takes, a fraction."""
+        return sum(each.seconds for each in self.causes if each.cause == "compute") / self.step_time
+
+    @property
     def shares(self) -> str:
         """The clause that says what binds: the share of computing, and of what takes most next to it."""
-        compute = self._percent(sum(each.seconds for each in self.causes if each.cause == "compute"))
+        compute = self._percent(self.compute_share * self.step_time)
         if self.advice is None:
             return f"Computing binds: it takes {compute} of the step"
         return f"Computing takes {compute} of the step, {self._most.cause} {self._percent(self._most.seconds)}"

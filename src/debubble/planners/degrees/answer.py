@@ -55,6 +55,8 @@ class FoundPlans:
         self.bounds: dict[Degrees, float] = {}
         """Seconds that a quick plan of a choice takes at least, of those that memory does not rule out."""
         self.ranking: Ranking[Degrees] = Ranking()
+        self.with_hosts: Ranking[Degrees] = Ranking()
+        """Steps by quick plans with hosts."""
         self.quick: dict[Degrees, Solution] = {}
         self.simpler: dict[Degrees, Result] = {}
         """Answers of `auto` that are slower than what is known, and may be simpler."""
@@ -125,7 +127,10 @@ class FoundPlans:
             return ()
         pruned = self.bounds.keys() - self.ranking.refused.keys()
         bounds = {degrees: self.bounds[degrees] for degrees in pruned}
-        return other_values(best, self.legal, self.steps(), bounds)
+        steps = self.steps()
+        for degrees, step in self.with_hosts.steps.items():
+            steps[degrees] = min(step, steps.get(degrees, math.inf))
+        return other_values(best, self.legal, steps=steps, bounds=bounds, too_large=self.too_large)
 
     def _verified(self, degrees: Degrees) -> Result:
         """The best plan of a choice, its quick plan if no planner has answered."""
@@ -201,9 +206,13 @@ class FoundPlans:
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
         if self.ranking.steps:
             tried = f"The planner '{self.planner}' has no plan for the choices of degrees that fit; it says:"
-        refused = list(self.ranking.refused.values())
-        reason = str(closest(refused)) if refused else next(iter(self.too_large.values()))
-        return InfeasibleError(f"{tried} {reason}")
+        refused = self.ranking.refused
+        if not refused:
+            degrees, reason = next(iter(self.too_large.items()))
+            return InfeasibleError(f"{tried} {degrees}.  {reason}")
+        error = closest(list(refused.values()))
+        degrees = next(each for each, other in refused.items() if other is error)
+        return InfeasibleError(f"{tried} {degrees}.  {error}")
 
     def _summary(self, degrees: Degrees) -> ConfigurationSummary:
         return summary_of(self.job, degrees, self.problems[degrees], self.results[degrees])

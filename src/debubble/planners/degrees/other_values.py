@@ -7,7 +7,7 @@ is that of its best plan; where that of a choice that was pruned may be shorter,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from debubble.ir.degrees import Degrees, DegreeValue
 
@@ -16,7 +16,12 @@ SHOWN_DEGREES = ("pipeline", "tensor", "context", "expert", "zero", "micro_batch
 
 
 def other_values(
-    best: Degrees, legal: Sequence[Degrees], steps: Mapping[Degrees, float], bounds: Mapping[Degrees, float]
+    best: Degrees,
+    legal: Sequence[Degrees],
+    *,
+    steps: Mapping[Degrees, float],
+    bounds: Mapping[Degrees, float],
+    too_large: Collection[Degrees],
 ) -> tuple[DegreeValue, ...]:
     """The other legal values of every degree.
 
@@ -25,22 +30,21 @@ def other_values(
         legal: All legal choices.
         steps: Seconds of the best plan of each choice that was planned and fits.
         bounds: Seconds that a quick plan of a choice takes at least, of those that were pruned.
+        too_large: Choices that no plan can fit.
     """
-    return tuple(_values(best, legal, steps, bounds))
 
+    def of(degree: str, value: int) -> DegreeValue:
+        choices = [each for each in legal if getattr(each, degree) == value]
+        step = min(steps.get(each, math.inf) for each in choices)
+        bound = min((bounds.get(each, math.inf) for each in choices if each not in steps), default=math.inf)
+        known, pruned = step < math.inf and step <= bound, bound < step
+        return DegreeValue(
+            degree=degree, value=value, step_time=step if known else None, lower_bound=bound if pruned else None,
+            too_large=all(each in too_large for each in choices),
+        )  # fmt: skip
 
-def _values(
-    best: Degrees, legal: Sequence[Degrees], steps: Mapping[Degrees, float], bounds: Mapping[Degrees, float]
-) -> Iterator[DegreeValue]:
-    for degree in SHOWN_DEGREES:
-        for value in sorted({getattr(each, degree) for each in legal} - {getattr(best, degree)}):
-            choices = [each for each in legal if getattr(each, degree) == value]
-            step = min(steps.get(each, math.inf) for each in choices)
-            bound = min((bounds.get(each, math.inf) for each in choices if each not in steps), default=math.inf)
-            known, least = step < math.inf and step <= bound, min(step, bound)
-            yield DegreeValue(
-                degree=degree,
-                value=value,
-                step_time=step if known else None,
-                lower_bound=None if known or least == math.inf else least,
-            )
+    return tuple(
+        of(degree, value)
+        for degree in SHOWN_DEGREES
+        for value in sorted({getattr(each, degree) for each in legal} - {getattr(best, degree)})
+    )

@@ -304,7 +304,7 @@ class _DegreesSearch(FoundPlans):
 
         Larger micro-batches are tried for the best choices of those with the smallest.
         """
-        ranking: Ranking[Degrees] = Ranking()
+        ranking = self.with_hosts
         known = self.steps()
         # Where memory is short, what the search makes of hosts is up to a fifth faster than these plans promise.
         factor = RANKING_TOLERANCE if self._lacks_memory(known) else 1 / MIN_SPEEDUP

@@ -9,12 +9,13 @@ from debubble.errors import readable_bytes
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind
 from debubble.planners.analysis.explanation import ADVICE, ALL_TO_ALL, FILLING, REMARK_SHARE, Explanation
-from debubble.planners.analysis.likely_fit import may_not_fit, memory_excess
+from debubble.planners.analysis.likely_fit import may_not_fit, memory_excess, plan_accuracy
 from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.palette import KIND_COLORS
+from debubble.views.plan_levers import offload_words
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows, training_words
 from debubble.views.scene import Scene, planned_words, subject
 from debubble.views.summary import (
@@ -62,6 +63,9 @@ def _answers(plan: Plan, scene: Scene, why: Explanation | None) -> Iterator[dict
     """The four questions in the order in which people ask them: the answer, and what else there is to say."""
     yield {"question": "Does it fit?"} | _fit(plan, scene, why)
     pace = [] if why is None else [pace_words(why) + "."]
+    if (likely := plan_accuracy("step", plan)) is not None:
+        low, high = (time_words(end * scene.step_time, seconds=True) for end in (likely.low, likely.high))
+        pace.append(f"By {likely.runs} published runs ({likely.group}), {low} to {high} a step.")
     step = f"{time_words(scene.step_time, seconds=scene.seconds)} per step"
     yield {"question": "How fast?", "answer": step, "more": [*pace, f"{_sentence(headline_parts(scene))}"]}
     path = why_not_faster(scene)
@@ -91,6 +95,8 @@ def _beyond_the_peak(why: Explanation | None) -> Iterator[str]:
         if why.fragmentation:
             yield f"One arena for its tensors takes {readable_bytes(why.fragmentation)} more (fragmentation)."
         yield f"A reserve of {size_words(why.reserve)} is left beside the limit."
+        if offloaded := ", ".join(offload_words(why.plan, why)):
+            yield f"Offload: {offloaded}."
 
 
 def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-mpirun --np 8 --allow-run-as-root python pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32000 --seq-length 4096 --micro-batch-size 1 --global-batch-size 16 --bf16 --hidden-dropout 0 --attention-dropout 0
