@@ -50,6 +50,8 @@ DEFAULT_TARGET = "megatron"
 """The framework that is named where several could plan for it."""
 COMPUTE_BOUND = 0.9
 """Share of the step from which computing is what limits it."""
+MIN_GAP = 5e-4
+"""Gap up to which 0.0% is shown, and nothing is left to close."""
 MIN_SAVED_PERCENT = 0.5
 """Percent of a step that a faster plan must save to be told."""
 BAR_COLUMNS = 2
@@ -335,7 +337,7 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:
         yield f"{left} choices of degrees and CPU optimizers, for lack of time"
-    elif 0 < plan.gap <= plan.degree_search.tolerance:
+    elif MIN_GAP < plan.gap <= plan.degree_search.tolerance:
         yield "closing the remaining gap (--fastest)"
     batch, ranks = plan.degrees.global_batch, plan.ranks
     if plan.degree_search is not None and math.gcd(batch, ranks) == 1 < min(batch, ranks):

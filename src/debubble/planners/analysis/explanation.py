@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from debubble.argument_types import with_checked_types
@@ -51,6 +51,8 @@ ADVICE = {
 """Remedy for the cause that takes most of the step next to computing."""
 GATHERS = "faster links, larger micro-batches, or a lower ZeRO level,"
 """Remedy for collectives that are gathers of divided parameters alone."""
+SCATTERS = "faster links between replicas, larger micro-batches, or ZeRO-1,"
+"""Remedy for gradients that ZeRO-2 divides after every micro-batch."""
 OVERLAPPED_DISPATCH = (
     "faster links, smaller expert degrees, or kernels that overlap it (--framework NAME,dispatch_overlap=true),"
 )
@@ -201,13 +203,18 @@ class Explanation:
         devices, timeline = self.plan.devices, self.timeline
         optimizer = sum(float(o.duration) for lane in timeline.compute for o in lane if o.op.kind is Kind.S)
         recomputation, busy = float(sum(timeline.recompute)), float(sum(timeline.busy))
-        collectives = self._collectives * self.plan.schedule.micro_batches
-        dispatch = min(self._dispatch * self.plan.schedule.micro_batches, collectives)
+        micro_batches, zero = self.plan.schedule.micro_batches, self.plan.options.zero
+        collectives = self._collectives(zero) * micro_batches
+        # Of weights and gradients over the replicas, which ZeRO-2 and ZeRO-3 move with every micro-batch.
+        divided = collectives - self._collectives(1) * micro_batches if zero > 1 else 0.0
+        dispatch = min(self._dispatch * micro_batches, collectives - divided)
+        gradients = divided if zero == 2 else 0.0
         seconds = {
             "compute": busy - recomputation - optimizer - collectives,
-            "collectives": collectives - dispatch,
+            "collectives": collectives - dispatch - gradients,
             ALL_TO_ALL: dispatch,
             "recomputation": recomputation,
+            "gradients": gradients,
         }
         for idle in bubbles(timeline):
             for bubble in idle:
@@ -216,8 +223,8 @@ class Explanation:
                     cause = _TRANSFERS.get(bubble.awaited.op.kind, cause)
                 seconds[cause] = seconds.get(cause, 0.0) + float(bubble.duration)
         mean = {cause: total / devices for cause, total in seconds.items()}
-        gradients, stepped = self._tail
-        mean["gradients"] = mean.get("gradients", 0.0) + gradients
+        reduced, stepped = self._tail
+        mean["gradients"] += reduced
         mean["optimizer"] = optimizer / devices + stepped
         overlap = self.step_time - sum(mean.values())
         if overlap < -1e-9 * self.step_time:
@@ -274,6 +281,8 @@ class Explanation:
             return DIVIDED_OPTIMIZER
         if cause == "collectives" and o.tensor == o.context == 1:
             return GATHERS if o.zero == 3 else "faster links,"
+        if cause == "gradients" and o.zero == 2:
+            return SCATTERS
         if cause == ALL_TO_ALL and not framework_of_plan(self.plan).dispatch_overlap:
             return OVERLAPPED_DISPATCH
         if cause == "optimizer on the host" and o.zero == 0 and o.data * o.context > 1:
@@ -325,10 +334,11 @@ class Explanation:
     def _limits(self) -> list[float]:
         return limits_of(self.plan.costs.memory_limit, self.plan.devices)
 
-    def _units(self, cluster: Cluster) -> Units:
+    def _units(self, cluster: Cluster, *, zero: int | None = None) -> Units:
         plan, framework = self.plan, framework_of_plan(self.plan)
+        options = plan.options if zero is None else replace(plan.options, zero=zero)
         units = model_units(
-            self.model, cluster, plan.options,
+            self.model, cluster, options,
             pipeline=plan.devices, framework=framework, micro_batches=plan.micro_batches,
         )  # fmt: skip
         if len(units.units) != sum(map(len, plan.partition)):
@@ -342,10 +352,10 @@ class Explanation:
         latencies = dict.fromkeys(("link_latency", "network_latency"), NO_LATENCY)
         return Cluster.from_dict({**self.cluster.to_dict(), **links, **latencies})
 
-    @property
-    def _collectives(self) -> float:
-        """Seconds per micro-batch that collectives within units take, over all pipeline devices."""
-        return float(self.units.work) - float(self._units(self._free_links).work)
+    def _collectives(self, zero: int) -> float:
+        """Seconds per micro-batch that collectives within units take at a ZeRO level, over all pipeline devices."""
+        there, free = (self._units(cluster, zero=zero) for cluster in (self.cluster, self._free_links))
+        return float(there.work) - float(free.work)
 
     @property
     def _dispatch(self) -> float:

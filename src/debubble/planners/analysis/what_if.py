@@ -1,8 +1,9 @@
 """Gains of a plan's levers, and changes that would help: every change is planned, none is guessed.
 
 A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a third of the
-effort each, in parallel.  A plan stays feasible with more memory or faster links, so a search that finds nothing
-better there answers with the plan itself, priced again; with twice the micro-batches, with the plan twice.
+effort each, in parallel, and compared with the same job planned so.  A plan stays feasible with more memory, smaller
+states or faster links, so a search that finds nothing better there answers with the plan itself, priced again; with
+twice the micro-batches, with the plan twice.
 
 Where nobody asks for that, quick plans say in a moment what would help: a quick plan of every change next to one of the
 plan's own problem.  Quick plans leave all on the device: of a plan that does not, they do not say what memory is worth.
@@ -11,7 +12,7 @@ plan's own problem.  Quick plans leave all on the device: of a plan that does no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -73,7 +74,7 @@ def what_ifs(
     )
     changes = {change.words: change for change in found}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
-    planned = {}
+    searched: dict[str, float] = {}
     with side_by_side(tasks) as answers:
         for words in by_completion(answers):
             change = changes[words]
@@ -82,12 +83,27 @@ def what_ifs(
                 time = float(verify(words, change.problem, solution, seconds).time)
             except DebubbleError:
                 time = float("inf")
-            if change.repeats:
-                time = min(time, change.repeats * step_time, _priced_again(plan, change.problem))
-            planned[words] = change.with_step(time)
-            done, total = len(planned), len(changes)
+            searched[words] = time
+            done, total = len(searched), len(changes)
             progress(Progress(stage=words, done=done, total=total, counted="changes", best=None, step_time=None))
-    return tuple(planned[words] for words in changes)
+    return tuple(_compared(plan, step_time, change, searched) for change in changes.values())
+
+
+def _compared(plan: Plan, step_time: float, change: _Change, searched: Mapping[str, float]) -> WhatIf:
+    """A change with its step, compared with the unchanged problem that was searched with as much effort.
+
+    Where the plan itself is an answer to the change, or the search found a faster one, that gain is the least.
+    """
+    found, now = searched[change.words], step_time / plan.degrees.global_batch
+    known = min(change.repeats * step_time, _priced_again(plan, change.problem)) if change.repeats else math.inf
+    time = min(found, known)
+    if math.isinf(time):
+        return change.with_step(time)
+    ratio = time / change.batch / now
+    again = searched[UNCHANGED] / plan.degrees.global_batch
+    if change.words != UNCHANGED and not math.isinf(again) and not math.isinf(found):
+        ratio = min(ratio, found / change.batch / again)
+    return replace(change.with_step(time), share=ratio - 1)
 
 
 def _priced_again(plan: Plan, problem: Problem) -> float:
@@ -155,7 +171,7 @@ class Gain:
     """The gain of a change, in words.
 
     `share` is how much longer a sequence takes than in the unchanged problem, as a share; None: nothing fits.
-    `effect` says it, after the step's time where a plan was searched.
+    `effect` says it.
     """
 
     what_if: WhatIf
@@ -190,16 +206,16 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
     def gain(change: WhatIf) -> Gain:
         if change.step_time is None or change.seconds_per_sequence is None:
             return Gain(what_if=change, share=None, effect="no quick plan fits" if change.quick else "nothing fits")
-        # A faster plan of the unchanged problem says that another planner helps.
-        share = change.seconds_per_sequence / (planned if change.change == UNCHANGED and not change.quick else now) - 1
+        share = change.share
+        if share is None:
+            share = change.seconds_per_sequence / now - 1
         direction = "slower" if share > 0 else "faster"
         much = f"{100 * abs(share):.1f}% {direction} per sequence"
         if change.more_devices:
             much = _pace(share)
-        nothing = "nothing faster was found" + ("" if change.quick else " with a third of the effort")
+        nothing = "nothing faster was found"
         how = much if abs(share) >= MIN_SHOWN_GAIN else nothing
-        step = "" if change.quick else f"{change.step_time:.4g} s, "
-        return Gain(what_if=change, share=share, effect=f"{step}{how}")
+        return Gain(what_if=change, share=share, effect=how)
 
     return list(map(gain, changes))
 
@@ -211,7 +227,8 @@ def what_if_lines(plan: Plan, step_time: float) -> list[str]:
     if found and found[0].what_if.quick:
         return [quick_words(found)]
     groups = ((title, [gain.words for gain in found if gain.what_if.lever is lever]) for lever, title in titles.items())
-    return [f"{title} (planned): {'; '.join(words)}." for title, words in groups if words]
+    how = "planned with a third of the effort, as the same job was"
+    return [f"{title} ({how}): {'; '.join(words)}." for title, words in groups if words]
 
 
 MAX_SHOWN = 3
@@ -350,7 +367,7 @@ class _Changes:
                     yield self._change(f"--zero {zero}", self._problem(zero=zero), option=True)
         if (o.dtype, o.master_dtype, o.lora) == ("bf16", "fp32", 0):
             with suppress(InputError):
-                yield self._change("--master-dtype bf16", self._problem(master_dtype="bf16"), option=True)
+                yield self._change("--master-dtype bf16", self._problem(master_dtype="bf16"), option=True, repeats=1)
                 if o.micro_batch_size > 1 and _uses_hosts(plan):
                     # Large micro-batches hide what hosts take; without hosts their activations may not fit.
                     count = plan.micro_batches * o.micro_batch_size

@@ -105,17 +105,20 @@ class FoundPlans:
         )
         shown = [best, *(degrees for degrees in shown if degrees != best)][:BEST]
         slower = plan.step > fastest.step_time * (1 + NEGLIGIBLE)
+        # After a Ctrl-C they may not have been listed.
+        legal = len({*self.legal, *self.problems} if "legal" in vars(self) else self.problems)
+        too_large = len(self.too_large) + len(self.ranking.refused.keys() - steps.keys())
+        looked_at = too_large + self.ranking.slower + len(self.ranking.steps)
         found = DegreeSearch(
             fastest=FasterPlan(configuration=fastest, levers=levers) if slower else None,
             usual=usual,
             tolerance=self.job.tolerance,
             configurations=tuple(self._summary(degrees) for degrees in shown),
-            # After a Ctrl-C they may not have been listed.
-            legal=len({*self.legal, *self.problems} if "legal" in vars(self) else self.problems),
-            too_large=len(self.too_large) + len(self.ranking.refused.keys() - steps.keys()),
+            legal=legal,
+            too_large=too_large,
             slower=self.ranking.slower,
             planned=len(self.ranking.steps),
-            unplanned=self.ranking.left,
+            unplanned=max(legal - looked_at, 0) if self.ranking.left else 0,
             interrupted=self.interrupted,
             other_values=self._other_values(best),
         )

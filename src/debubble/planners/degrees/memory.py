@@ -203,11 +203,13 @@ def _states_next_to_host(units: Units, partition: Partition, stages: Sequence[in
 def _parts(states: StateBytes, *, static: float, activations: float, buffers: float) -> MemoryParts:
     """The parts of a device's memory: of the static bytes what is no state is workspace."""
     weights, gradients, optimizer = float(states.weights), float(states.gradients), float(states.optimizer)
+    workspace = max(0.0, static - weights - gradients - optimizer)
     return MemoryParts(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         activations=max(0.0, activations),
-        workspace=max(0.0, static - weights - gradients - optimizer),
-        buffers=buffers or UNSET,
+        workspace=workspace,
+        # An imported job may have them for fewer micro-batches than its plan has.
+        buffers=buffers if 0 < buffers <= workspace else UNSET,
     )

@@ -216,9 +216,10 @@ class _DegreesSearch(FoundPlans):
                 except DebubbleError as refusal:
                     reasons.append(str(refusal))
             fit = [degrees for degrees in choices if degrees in self.ranking.steps]
-            self.usual[name] = (
-                min(fit, key=lambda each: self.ranking.steps[each]) if fit else next(filter(None, reasons), "")
-            )
+            if fit:
+                self.usual[name] = min(fit, key=lambda each: self.ranking.steps[each])
+            elif reason := next(filter(None, reasons), None):
+                self.usual[name] = reason
 
     def _offload_usual(self) -> None:
         """Plan usual choices whose quick plans recompute, where offload in its place may make them the fastest."""
