@@ -251,11 +251,12 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
 
     try:
         return scene(choice.recompute)
-    except OutOfMemoryError as error:
+    except InfeasibleError as error:
         fitting = [way for way in MORE_RECOMPUTATION if choice.recompute in (None, "none") and fits(way)]
         if not fitting:
             raise
-        raise InfeasibleError(f"{error.found}; --recompute {fitting[0]} fits.", missing=error.missing) from error
+        found = error.found if isinstance(error, OutOfMemoryError) else str(error).partition(";")[0]
+        raise InfeasibleError(f"{found}; --recompute {fitting[0]} fits.", missing=error.missing) from error
 
 
 def _own_order(file: Path) -> Schedule:
