@@ -204,3 +204,18 @@ def test_other_checkpoints_are_told_where_their_writer_changes(
     job: dict[str, Any], changed: dict[str, Any], said: list[str]
 ) -> None:
     assert list(notes(job, changed)) == said
+
+
+@pytest.mark.parametrize(("local", "told"), [(2, True), (16, False)])
+def test_one_pass_in_place_of_several_is_told(tmp_path: Path, run: Any, local: int, told: bool) -> None:
+    (tmp_path / "job.toml").write_text(
+        f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = {local}\nglobal_batch_size = 16\n'
+        'seq_len = 4096\n[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = "GPipe"\n'
+    )
+    code, out, _ = run(
+        "import", "torchtitan", str(tmp_path / "job.toml"), "--cluster", "4xH100-80GB", "--effort", "0.1"
+    )
+
+    assert code == 0
+    assert "parallelism.pipeline_parallel_schedule" in out
+    assert (f"training.local_batch_size 16 (now {local})" in out) is told

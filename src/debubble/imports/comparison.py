@@ -277,7 +277,8 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
     wanted, before = _exported_settings(importer, plan), _exported_settings(importer, yours)
     for name, value in wanted.items():
         now = settings.get(name)
-        alike = before.get(name) == value and not _file(value)
+        of_pass = name in importer.of_pass and name in settings
+        alike = before.get(name) == value and not (_file(value) or of_pass)
         if not alike and not (name in settings and _words(now) == _words(value)):
             yield SettingChange(name=name, now=now, then=value)
     asked, had = importer.environment(wanted), importer.environment(before)

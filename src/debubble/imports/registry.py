@@ -116,6 +116,7 @@ class Importer:
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
         turned_off: The values that turn settings off where leaving them out does not.
         required: What the framework asks for next to the job's and the changed settings.
+        of_pass: Settings for one pass of the pipeline, of which a job's step may have several and a plan's has one.
         notes: Sentences on what changed settings bring about.
         switches: Settings that may help a job.
         marks: Patterns of names that its files have and those of others have not, in one text.
@@ -134,6 +135,7 @@ class Importer:
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
     turned_off: TurnedOff = lambda settings: {}
     required: Required = lambda job, changed: {}
+    of_pass: tuple[str, ...] = ()
     notes: Notes = lambda job, changed: ()
     switches: Switches = lambda job, options: ()
     marks: str = ""

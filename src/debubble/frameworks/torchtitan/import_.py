@@ -118,6 +118,7 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     else:
         yield "parallelism.module_fqns_per_model_part", constants["MODULES"]
         yield "parallelism.pipeline_parallel_schedule_csv", "schedule.csv"
+        yield LOCAL_BATCH_SIZE, number * size
         yield "parallelism.num_pp_microbatches", number
         yield "parallelism.pipeline_parallel_microbatch_size", size
     if constants["RECOMPUTED_LAYERS"]:
@@ -208,7 +209,7 @@ imports.add(
     "torchtitan",
     Importer(
         name="torchtitan", read_job=torchtitan, settings=read_recipe, file="plan.py", defaults=DEFAULTS,
-        harmless=HARMLESS, switches=switches, with_arguments=with_command_line,
+        harmless=HARMLESS, switches=switches, with_arguments=with_command_line, of_pass=(LOCAL_BATCH_SIZE,),
         marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
     ),
 )  # fmt: skip
