@@ -68,7 +68,7 @@ class Accuracy:
         common = (1 - correction.weight) * middle
         return replace(
             self, half=left * self.half, most=left * self.most,
-            group=f"{self.group}, {correction.runs} measured here", of_hardware=True,
+            group=f"{self.group}, {correction.runs} {MEASURED_HERE}", of_hardware=True,
             low=math.exp(common + left * (low - middle)), high=math.exp(common + left * (high - middle)),
         )  # fmt: skip
 
@@ -89,6 +89,8 @@ def groups_of(model: Architecture, device: str, dtype: str) -> Iterator[str]:
     yield ALL
 
 
+MEASURED_HERE = "measured here"
+"""Said of a group that has runs of one's own cluster."""
 ALL, OTHER = "all", "other hardware"
 """The group of all runs, and the generation of hardware on which none was measured."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.costs import Cluster
-from debubble.costs.accuracy import accuracy_of
+from debubble.costs.accuracy import MEASURED_HERE, accuracy_of
 from debubble.costs.calibration import other_frameworks, unlike
 from debubble.costs.devices.known_hardware import PCIE_LATENCY
 from debubble.costs.frameworks import TARGET
@@ -45,7 +45,7 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
     yield from _assumed_links(plan.cluster)
     needed = unlike(*plan.model_on_cluster, plan.options)
     if needed is None:
-        yield "`calibrate` or `profile` narrows it"
+        yield "`profile` narrows it" if MEASURED_HERE in step.group else "`calibrate` or `profile` narrows it"
         return
     yield "no measured run of the cluster is like this job"
     if others := other_frameworks(*plan.model_on_cluster, plan.options):
