@@ -135,6 +135,7 @@ def _request(
 
 def _find_plan(request: Request, status: Status, output: Output) -> Plan:
     """The plan; where nothing fits, the error says what would, and so does the report if one was asked for."""
+    begin = time.monotonic()
     try:
         return request.plan(status)
     except (CutOffError, UnsupportedError):
@@ -147,7 +148,10 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
         # That it does not fit is told at once; what would help takes longer.
         log().print("Nothing fits.  Trying what would ...")
         status.update("Trying what would fit ...")
-        answer = misfit(request.job, str(error))
+        job = request.job
+        if job.deadline is not None:
+            job = replace(job, deadline=max(job.deadline - (time.monotonic() - begin), LEAST_SECONDS))
+        answer = misfit(job, str(error))
         if output.html is not None:
             from debubble.views.html.infeasible import misfit_page
 
@@ -166,6 +170,8 @@ def _front(plan: Plan, request: ModelRequest, status: Status) -> Sequence[Config
     return pareto_front(request.job, why.configuration)
 
 
+LEAST_SECONDS = 2.0
+"""Seconds in which changes are tried where nothing fits, however late it is."""
 QUICK_PLAN_SECONDS = 1.0
 """Seconds that quick plans of what would help take, about: there are none where a deadline is nearer."""
 OVERHEAD_SECONDS = 0.5

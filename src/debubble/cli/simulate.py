@@ -319,7 +319,9 @@ def _built(
     assert choice.schedule is not None
     entry, limit = schedules[choice.schedule], o.abstract_limit(choice.memory_limit)
     chunks = _chunks(choice)
-    told = given.devices or (None if given.costs is None else _devices_of(given.costs, chunks))
+    told = given.devices
+    if told is None and given.costs is not None:
+        told = _devices_of(given.costs, chunks)
     devices = o.required_devices(told, otherwise=", or a MODEL with --cluster")
     costs = _costs(devices * chunks, given.costs, limit, parts=chunks if divided else 1)
     options = {**entry.accepted_options(memory_limit=limit, objective=objective), **choice.settings}
