@@ -63,14 +63,17 @@ def placed_stages(problem: Problem, placement: Placement | None = None) -> Itera
 def _best_of(problem: Problem, name: str) -> Solution:
     """The fastest answer that a schedule of the library has within memory on any of the stages.
 
-    Raises InfeasibleError with the last reason if it has none, or if there is no link to the host.
+    Raises InfeasibleError with the last reason if it has none, UnsupportedError if there is no link to the host.
     """
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
     entry = schedules[name]
     for stages in placed_stages(problem):
         if stages.costs.offload is None:
-            raise InfeasibleError("There is no link to offload over: give 'offload' times, or a bandwidth for units.")
+            raise UnsupportedError(
+                "There is no link to offload over: give 'offload' times, or a bandwidth for units, and leave out"
+                " --swap none."
+            )
         options = entry.accepted_options(chunks=stages.placement.chunks, objective=problem.objective)
         try:
             schedule = entry(
