@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from debubble.ir import DebubbleError
 from debubble.models.runtime_limits import sharing_stages
-from debubble.planners.degrees.choice_plans import LARGE_JOB_PAIRS
-from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.estimate import MAX_QUICK_PAIRS, quick_step
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
@@ -52,7 +51,7 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
     Each has its own kernels, unless the plan names a framework: those without any, as torch, are left out.  Only of
     targets that have a quick plan; nothing for abstract costs, with a profile, or for large pipelines.
     """
-    large = plan.devices * plan.micro_batches >= LARGE_JOB_PAIRS
+    large = plan.devices * plan.micro_batches > MAX_QUICK_PAIRS
     described = plan.model_on_cluster
     if described is None or plan.profile is not None or large:
         return {}

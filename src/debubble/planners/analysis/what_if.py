@@ -28,7 +28,7 @@ from debubble.planners.analysis.explanation import REMARK_SHARE
 from debubble.planners.analysis.likely_fit import safe_limit
 from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.degrees.choice_plans import LARGE_JOB_PAIRS, PLANNERS_OF_LARGE_JOBS, thorough
-from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.estimate import MAX_QUICK_PAIRS, quick_step
 from debubble.planners.degrees.space import slice_choices, with_cpu_optimizer
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
@@ -128,7 +128,7 @@ def quick_what_ifs(plan: Plan, *, swap: Swap = "host") -> tuple[WhatIf, ...]:
     None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits or
     comes near the plan.
     """
-    large = plan.devices * plan.micro_batches >= LARGE_JOB_PAIRS
+    large = plan.devices * plan.micro_batches > MAX_QUICK_PAIRS
     described = plan.model_on_cluster
     if described is None or plan.profile is not None or large:
         return ()

@@ -31,6 +31,10 @@ WITH_HOSTS = "chronos"
 """The planner whose method estimates steps with hosts."""
 
 
+MAX_QUICK_PAIRS = 2048
+"""Pairs of stage and micro-batch up to which a dozen quick plans take a second or two."""
+
+
 def step_bound(problem: Problem) -> float:
     """Seconds that every plan's step takes at least: the busiest device's share of the work, and the least tail."""
     return float(problem.step_bound(lower_bound(problem)))
