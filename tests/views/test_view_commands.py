@@ -61,6 +61,14 @@ def test_show_prints_the_answer_of_plan_and_tables_on_demand(tmp_path: Path) -> 
     assert [[table in each for table in tables] for each in (details, printed)] == [[True] * 3, [False] * 3]
 
 
+def test_show_names_the_file_in_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model_plan(micro_batches=4).save("kept.json")
+    printed = run("show", "kept.json").stdout
+
+    assert "Next         debubble train kept.json" in printed
+
+
 def test_show_compares_two_plans_and_says_that_their_batches_differ(tmp_path: Path) -> None:
     for micro_batches in (4, 8):
         model_plan(micro_batches=micro_batches).save(tmp_path / f"{micro_batches}.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,9 @@ def show(
     check_writable(perfetto)
     check_pictures(html=html, png=png, svg=svg, pdf=pdf)
     loaded = [Plan.load(plan) for plan in plans]
-    scenes: Sequence[Scene] = [Scene.predicted(plan, limited=False) for plan in loaded]
+    scenes: Sequence[Scene] = [
+        replace(Scene.predicted(plan, limited=False), file=str(path)) for path, plan in zip(plans, loaded, strict=True)
+    ]
     if trace is not None:
         scenes = Scene.pair(loaded[0], Trace.load(trace))
     files = [("html", html), ("perfetto", perfetto), *map(_named_file, view or ())]

@@ -82,6 +82,7 @@ def simulate(
     _draw(scenes, html=html, pictures={"png": png, "svg": svg, "pdf": pdf}, theme=theme, size=size)
     if output is not None:
         _save(scenes[0], output)
+        scenes[0] = replace(scenes[0], file=str(output))
     if json:
         others = [] if len(choices) == 1 else [_figures(scene) for scene in scenes]
         print_answer(**_figures(scenes[0]), **({"schedules": others, "do_not_fit": misfits} if others else {}))

@@ -95,7 +95,7 @@ def plan_screen(plan: Plan, scene: Scene, why: Explanation, *, width: int, token
     lines += _row("Limited by", [*_limits(plan, scene, why)], width)
     lines += _row("Bound", [_bound(plan, scene)], width)
     rows = [("Would help", [*_changes(plan, scene)]), ("Not tried", [*_not_tried(plan)])]
-    rows.append(("Next", [] if scene.misfit else [*_next(plan)]))
+    rows.append(("Next", [] if scene.misfit else [*_next(plan, scene.file)]))
     return lines + [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
 
 
@@ -375,10 +375,10 @@ def framework_to_plan_for(plan: Plan) -> str:
     return fastest
 
 
-def _next(plan: Plan) -> Iterator[str]:
-    """The command to type next, with the file that the plan's own call has written, and options that say more."""
+def _next(plan: Plan, file: str | None) -> Iterator[str]:
+    """The command to type next, with the plan's file or the one that its own call has written, and what says more."""
     call = [] if plan.origin is None else shlex.split(plan.origin.command)
-    written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
+    written = file or next((path for option, path in pairwise(call) if option in ("-o", "--output")), None)
     file = written or "plan.json"
     frameworks = [name for name in plan_runs_in(plan) if name != "debubble"]
     if plan.target not in (None, "debubble"):

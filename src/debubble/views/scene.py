@@ -47,6 +47,7 @@ class Scene:
         plan: The plan that it is the prediction of, if there is one.
         sampled_memory: One curve per device, if memory was measured.
         cores: The cores that its devices share; None: each has its own.
+        file: The plan's file; None: the one that its own call wrote, if it did.
     """
 
     timeline: Timeline
@@ -60,6 +61,7 @@ class Scene:
     plan: Plan | None = None
     sampled_memory: tuple[Curve, ...] | None = None
     cores: int | None = None
+    file: str | None = None
 
     @staticmethod
     def predicted(plan: Plan, *, limited: bool = True) -> Scene:
