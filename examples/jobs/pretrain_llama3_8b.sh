@@ -6,6 +6,7 @@ MODEL_ARGS=(
     --num-attention-heads 32 --group-query-attention --num-query-groups 8
     --vocab-size 128256 --position-embedding-type rope --max-position-embeddings 8192
     --normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights
+    --attention-dropout 0 --hidden-dropout 0
 )
 PARALLEL_ARGS=(
     --tensor-model-parallel-size 1
