@@ -10,7 +10,7 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.names import export_names, name_option
 from debubble.cli.options import PlanFile
-from debubble.cli.output import Json, console, print_answer, print_wrapped, with_delayed_message
+from debubble.cli.output import Json, console, print_answer, print_wrapped, warn_of_other_costs, with_delayed_message
 
 
 @app.command(rich_help_panel="Take along")
@@ -39,7 +39,9 @@ def export(
     from debubble.plans import Plan
 
     check_folder(output, "--output")
-    made = exports[to](Plan.load(plan))
+    loaded = Plan.load(plan)
+    warn_of_other_costs(loaded)
+    made = exports[to](loaded)
     written = made.write(output or plan.with_name(f"{plan.stem}-{to}"))
     if json:
         print_answer(target=to, files=list(map(str, written)), losses=list(made.losses), own_kernels=made.own_kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from debubble.planners.progress import Improvement, Progress
+    from debubble.plans import Plan
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel="Output")
@@ -40,6 +42,14 @@ def console() -> Console:
 def log() -> Console:
     """The console of progress and remarks."""
     return Console(stderr=True, highlight=False)
+
+
+def warn_of_other_costs(plan: Plan) -> None:
+    """Say, on the first rank alone, if a plan's costs are not those of its own stages, as where it was edited."""
+    from debubble.planners.analysis.remarks import OTHER_COSTS, has_other_costs
+
+    if os.environ.get("RANK", "0") == "0" and has_other_costs(plan):
+        log().print(OTHER_COSTS)
 
 
 def print_wrapped(text: str, **style: Any) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from debubble.cli.app import app, require_torch
 from debubble.cli.options import PlanFile
-from debubble.cli.output import Json, with_delayed_message
+from debubble.cli.output import Json, warn_of_other_costs, with_delayed_message
 from debubble.errors import InputError
 from debubble.files import check_writable
 from debubble.plans import Plan
@@ -33,7 +33,9 @@ def rehearse(
     if not scale > 0:
         raise InputError(f"--scale must be above 0, not {scale:g}.")
     check_writable(trace, html)
-    ranks = Plan.load(plan).devices
+    loaded = Plan.load(plan)
+    warn_of_other_costs(loaded)
+    ranks = loaded.devices
     from debubble.runtime.launch.launcher import encode_options, start
     from debubble.training.rehearsal import RehearsalOptions
 

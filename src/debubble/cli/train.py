@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from debubble.cli.app import app, require_torch
 from debubble.cli.names import dtype_names, learning_rate_names
 from debubble.cli.options import CLUSTER, OptionGroup, PlanFile, option, parse_cluster, with_option_groups
-from debubble.cli.output import Json, log
+from debubble.cli.output import Json, log, warn_of_other_costs
 from debubble.errors import InputError
 from debubble.files import check_writable
 from debubble.plans import Plan
@@ -139,7 +139,9 @@ def train(
     checkpoints.check_folder_given()  # what needs no torch, whose import takes seconds
     data.check_files()
     file = unplanned.plan_of(plan, online=execution.online, folder=checkpoints.checkpoint)
-    check_started(Plan.load(file).ranks)  # before torch is imported, and data read
+    loaded = Plan.load(file)
+    check_started(loaded.ranks)  # before torch is imported, and data read
+    warn_of_other_costs(loaded)
     from debubble.training.checks import check
     from debubble.training.options import TrainOptions, start_remarks, with_settings
 

@@ -204,8 +204,6 @@ class WhatIf:
         seconds_per_sequence: The step's seconds over its sequences.
         quick: Whether it is a quick plan's, which compares with the quick plan of the unchanged problem alone.
         more_devices: Whether it takes more devices.
-        share: Share of a sequence's time by which it takes longer than in the same job, planned with as much effort;
-            None: it is quick, or nothing fits.
     """
 
     change: str
@@ -214,7 +212,6 @@ class WhatIf:
     seconds_per_sequence: float | None
     quick: bool = False
     more_devices: bool = False
-    share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

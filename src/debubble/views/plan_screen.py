@@ -321,12 +321,12 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
         yield "nothing is tried with --lengths" if plan.has_lengths else "see --why"
         return
     for gain in best:
-        yield f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.0f}% faster"
+        yield f"{gain.what_if.change}: ≥{-100 * (gain.share or 0.0):.0f}% faster"
     if not best:
         most = f"by {REMARK_SHARE:.0%} or more"
         yield f"only more devices, of what was tried, {most}" if helpful(told) else f"nothing that was tried {most}"
     elif told[0].what_if.quick:
-        yield "by quick plans"
+        yield "quick plans"
 
 
 def _not_tried(plan: Plan) -> Iterator[str]:

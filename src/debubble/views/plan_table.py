@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,6 +15,7 @@ from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.ir.plan_entries import robust_words
 from debubble.planners.analysis.nearest_plans import NearestPlan
+from debubble.planners.analysis.remarks import OTHER_COSTS
 from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.plans import Plan
@@ -77,9 +79,11 @@ def render(
         parts += [Text(line) for line in _judgement(plan, scene)]
         if plan.what_ifs and not plan.what_ifs[0].quick:
             parts += [Text(line) for line in what_if_lines(plan, float(scene.step_time))]
+    if OTHER_COSTS in scene.remarks:
+        parts.insert(0, Text(OTHER_COSTS, style="bold red"))
     if plan.cut_off:
         parts.insert(1, Text(_cut_off(plan), style="bold red"))
-    parts += remark_lines(scene)
+    parts += remark_lines(replace(scene, remarks=tuple(said for said in scene.remarks if said != OTHER_COSTS)))
     if plan.degree_search is not None:
         parts.append(
             rich_table(configuration_rows(plan.degree_search, plan.cluster, most=None if details else CHOICES_SHOWN))

@@ -247,7 +247,7 @@ def other_values_words(search: DegreeSearch) -> str:
         if each.step_time is not None:
             told = time_words(each.step_time, seconds=True)
         elif each.lower_bound is not None:
-            told = f"at least {time_words(each.lower_bound, seconds=True)}"
+            told = f"no quick plan below {time_words(each.lower_bound, seconds=True)}"
         groups.setdefault(OPTION_OF_DEGREE.get(each.degree, each.degree), []).append(f"{each.value}: {told}")
     if not groups:
         return ""

@@ -12,7 +12,7 @@ from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.progress import Progress
 from debubble.plans import Plan
 
-HOW = "planned with a third of the effort, as the same job was"
+HOW = "planned with a third of the effort"
 
 
 def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
@@ -40,8 +40,9 @@ def test_every_change_is_planned_and_none_is_slower_for_nothing() -> None:
     assert again <= step / 4
     assert twice.seconds_per_sequence < again < half.seconds_per_sequence
     assert not twice.lever
-    for name in ("10% more memory", "links twice as fast", "--master-dtype bf16", twice.change):
-        assert (changes[name].share or 0.0) <= 0.0
+    smaller = changes["--master-dtype bf16"].step_time
+    assert smaller is not None
+    assert smaller <= step
 
 
 @pytest.mark.slow
@@ -137,8 +138,9 @@ def test_more_devices_are_told_last_and_what_hardly_helps_not() -> None:
         )
         for change, step in seconds.items()
     )  # fmt: skip
-    [line] = what_if_lines(replace(plan, what_ifs=changes), 1.0)
-    assert line.endswith(": 10% more memory: 10.0% faster; twice the devices: 2.00 times the tokens/s.")
+    # Ten seconds for each of four sequences, as by the quick plan.
+    [line] = what_if_lines(replace(plan, what_ifs=changes), 40.0)
+    assert line.endswith(": 10% more memory: at least 10.0% faster; twice the devices: 2.00 times the tokens/s.")
 
 
 def test_quick_advice_promises_no_more_than_bounds_allow() -> None:

@@ -36,7 +36,7 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
     said = model_remarks(
         timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None, target=plan.target
     )
-    if _has_other_costs(plan, model, cluster):
+    if has_other_costs(plan):
         said = (OTHER_COSTS, *said)
     if plan.target is not None:
         said += targets[plan.target].untested_parts(plan.options, model, pipeline=plan.devices)
@@ -52,15 +52,20 @@ COST_TOLERANCE = 0.01
 """Share by which a stage's time or memory may differ from what is computed for it."""
 
 
-def _has_other_costs(plan: Plan, model: Model, cluster: Cluster) -> bool:
-    """Tell whether the stages of a plan would cost something else, were they computed again."""
-    if plan.profile is not None or plan.has_lengths:
+def has_other_costs(plan: Plan) -> bool:
+    """Tell whether the stages of a model's plan would cost something else, were they computed again."""
+    described = plan.model_on_cluster
+    if described is None or plan.profile is not None or plan.has_lengths:
         return False
+    model, cluster = described
     placement, known = plan.schedule.placement, plan.costs
     units = model_units(
         model, cluster, plan.options, pipeline=plan.devices, framework=framework_of_plan(plan),
         micro_batches=plan.micro_batches,
     )  # fmt: skip
+    known_strategies = {name for unit in units.units for name in unit.strategies}
+    if not {unit.strategy for stage in plan.partition for unit in stage} <= known_strategies:
+        return True
     try:
         partition = partition_named(plan.partition, units)
     except DebubbleError:

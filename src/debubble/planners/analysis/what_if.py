@@ -1,7 +1,7 @@
 """Gains of a plan's levers, and changes that would help: every change is planned, none is guessed.
 
 A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a third of the
-effort each, in parallel, and compared with the same job planned so.  A plan stays feasible with more memory, smaller
+effort each, in parallel.  A plan stays feasible with more memory, smaller
 states or faster links, so a search that finds nothing better there answers with the plan itself, priced again; with
 twice the micro-batches, with the plan twice.
 
@@ -12,7 +12,7 @@ plan's own problem.  Quick plans leave all on the device: of a plan that does no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -83,27 +83,12 @@ def what_ifs(
                 time = float(verify(words, change.problem, solution, seconds).time)
             except DebubbleError:
                 time = float("inf")
+            if change.repeats:
+                time = min(time, change.repeats * step_time, _priced_again(plan, change.problem))
             searched[words] = time
             done, total = len(searched), len(changes)
             progress(Progress(stage=words, done=done, total=total, counted="changes", best=None, step_time=None))
-    return tuple(_compared(plan, step_time, change, searched) for change in changes.values())
-
-
-def _compared(plan: Plan, step_time: float, change: _Change, searched: Mapping[str, float]) -> WhatIf:
-    """A change with its step, compared with the unchanged problem that was searched with as much effort.
-
-    Where the plan itself is an answer to the change, or the search found a faster one, that gain is the least.
-    """
-    found, now = searched[change.words], step_time / plan.degrees.global_batch
-    known = min(change.repeats * step_time, _priced_again(plan, change.problem)) if change.repeats else math.inf
-    time = min(found, known)
-    if math.isinf(time):
-        return change.with_step(time)
-    ratio = time / change.batch / now
-    again = searched[UNCHANGED] / plan.degrees.global_batch
-    if change.words != UNCHANGED and not math.isinf(again) and not math.isinf(found):
-        ratio = min(ratio, found / change.batch / again)
-    return replace(change.with_step(time), share=ratio - 1)
+    return tuple(change.with_step(searched[words]) for words, change in changes.items())
 
 
 def _priced_again(plan: Plan, problem: Problem) -> float:
@@ -201,16 +186,15 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
     """
     again = (c.seconds_per_sequence for c in changes if c.change == UNCHANGED)
     planned = step_time / plan.degrees.global_batch
-    now = next(again, None) or planned
+    now = min(next(again, None) or planned, planned)
 
     def gain(change: WhatIf) -> Gain:
         if change.step_time is None or change.seconds_per_sequence is None:
             return Gain(what_if=change, share=None, effect="no quick plan fits" if change.quick else "nothing fits")
-        share = change.share
-        if share is None:
-            share = change.seconds_per_sequence / now - 1
-        direction = "slower" if share > 0 else "faster"
-        much = f"{100 * abs(share):.1f}% {direction} per sequence"
+        share = change.seconds_per_sequence / (planned if change.change == UNCHANGED and not change.quick else now) - 1
+        # More effort finds faster plans: what a change brings is told as far as it was found.
+        direction = "at most {}% slower" if share > 0 else "at least {}% faster"
+        much = f"{direction.format(f'{100 * abs(share):.1f}')} per sequence"
         if change.more_devices:
             much = _pace(share)
         nothing = "nothing faster was found"
@@ -227,7 +211,7 @@ def what_if_lines(plan: Plan, step_time: float) -> list[str]:
     if found and found[0].what_if.quick:
         return [quick_words(found)]
     groups = ((title, [gain.words for gain in found if gain.what_if.lever is lever]) for lever, title in titles.items())
-    how = "planned with a third of the effort, as the same job was"
+    how = "planned with a third of the effort"
     return [f"{title} ({how}): {'; '.join(words)}." for title, words in groups if words]
 
 
@@ -251,7 +235,7 @@ def quick_words(found: Sequence[Gain]) -> str:
 
     def words(gain: Gain) -> str:
         share = gain.share or 0.0
-        much = _pace(share) if gain.what_if.more_devices else f"{-100 * share:.1f}% faster"
+        much = _pace(share) if gain.what_if.more_devices else f"at least {-100 * share:.1f}% faster"
         return f"{gain.what_if.change}: {much}"
 
     best = "; ".join(map(words, helpful(found)[:MAX_SHOWN]))
