@@ -229,3 +229,17 @@ def test_many_more_damaged_files_are_answered_or_refused(
 ) -> None:
     for seed in range(CASES, SLOW_CASES):
         check(kind, seed, files, tmp_path, capsys.readouterr)
+
+
+@pytest.mark.parametrize("command", [("show",), ("export", "--to", "torch")])
+def test_an_edited_plan_is_told_before_anything_is_done(run: Any, tmp_path: Path, command: tuple[str, ...]) -> None:
+    plan = db.plan("llama-tiny", "2xL40S-48GB", planner="dapple", micro_batches=4)
+    plan.save(tmp_path / "plan.json")
+    edited = json.loads((tmp_path / "plan.json").read_text())
+    edited["options"]["sequence_length"] *= 2
+    (tmp_path / "edited.json").write_text(json.dumps(edited))
+    said = "The plan's costs are not what its partition, options and cluster cost now"
+    for name, told in (("plan.json", False), ("edited.json", True)):
+        code, out, err = run(command[0], str(tmp_path / name), *command[1:])
+        assert code == 0
+        assert (said in " ".join((out + err).split())) is told

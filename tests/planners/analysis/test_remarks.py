@@ -102,14 +102,18 @@ def test_a_plan_has_the_costs_of_its_own_stages(options: dict[str, Any]) -> None
     assert OTHER_COSTS not in plan_remarks(plan, plan.simulate())
 
 
-@pytest.mark.parametrize("edited", ["strategy", "length", "cluster"])
+@pytest.mark.parametrize("edited", ["strategy", "unknown strategy", "length", "cluster"])
 def test_a_plan_that_was_edited_says_that_its_costs_are_others(edited: str) -> None:
     plan = db.plan("llama-tiny", "2xL40S-48GB", planner="merak", micro_batches=4)
     assert plan.model_on_cluster is not None
     model, _ = plan.model_on_cluster
-    full = tuple(tuple(replace(unit, strategy="full") for unit in stage) for stage in plan.partition)
+    full, unknown = (
+        tuple(tuple(replace(unit, strategy=name) for unit in stage) for stage in plan.partition)
+        for name in ("full", "fulll")
+    )
     changes: dict[str, dict[str, Any]] = {
         "strategy": {"partition": full},
+        "unknown strategy": {"partition": unknown},
         "length": {"options": replace(plan.options, sequence_length=8192)},
         "cluster": {"model_on_cluster": ModelOnCluster(model, db.Cluster.parse("2xH100-80GB"))},
     }
