@@ -80,3 +80,9 @@ def test_a_large_second_chunk_that_i_frees_in_part_keeps_its_room() -> None:
     costs = db.StageCosts.of(stages=28, forward=14, activation=activation, activation_after_input=2)
     schedule = db.schedules["v-half"](devices=14, micro_batches=38, costs=costs, tries=4)
     assert db.simulate(schedule, costs).peak_memory[0] <= 8 * (2 + 5)
+
+
+@pytest.mark.parametrize("name", ["zb", "v-half"])
+def test_a_search_of_recomputing_stages_is_refused(name: str) -> None:
+    with pytest.raises(db.InputError, match="searches no further where stages recompute: leave out its steps"):
+        db.schedules[name](devices=4, micro_batches=8, recomputing=frozenset({0}), steps=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from debubble.costs import (
@@ -85,6 +86,15 @@ def framework_of_plan(plan: Plan) -> Framework:
         return framework_of(plan.options, plan.target)
     gathers_units = plan.options.zero >= 3 and not plan.costs.gathers
     return framework_of_options(plan.options.framework, FSDP if gathers_units else DEBUBBLE)
+
+
+def units_of_plan(plan: Plan, model: Model, cluster: Cluster, *, zero: int | None = None) -> Units:
+    """The units of a plan's model on a cluster, as computed; with another ZeRO level if one is given."""
+    options = plan.options if zero is None else replace(plan.options, zero=zero)
+    return model_units(
+        model, cluster, options, pipeline=plan.devices, framework=framework_of_plan(plan),
+        micro_batches=plan.micro_batches,
+    )  # fmt: skip
 
 
 def tail_seconds(plan: Plan, model: Model, cluster: Cluster) -> float:

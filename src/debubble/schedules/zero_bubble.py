@@ -108,7 +108,8 @@ def zb(
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
     if steps is None:
-        steps = SEARCHED // (3 * devices * micro_batches) if _is_tight(placement, micro_batches, costs) else 0
+        searches = not recomputing and _is_tight(placement, micro_batches, costs)
+        steps = SEARCHED // (3 * devices * micro_batches) if searches else 0
     return zero_bubble_schedule(
         "zb", placement, micro_batches, costs, activations=2 * devices, objective=objective, tries=tries, steps=steps,
         recomputing=recomputing,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from debubble.errors import readable
-from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
 from debubble.search.constructive.recomputing import shortest_recomputing, split_backward_order, whole_backward_orders
 from debubble.search.constructive.zero_bubble import (
     RULES,
@@ -35,8 +35,11 @@ def zero_bubble_schedule(
     """Search the best order that holds so many activations, or fewer under a memory limit (by default the costs' own).
 
     As many candidates are tried as TRIAL_OPERATIONS allows, unless `tries` says how many; `steps` moves of local search
-    improve the best order, unless backwards recompute.  Raises InfeasibleError if no order fits.
+    improve the best order.  Raises InfeasibleError if no order fits, InputError for `steps` where backwards recompute:
+    the local search knows activations that are kept alone.
     """
+    if recomputing and steps:
+        raise InputError(f"The schedule '{name}' searches no further where stages recompute: leave out its steps.")
     costs = costs or StageCosts.of(stages=placement.stages)
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)

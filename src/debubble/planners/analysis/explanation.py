@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from debubble.argument_types import with_checked_types
-from debubble.costs import Cluster, model_units
+from debubble.costs import Cluster
 from debubble.costs.analytical.model_units import dispatch_seconds
 from debubble.costs.flops import Utilization
 from debubble.costs.host_memory import host_peaks, offloaded_peaks
@@ -20,7 +20,7 @@ from debubble.ir.stage_costs import limits_of
 from debubble.models import Model
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.degrees.simplest import levers_of
-from debubble.planners.model_problem import framework_of_plan, tail_seconds
+from debubble.planners.model_problem import framework_of_plan, tail_seconds, units_of_plan
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, plan_addresses
@@ -335,13 +335,8 @@ class Explanation:
         return limits_of(self.plan.costs.memory_limit, self.plan.devices)
 
     def _units(self, cluster: Cluster, *, zero: int | None = None) -> Units:
-        plan, framework = self.plan, framework_of_plan(self.plan)
-        options = plan.options if zero is None else replace(plan.options, zero=zero)
-        units = model_units(
-            self.model, cluster, options,
-            pipeline=plan.devices, framework=framework, micro_batches=plan.micro_batches,
-        )  # fmt: skip
-        if len(units.units) != sum(map(len, plan.partition)):
+        units = units_of_plan(self.plan, self.model, cluster, zero=zero)
+        if len(units.units) != sum(map(len, self.plan.partition)):
             raise InputError("The plan's partition does not list the units of its model: make the plan again.")
         return units
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from debubble.costs import Cluster, model_units
+from debubble.costs import Cluster
 from debubble.costs.partition import partition_named
 from debubble.ir import DebubbleError, RunOptions
 from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.models.vision import as_trained
-from debubble.planners.model_problem import framework_of_plan
+from debubble.planners.model_problem import units_of_plan
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, by_cause
 from debubble.targets import targets
@@ -59,10 +59,7 @@ def has_other_costs(plan: Plan) -> bool:
         return False
     model, cluster = described
     placement, known = plan.schedule.placement, plan.costs
-    units = model_units(
-        model, cluster, plan.options, pipeline=plan.devices, framework=framework_of_plan(plan),
-        micro_batches=plan.micro_batches,
-    )  # fmt: skip
+    units = units_of_plan(plan, model, cluster)
     known_strategies = {name for unit in units.units for name in unit.strategies}
     if not {unit.strategy for stage in plan.partition for unit in stage} <= known_strategies:
         return True

@@ -181,8 +181,8 @@ MIN_SHOWN_GAIN = 0.0005
 def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gain]:
     """Say what each change brings.
 
-    They are compared with the unchanged problem, planned again in the same way, so that a better planner is not taken
-    for a better setting.
+    They are compared with the plan itself, or with the unchanged problem planned again in the same way where that is
+    faster, so that a better planner is not taken for a better setting.
     """
     again = (c.seconds_per_sequence for c in changes if c.change == UNCHANGED)
     planned = step_time / plan.degrees.global_batch
@@ -197,9 +197,8 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
         much = f"{direction.format(f'{100 * abs(share):.1f}')} per sequence"
         if change.more_devices:
             much = _pace(share)
-        nothing = "nothing faster was found"
-        how = much if abs(share) >= MIN_SHOWN_GAIN else nothing
-        return Gain(what_if=change, share=share, effect=how)
+        effect = much if abs(share) >= MIN_SHOWN_GAIN else "nothing faster was found"
+        return Gain(what_if=change, share=share, effect=effect)
 
     return list(map(gain, changes))
 
@@ -211,8 +210,7 @@ def what_if_lines(plan: Plan, step_time: float) -> list[str]:
     if found and found[0].what_if.quick:
         return [quick_words(found)]
     groups = ((title, [gain.words for gain in found if gain.what_if.lever is lever]) for lever, title in titles.items())
-    how = "planned with a third of the effort"
-    return [f"{title} ({how}): {'; '.join(words)}." for title, words in groups if words]
+    return [f"{title} (planned with a third of the effort): {'; '.join(words)}." for title, words in groups if words]
 
 
 MAX_SHOWN = 3

@@ -44,8 +44,10 @@ class PlacedStages:
         return Solution(schedule=schedule, costs=self.costs, partition=self.partition, lower_bound=lower_bound)
 
 
-def placed_stages(problem: Problem, placement: Placement | None = None) -> Iterator[PlacedStages]:
-    """The fixed stages; or the even and the balanced partition of the units, nothing recomputed.
+def placed_stages(
+    problem: Problem, placement: Placement | None = None, *, strategy: str = "none"
+) -> Iterator[PlacedStages]:
+    """The fixed stages; or the even and the balanced partition of the units, all of which recompute by one strategy.
 
     In looped placement with `chunks` stages per device, one by default, if no other is asked for.
     """
@@ -55,7 +57,7 @@ def placed_stages(problem: Problem, placement: Placement | None = None) -> Itera
             yield PlacedStages(costs=costs, partition=None, placement=placement, objective=problem.objective)
         case ModelUnits(units):
             for lengths in even_and_balanced(units, placement.stages):
-                partition = Partition.cut(units, lengths)
+                partition = Partition.cut(units, lengths, strategy=strategy)
                 costs = units.stage_costs(partition, placement)
                 yield PlacedStages(costs=costs, partition=partition, placement=placement, objective=problem.objective)
 
