@@ -170,7 +170,7 @@ def _front(plan: Plan, request: ModelRequest, status: Status) -> Sequence[Config
     return pareto_front(request.job, why.configuration)
 
 
-LEAST_SECONDS = 2.0
+LEAST_SECONDS = 0.5
 """Seconds in which changes are tried where nothing fits, however late it is."""
 QUICK_PLAN_SECONDS = 1.0
 """Seconds that quick plans of what would help take, about: there are none where a deadline is nearer."""

@@ -86,6 +86,12 @@ def test_where_no_change_fits_that_is_said() -> None:
     assert str(misfit(asked, "Why.")).endswith("No change that was tried fits.")
 
 
+def test_a_deadline_ends_the_trials_of_changes_and_says_so() -> None:
+    found = misfit(replace(job("1xA100-40GB"), deadline=0.0), "Why.")
+    assert found.remedies == ()
+    assert str(found).endswith("The deadline passed before a change was found that fits.")
+
+
 def test_what_fits_is_told_a_line_a_change() -> None:
     fits = [Remedy(change=change, degrees=Degrees(), step_time=2.0) for change in ("--lora 16", "--zero 3")]
     assert str(Misfit(job=job(), reason="Why.", remedies=tuple(fits))).split("\n") == [

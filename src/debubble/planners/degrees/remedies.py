@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from debubble.planners.degrees.space import Job
 from debubble.planners.degrees.usual import with_cpu_optimizers
 from debubble.planners.problem import Problem
 from debubble.planners.registry import planners
-from debubble.search.effort import Effort
+from debubble.search.effort import Deadline, Effort
 from debubble.targets.target import targets
 
 TRIAL_EFFORT = 1.0
@@ -73,21 +72,19 @@ def remedies(job: Job) -> list[Remedy]:
     and moments in 8 bits.  LoRA is also tried with quantized weights and shorter sequences.  It and smaller states keep
     the job's fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of states
     in bf16 or of more devices fits, plans with optimizers or activations on the host are tried.  Plans that no
-    framework runs are passed over.  No change is begun after the job's deadline.
+    framework runs are passed over.  No change is begun after the job's deadline, by which planners end that are asked.
     """
-    return list(islice(_remedies(job, Clock(job.deadline)), MOST))
+    return _found(job, _clock(job))
 
 
-class Clock:
-    """The time that changes may be tried for: a job's deadline, or SECONDS."""
+def _clock(job: Job) -> Deadline:
+    """The time for changes."""
+    return Deadline(SECONDS if job.deadline is None else job.deadline)
 
-    def __init__(self, seconds: float | None) -> None:
-        self._end = time.monotonic() + (SECONDS if seconds is None else seconds)
 
-    @property
-    def over(self) -> bool:
-        """True if it has passed."""
-        return time.monotonic() > self._end
+def _found(job: Job, clock: Deadline) -> list[Remedy]:
+    """The first changes that fit."""
+    return list(islice(_remedies(job, clock), MOST))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,19 +92,33 @@ class Misfit:
     """A job of which no choice of degrees fits, a sentence that says why, and changes that were tried, and fit.
 
     As text it is a line for what was asked, for the reason, for the model's states, and for each change.
+
+    Attributes:
+        job: The job.
+        reason: Why nothing fits.
+        remedies: What fits.
+        cut_off: Whether time ended before every change was tried.
     """
 
     job: Job
     reason: str
     remedies: tuple[Remedy, ...]
+    cut_off: bool = False
 
     def __str__(self) -> str:
         job, devices = self.job, self.job.cluster.to_dict()["devices"]
         asked = f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.options.sequence_length} tokens"
         changes = [f"  {remedy}" for remedy in self.remedies]
         instead = ", its degrees in place of yours" if job.fixed else ""
-        tried = f"What fits (tried); add one of these{instead}:" if changes else "No change that was tried fits."
+        tried = f"What fits (tried); add one of these{instead}:" if changes else self.without_remedy
         return "\n".join((f"Nothing fits {devices} with {asked} per step.", self.reason, self.states, tried, *changes))
+
+    @property
+    def without_remedy(self) -> str:
+        """What is said where nothing is known to help."""
+        if self.cut_off and self.job.deadline is not None:
+            return "The deadline passed before a change was found that fits."
+        return "No change that was tried fits."
 
     @property
     def states(self) -> str:
@@ -123,7 +134,8 @@ class Misfit:
 
 def misfit(job: Job, reason: str) -> Misfit:
     """Try changes of a job that does not fit, for a reason that planners gave."""
-    return Misfit(job=job, reason=reason, remedies=tuple(remedies(job)))
+    clock = _clock(job)
+    return Misfit(job=job, reason=reason, remedies=tuple(_found(job, clock)), cut_off=clock.exceeded)
 
 
 def _states(job: Job) -> tuple[float, float]:
@@ -154,30 +166,30 @@ def _states_in_bf16(options: RunOptions) -> Iterator[tuple[str, RunOptions]]:
     yield "--master-dtype bf16", replace(options, master_dtype="bf16")
 
 
-def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
+def _remedies(job: Job, clock: Deadline) -> Iterator[Remedy]:
     """Every change that fits."""
     yield from _frameworks(job, clock)
     if job.fixed:
         own = {name: degree for name, degree in job.fixed.items() if name != "zero"}
         divided, free = list(_quick_remedy("", replace(job, fixed=own))), replace(job, fixed={})
-        others = list(_quick_remedy("", free)) or list(_host_remedy("", free))
+        others = list(_quick_remedy("", free)) or list(_host_remedy("", free, clock))
         yield from {remedy.change: remedy for remedy in (*divided, *others)}.values()
     yield from _cpu_optimizer(job, clock)
     yield from _adapters(job, clock)
     for change, options in _states_in_bf16(job.options):
-        if not clock.over:
+        if not clock.passed:
             small = replace(job, options=options)
-            yield from list(_quick_remedy(change, small)) or _host_remedy(change, small)
-    if not clock.over:
+            yield from list(_quick_remedy(change, small)) or _host_remedy(change, small, clock)
+    if not clock.passed:
         yield from _more_devices(replace(job, fixed={}), clock)
-    if job.options.optimizer in ("adam", "adamw") and not job.options.lora and not clock.over:
+    if job.options.optimizer in ("adam", "adamw") and not job.options.lora and not clock.passed:
         smaller = replace(job, options=replace(job.options, optimizer="adamw-8bit"))
         yield from _quick_remedy("--optimizer adamw-8bit", smaller)
 
 
-def _frameworks(job: Job, clock: Clock) -> Iterator[Remedy]:
+def _frameworks(job: Job, clock: Deadline) -> Iterator[Remedy]:
     """These degrees as a framework runs them, the fastest of those that fit."""
-    if job.target is not None or not job.fixed or clock.over:
+    if job.target is not None or not job.fixed or clock.passed:
         return
     found: list[Remedy] = []
     for name in FRAMEWORKS:
@@ -186,9 +198,9 @@ def _frameworks(job: Job, clock: Clock) -> Iterator[Remedy]:
     yield from sorted(found, key=lambda remedy: remedy.step_time)[:1]
 
 
-def _cpu_optimizer(job: Job, clock: Clock) -> Iterator[Remedy]:
+def _cpu_optimizer(job: Job, clock: Deadline) -> Iterator[Remedy]:
     """Optimizer states on hosts, in the first framework where that fits."""
-    if clock.over:
+    if clock.passed:
         return
     for change, there in with_cpu_optimizers(job):
         with suppress(InputError):  # not every framework has them
@@ -197,13 +209,13 @@ def _cpu_optimizer(job: Job, clock: Clock) -> Iterator[Remedy]:
                 return
 
 
-def _adapters(job: Job, clock: Clock) -> Iterator[Remedy]:
+def _adapters(job: Job, clock: Deadline) -> Iterator[Remedy]:
     """LoRA, else LoRA of quantized weights, else that of shorter sequences: the first that fits."""
     rank, length = job.options.lora or LORA_RANK, job.options.sequence_length
     lengths = [length // part for part in (1, 2, 4, 8) if length // part >= LEAST_TOKENS]
     for tokens, quantize in dict.fromkeys([(length, job.options.quantize), *((each, QUANTIZED) for each in lengths)]):
         adapted = replace(job.options, lora=rank, quantize=quantize, sequence_length=tokens)
-        if adapted == job.options or clock.over:
+        if adapted == job.options or clock.passed:
             continue
         changes = {"--lora": rank, "--quantize": quantize, "--sequence-length": tokens}
         now = (job.options.lora, job.options.quantize, length)
@@ -215,12 +227,12 @@ def _adapters(job: Job, clock: Clock) -> Iterator[Remedy]:
                 return
 
 
-def _more_devices(job: Job, clock: Clock) -> Iterator[Remedy]:
+def _more_devices(job: Job, clock: Deadline) -> Iterator[Remedy]:
     """The fewest times as many devices that fit; before them fewer that do with the host's memory."""
     with_host: list[Remedy] = []
     for multiple in MULTIPLES:
         larger = job.cluster.with_count(multiple * job.cluster.count)
-        if larger is None or clock.over:
+        if larger is None or clock.passed:
             return
         entries = larger.to_dict()
         of_file = entries.keys() - OPTIONS_OF_CLUSTER
@@ -231,7 +243,7 @@ def _more_devices(job: Job, clock: Clock) -> Iterator[Remedy]:
         if quick:
             return
         if not with_host:
-            with_host = list(_host_remedy(change, more))
+            with_host = list(_host_remedy(change, more, clock))
             yield from with_host
 
 
@@ -244,9 +256,9 @@ def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
         yield Remedy(change=words, degrees=best.degrees, step_time=best.step)
 
 
-def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
+def _host_remedy(change: str, job: Job, clock: Deadline) -> Iterator[Remedy]:
     """The remedy that a change is if the host holds what the devices cannot."""
-    if not _has_capacity(job, with_host=True):
+    if clock.passed or not _has_capacity(job, with_host=True):
         return
     try:
         problems = {degrees: job.problem(degrees) for degrees in shortlist(job, on_hosts=True).choices}
@@ -260,8 +272,10 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     found: list[tuple[float, Degrees, str]] = []
     for degrees in dict.fromkeys([*hopeful, leanest]):
         for name in WITH_HOST:
+            if clock.passed:
+                break
             try:
-                answer = planners[name](replace(problems[degrees], effort=TRIAL_EFFORT))
+                answer = planners[name](replace(problems[degrees], effort=TRIAL_EFFORT, deadline=clock.left))
             except DebubbleError:
                 continue
             on_host = "optimizers" if answer.solution.schedule.host_steps else "activations"

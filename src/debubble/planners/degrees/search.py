@@ -58,7 +58,8 @@ from debubble.planners.registry import Result, planners, tell_improvement, verif
 from debubble.search.effort import Effort
 
 RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
-"""Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
+"""Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all, which has
+the whole effort where its gap is wide."""
 RANKING_TOLERANCE = 1.1
 """Factor of the best step up to which the usual choices are planned thoroughly, too, and, where memory is short, those
 with hosts."""
@@ -71,7 +72,7 @@ UNEVEN_CHOICES = 2
 MIN_SPEEDUP = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
-DRAFTED, DRAFTED_GAP = 4, 0.1
+DRAFTED, WIDE_GAP = 4, 0.1
 """Choices that `joint` plans briefly before the last step, and the gap above which it does: such gaps mean that memory
 is short, and its plans tell better than quick ones which degrees are fastest."""
 
@@ -346,20 +347,48 @@ class _DegreesSearch(FoundPlans):
         return best.zero == 3 or bool(solution.schedule.fused_recompute)
 
     def _draft(self) -> None:
-        """Give the choices with the lowest bounds to `joint`, where these are far below the plans that are known."""
+        """Plan by `joint` what may be faster where gaps are wide, as bounds are far below what is known.
+
+        These are the choices with the lowest bounds of those that were planned, and then the best choice with smaller
+        and with larger micro-batches, which quick plans may not fit.
+        """
         if not self.results or self.late:
             return
-        best = min(float(result.time) for result in self.results.values())
+        best = float(self.results[self._fastest()].time)
         bounds = {each: float(result.time) * (1 - result.gap) for each, result in self.results.items()}
         hopeful = [
             degrees
             for degrees in sorted(bounds, key=lambda each: bounds[each])
-            if self.results[degrees].gap > DRAFTED_GAP
-            and bounds[degrees] * MIN_SPEEDUP < best
-            and self._pairs(degrees) < LARGE_JOB_PAIRS
-            and "joint" in planners_for(self.problems[degrees])
+            if self.results[degrees].gap > WIDE_GAP and bounds[degrees] * MIN_SPEEDUP < best
         ]
-        self._plan_side_by_side(hopeful[:DRAFTED], "joint", share=THOROUGH)
+        self._plan_briefly(hopeful[:DRAFTED])
+        fastest = self._fastest()
+        if self.results[fastest].gap > WIDE_GAP:
+            self._plan_briefly(self._neighbours(fastest))
+
+    def _plan_briefly(self, choices: Iterable[Degrees]) -> None:
+        """Plan those of the choices by `joint` that it takes."""
+        hopeful = (
+            degrees
+            for degrees in choices
+            if self._pairs(degrees) < LARGE_JOB_PAIRS and "joint" in planners_for(self.problems[degrees])
+        )
+        self._plan_side_by_side(hopeful, "joint", share=THOROUGH)
+
+    def _fastest(self) -> Degrees:
+        """The fastest choice of those that were planned."""
+        return min(self.results, key=lambda degrees: self.results[degrees].time)
+
+    def _neighbours(self, degrees: Degrees) -> list[Degrees]:
+        """The choice with the next smaller and the next larger micro-batches, where these may be faster."""
+        sizes = sorted(
+            (each for each in self.problems if of_one_size(each) == of_one_size(degrees)),
+            key=lambda each: each.micro_batch_size,
+        )
+        place = sizes.index(degrees)
+        step = self.results[degrees].time
+        near = sizes[max(place - 1, 0) : place + 2]
+        return [each for each in near if each not in self.results and step_bound(self.problems[each]) < step]
 
     def _pairs(self, degrees: Degrees) -> int:
         """Pairs of a pipeline device and a micro-batch."""
@@ -373,7 +402,7 @@ class _DegreesSearch(FoundPlans):
         """
         if not self.results or self.late:
             return
-        best = min(self.results, key=lambda degrees: self.results[degrees].time)
+        best = self._fastest()
         usual = [each for each in self.usual.values() if isinstance(each, Degrees) and each in self.results]
         close = [each for each in usual if self.results[each].time <= FINAL_TOLERANCE * self.results[best].time]
         simple = min(close, key=lambda degrees: self.results[degrees].time, default=best)
@@ -389,10 +418,11 @@ class _DegreesSearch(FoundPlans):
     def _ask(self, degrees: Degrees) -> None:
         """Give a choice to `auto`; on one device without recomputation or offload only the order is left to choose."""
         self.asked.add(degrees)
-        effort, simpler = FINAL * self.job.effort, self.job.tolerance > 0
+        simpler = self.job.tolerance > 0
         known = self.results.get(degrees)
+        share = 1.0 if known is not None and known.gap > WIDE_GAP else FINAL
         keeps_all = simpler and known is not None and known.plain
-        problem = replace(self.problems[degrees], effort=effort, deadline=self.deadline, plain=simpler)
+        problem = replace(self.problems[degrees], effort=share * self.job.effort, deadline=self.deadline, plain=simpler)
         large = self._pairs(degrees) >= LARGE_JOB_PAIRS
         whole = problem.slices == 1
         names = [name for name in planners_for(problem) if not large or not whole or name in PLANNERS_OF_LARGE_JOBS]

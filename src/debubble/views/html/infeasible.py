@@ -42,7 +42,7 @@ def misfit_page(misfit: Misfit, *, origin: Origin) -> bytes:
 
 def _answers(misfit: Misfit) -> list[dict[str, Any]]:
     """The questions that a report answers, for a job of which nothing fits."""
-    help_: dict[str, Any] = {"answer": "No change that was tried.", "more": []}
+    help_: dict[str, Any] = {"answer": misfit.without_remedy, "more": []}
     if misfit.remedies:
         first, *others = misfit.remedies
         host = "" if first.on_host is None else f", with {first.on_host} on the host"
