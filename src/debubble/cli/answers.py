@@ -93,10 +93,9 @@ class ModelFigures(StepFigures, forbid_unknown_fields=True, kw_only=True):
     binds: Annotated[str | UnsetType, Meta(description="What binds, as a sentence.")] = UNSET
 
 
-class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
-    """`debubble plan --json`."""
+class PlanFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
+    """A plan, how good it is, and what would help."""
 
-    schema: Literal[2]
     planner: str
     schedule: str
     chunks: Annotated[int, Meta(description="Stages per pipeline device.")]
@@ -165,6 +164,12 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
 
 
+class PlanAnswer(PlanFigures, forbid_unknown_fields=True, kw_only=True):
+    """`debubble plan --json`."""
+
+    schema: Literal[2]
+
+
 class FootprintAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     """Memory of the fullest device for one choice of degrees."""
 
@@ -216,6 +221,9 @@ class SceneFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     per_kind: Annotated[dict[str, KindFigures], Meta(description="By the letters of the kinds, such as F.")]
     critical_path: Annotated[str, Meta(description="What is on the critical path, as a sentence.")]
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
+    plan: Annotated[
+        PlanFigures | UnsetType, Meta(description="Of a prediction: the plan, its bound and what would help.")
+    ] = UNSET
 
 
 class ShowAnswer(SceneFigures, forbid_unknown_fields=True, kw_only=True):

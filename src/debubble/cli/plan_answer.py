@@ -19,11 +19,11 @@ def plan_dict(
     plan: Plan,
     scene: Scene,
     *,
-    tokens: float | None,
-    nearest: Sequence[NearestPlan],
-    front: Sequence[ConfigurationSummary],
+    tokens: float | None = None,
+    nearest: Sequence[NearestPlan] = (),
+    front: Sequence[ConfigurationSummary] = (),
 ) -> dict[str, Any]:
-    """The keys of `answers.PlanAnswer`, but for the version.
+    """The keys of `answers.PlanFigures`.
 
     Args:
         plan: The plan.

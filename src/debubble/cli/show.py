@@ -71,11 +71,12 @@ def show(
 
 
 def _figures(scene: Scene) -> dict[str, Any]:
-    """The figures of a scene, and for a model's plan its explanation."""
-    from debubble.cli.plan_answer import explanation_dict
+    """The figures of a scene, and of the plan that it predicts."""
+    from debubble.cli.plan_answer import explanation_dict, plan_dict
     from debubble.views.summary import as_dict
 
-    return {**as_dict(scene), **explanation_dict(scene)}
+    plan = {} if scene.plan is None else {"plan": plan_dict(scene.plan, scene)}
+    return {**as_dict(scene), **explanation_dict(scene), **plan}
 
 
 def _named_file(text: str) -> tuple[str, Path]:
