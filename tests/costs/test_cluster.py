@@ -34,6 +34,10 @@ def test_nodes_are_written_in_front_of_their_devices() -> None:
     assert Cluster.from_dict(cluster.to_dict()) == cluster == Cluster.from_dict({"devices": "2x4xL40S"})
 
 
+def test_a_cluster_is_written_as_the_call_that_makes_it() -> None:
+    assert repr(Cluster.parse("4xL40S")) == "Cluster.from_dict({'devices': '4xL40S-48GB'})"
+
+
 @pytest.mark.parametrize("text", ["2x0xL40S", "2x4xL40S+4xL40S", "2x4x"])
 def test_nodes_of_something_else_are_refused(text: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"'{text}' is no cluster; write NxNAME")):

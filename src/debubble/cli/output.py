@@ -48,7 +48,7 @@ def warn_of_other_costs(plan: Plan) -> None:
     """Say, on the first rank alone, if a plan's costs are not those of its own stages, as where it was edited."""
     from debubble.planners.analysis.remarks import OTHER_COSTS, has_other_costs
 
-    if os.environ.get("RANK", "0") == "0" and has_other_costs(plan):
+    if has_other_costs(plan) and os.environ.get("RANK", "0") == "0":
         log().print(OTHER_COSTS)
 
 

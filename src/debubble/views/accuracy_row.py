@@ -84,11 +84,11 @@ def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
 
 def _kernels(plan: Plan) -> str:
     """Words on whose kernels are priced."""
-    named, comma, traits = (plan.options.framework or TARGET).partition(",")
+    named, _, traits = (plan.options.framework or TARGET).partition(",")
     priced = targets["megatron"].framework if named == TARGET else named
     # Primus has Megatron-LM's kernels, and comes after it.
     title = next((target.title for target in targets.values() if target.framework == priced), priced)
-    return f", {title}{comma}{traits}'s kernels"
+    return f", {title}'s kernels{f' with {traits}' if traits else ''}"
 
 
 def _of_cpus(plan: Plan) -> bool:

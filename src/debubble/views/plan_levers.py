@@ -13,7 +13,7 @@ from debubble.plans import Plan
 from debubble.targets.target import targets
 
 STRATEGIES_SHOWN = 2
-"""Ways to recompute that are named; the others are counted together."""
+"""Ways to recompute that are named; the others, if they are several, are counted together."""
 FULL_HOST_SHARE = 0.95
 """Share of a host's memory above which nothing is certain to fit."""
 
@@ -28,10 +28,11 @@ def recomputation_words(plan: Plan) -> Iterator[str]:
     strategies = Counter(unit.strategy for stage in plan.partition for unit in stage if unit.layer is not None)
     total = sum(strategies.values())
     ways = [(name, count) for name, count in strategies.most_common() if name != "none"]
-    for n, (name, count) in enumerate(ways[:STRATEGIES_SHOWN]):
+    shown = len(ways) if len(ways) == STRATEGIES_SHOWN + 1 else STRATEGIES_SHOWN
+    for n, (name, count) in enumerate(ways[:shown]):
         yield f"{name} in {count}{f' of {total} {unit_words(plan)}' if n == 0 else ''}"
-    if others := ways[STRATEGIES_SHOWN:]:
-        yield f"in other ways {sum(count for _, count in others)}"
+    if others := ways[shown:]:
+        yield f"other ways in {sum(count for _, count in others)}"
     if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
         yield f"{deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards recompute more"
 

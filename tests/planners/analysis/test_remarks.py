@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import CandidateSummary, RunOptions
+from debubble.ir import CandidateSummary, InputError, RunOptions
+from debubble.ir.plan_entries import PlannedUnit
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.remarks import OTHER_COSTS, plan_remarks, timeline_remarks
 from debubble.plans import ModelOnCluster, Plan
@@ -102,20 +103,26 @@ def test_a_plan_has_the_costs_of_its_own_stages(options: dict[str, Any]) -> None
     assert OTHER_COSTS not in plan_remarks(plan, plan.simulate())
 
 
-@pytest.mark.parametrize("edited", ["strategy", "unknown strategy", "length", "cluster"])
+@pytest.mark.parametrize("edited", ["strategy", "length", "cluster"])
 def test_a_plan_that_was_edited_says_that_its_costs_are_others(edited: str) -> None:
     plan = db.plan("llama-tiny", "2xL40S-48GB", planner="merak", micro_batches=4)
     assert plan.model_on_cluster is not None
     model, _ = plan.model_on_cluster
-    full, unknown = (
-        tuple(tuple(replace(unit, strategy=name) for unit in stage) for stage in plan.partition)
-        for name in ("full", "fulll")
-    )
     changes: dict[str, dict[str, Any]] = {
-        "strategy": {"partition": full},
-        "unknown strategy": {"partition": unknown},
+        "strategy": {"partition": _recomputing(plan, "full")},
         "length": {"options": replace(plan.options, sequence_length=8192)},
         "cluster": {"model_on_cluster": ModelOnCluster(model, db.Cluster.parse("2xH100-80GB"))},
     }
     changed = replace(plan, **changes[edited])
     assert OTHER_COSTS in plan_remarks(changed, changed.simulate())
+
+
+def test_a_plan_with_an_unknown_strategy_is_refused() -> None:
+    plan = db.plan("llama-tiny", "2xL40S-48GB", planner="merak", micro_batches=4)
+    changed = replace(plan, partition=_recomputing(plan, "fulll"))
+    with pytest.raises(InputError, match="There is no recomputation strategy 'fulll'; did you mean 'full'"):
+        plan_remarks(changed, changed.simulate())
+
+
+def _recomputing(plan: db.Plan, strategy: str) -> tuple[tuple[PlannedUnit, ...], ...]:
+    return tuple(tuple(replace(unit, strategy=strategy) for unit in stage) for stage in plan.partition)

@@ -123,7 +123,7 @@ SMALLEST = 1e-12
 """The range of rates, latencies and shares; nothing real is smaller, and nothing that is divided by it overflows."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Cluster(PickledFields):
     """Devices in the order of their ranks.  Each computes at its own pace; all communicate like the slowest type."""
 
@@ -201,6 +201,10 @@ class Cluster(PickledFields):
     def to_dict(self) -> dict[str, Any]:
         """The cluster file's content."""
         return dict(self.file)
+
+    def __repr__(self) -> str:
+        """The call that makes it, in place of every device's datasheet."""
+        return f"Cluster.from_dict({self.to_dict()!r})"
 
     def gives(self, entry: str) -> bool:
         """Tell whether the cluster file has an entry such as `link_bandwidth`, or describes its devices itself."""

@@ -10,6 +10,7 @@ from debubble.models.runtime_limits import beyond_runtime
 from debubble.models.vision import as_trained
 from debubble.planners.model_problem import units_of_plan
 from debubble.plans import Plan
+from debubble.registry import unknown_name
 from debubble.simulator import Cause, Timeline, bubbles, by_cause
 from debubble.targets import targets
 
@@ -53,16 +54,20 @@ COST_TOLERANCE = 0.01
 
 
 def has_other_costs(plan: Plan) -> bool:
-    """Tell whether the stages of a model's plan would cost something else, were they computed again."""
+    """Tell whether the stages of a model's plan would cost something else, were they computed again.
+
+    Raises InputError for a strategy that no unit of the model has.
+    """
     described = plan.model_on_cluster
     if described is None or plan.profile is not None or plan.has_lengths:
         return False
     model, cluster = described
     placement, known = plan.schedule.placement, plan.costs
     units = units_of_plan(plan, model, cluster)
-    known_strategies = {name for unit in units.units for name in unit.strategies}
-    if not {unit.strategy for stage in plan.partition for unit in stage} <= known_strategies:
-        return True
+    strategies = dict.fromkeys(name for unit in units.units for name in unit.strategies)
+    for name in (name for stage in plan.partition for unit in stage for name in unit.strategies):
+        if name not in strategies:
+            raise unknown_name(name, strategies, what="recomputation strategy")
     try:
         partition = partition_named(plan.partition, units)
     except DebubbleError:
