@@ -13,7 +13,7 @@ from debubble.errors import InputError
 from debubble.papers import pages
 from debubble.papers.claims import KINDS, WORDS, compared, unavailable
 from debubble.papers.drawings import Bars, Cells, Lines, svg
-from debubble.papers.registry import Entry, EntryResult, Paper, PaperReport, Table, papers, reproduced
+from debubble.papers.registry import Entry, EntryResult, Paper, PaperReport, Table, papers, report, reproduced
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, SUMMARY = (DOCS / "notes/claims.md").read_text(), (DOCS / "papers.md").read_text()
@@ -246,3 +246,9 @@ def test_an_entry_is_drawn_only_if_asked() -> None:
     entry = paper.entry("Figure 1")
     assert reproduced(entry, draw=False).pictures == ()
     assert len(reproduced(entry, draw=True).pictures) == 1
+
+
+def test_every_place_is_told_before_it_is_computed() -> None:
+    begun: list[str] = []
+    found = report("chronospipe", places=["Figure 1", "Figure 3"], begin=lambda entry: begun.append(entry.place))
+    assert begun == [result.place for result in found.results] == ["Figure 1", "Figure 3"]

@@ -22,7 +22,7 @@ from debubble.ir import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from debubble.papers.registry import EntryResult, PaperReport, Table
+    from debubble.papers.registry import Entry, EntryResult, PaperReport, Table
 
 PAGE = Path("papers.html")
 SENTENCE = 16
@@ -81,14 +81,18 @@ def _compute(names: Sequence[str], *, draw: bool, places: Sequence[str]) -> Iter
     """The reports in their order, computed in parallel where there are several."""
     from debubble.papers.registry import report
 
+    if len(names) == 1:
+        yield report(names[0], draw=draw, places=places, begin=_print_begin)
+        return
     for name in names:
         log().print(f"Computing {name} ...")
-    if len(names) == 1:
-        yield report(names[0], draw=draw, places=places)
-        return
     with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
         for future in [pool.submit(report, name, draw=draw) for name in names]:
             yield future.result()
+
+
+def _print_begin(entry: Entry) -> None:
+    log().print(f"Computing {entry.place}{' (up to minutes)' if entry.slow else ''} ...")
 
 
 def _write_pictures(folder: Path, reports: Sequence[PaperReport]) -> None:

@@ -173,9 +173,23 @@ def reproduced(entry: Entry, *, draw: bool) -> EntryResult:
     )
 
 
-def report(name: str, *, draw: bool = False, places: Sequence[str] = ()) -> PaperReport:
-    """Compute these places of a paper, or all of it; raises InputError if it lacks one."""
+def report(
+    name: str, *, draw: bool = False, places: Sequence[str] = (), begin: Callable[[Entry], None] = lambda _: None
+) -> PaperReport:
+    """Compute these places of a paper, or all of it.
+
+    Args:
+        name: The paper.
+        draw: Whether to draw the figures.
+        places: The places, as `Paper.at` takes them.
+        begin: Called with every entry before it is computed.
+
+    Raises:
+        InputError: If there is no such paper, or it lacks a place.
+    """
     paper = papers[name].at(places)
-    return PaperReport(
-        name=paper.name, title=paper.title, results=tuple(reproduced(entry, draw=draw) for entry in paper.entries)
-    )
+    results = []
+    for entry in paper.entries:
+        begin(entry)
+        results.append(reproduced(entry, draw=draw))
+    return PaperReport(name=paper.name, title=paper.title, results=tuple(results))
