@@ -44,6 +44,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     StageTable,
 )
 from debubble.planners.problem import Problem, Solution
+from debubble.processes import available_cores
 from debubble.search.effort import CORES, Effort
 
 POLICY = np.array([1e9, 0.0, 1.0, 1.0, 0.0, 0.0])
@@ -91,7 +92,7 @@ def assign(problem: Problem, units: Units) -> Solution:
     for part in range(PARTS):
         efforts = [Effort(CORES * problem.effort / (PARTS * CHAINS), deadline=effort.deadline) for _ in range(CHAINS)]
         seeds = [(PARTS * problem.seed + part) * CHAINS + chain for chain in range(CHAINS)]
-        with ThreadPoolExecutor(CORES) as pool:
+        with ThreadPoolExecutor(available_cores()) as pool:
             best = min(pool.map(assignments.improved, [best] * CHAINS, efforts, seeds), key=_time)
     return replace(assignments.solution(best), cut_off=effort.cut_off)
 

@@ -26,6 +26,7 @@ from debubble.ir.ops import BACKWARDS
 from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.joint.levers import Levers
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.processes import available_cores
 from debubble.search.annealing.arrays import arrays_of, encode
 from debubble.search.annealing.evaluate import evaluate
 from debubble.search.annealing.layout import FROM_A_PLAN
@@ -83,9 +84,9 @@ def has_wide_gap(problem: Problem, step: Number) -> bool:
 
 
 def side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, seconds: float) -> list[T]:
-    """Run searches on all cores, each with an equal share of what the cores can do in so many seconds."""
+    """Run searches on all cores, each with an equal share of what the reference machine does in so many seconds."""
     share = min(seconds, effort.left) * min(CORES / len(searches), 1)
-    with ThreadPoolExecutor(CORES) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         running = [pool.submit(search, Effort(share, deadline=effort.deadline)) for search in searches]
         try:
             results = [search.result() for search in running]
