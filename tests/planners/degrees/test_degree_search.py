@@ -162,6 +162,16 @@ def test_a_choice_without_a_quick_plan_is_planned_if_it_promises_much() -> None:
 
 
 @pytest.mark.slow
+def test_where_memory_is_short_other_micro_batches_of_the_best_are_planned() -> None:
+    best = search_degrees(job("llama3-8b", "4xL40S-48GB", batch=32, sequence_length=4096))
+    found = {each.degrees.micro_batch_size for each in best.search.configurations if each.degrees.pipeline == 4}
+    assert best.degrees.micro_batch_size == 1
+    assert {1, 2} <= found
+    with pytest.raises(DebubbleError):
+        quick_step(best.problem)
+
+
+@pytest.mark.slow
 def test_where_optimizers_must_be_on_hosts_no_fixed_choice_is_faster() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "4GiB"})
     tight = Job(
