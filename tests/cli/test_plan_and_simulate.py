@@ -170,6 +170,7 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         ("simulate --schedule dualpipe --devices 4",
          "no schedule 'dualpipe', which keeps two copies of the parameters; 'dualpipe-v' needs one"),
         ("show plan.json --png plan.jpg", "plan.jpg: that is no name of PNG; write plan.png.\n"),
+        ("import pyproject.toml", "pyproject.toml is a file: give the framework before it, one of automodel, "),
         ("import axolotl config.yaml --cluster 8xA100-80GB",
          "There is no framework 'axolotl', which starts DeepSpeed or FSDP; take 'deepspeed'"),
         ("plan llama2-13b --cluster 8xA100-80GB --global-batch 32 --robust", "leave out the global batch"),

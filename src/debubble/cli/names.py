@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
 
 from debubble.cli.app import require_torch
+from debubble.errors import InputError
 from debubble.registry import full_name
 
 Names = Callable[[], Iterable[str]]
@@ -43,7 +45,13 @@ def name_option(
 
 def name_argument(names: Names, *, what: str, help: str, metavar: str | None = None) -> Any:
     """An argument that takes one of these names; see `name_option`."""
-    return typer.Argument(help=help, metavar=metavar, **_one_of(names, what))
+
+    def read(value: str) -> str:
+        if Path(value).is_file():
+            raise InputError(f"{value} is a file: give the {what} before it, one of {', '.join(names())}.")
+        return full_name(value, names(), what=what)
+
+    return typer.Argument(help=help, metavar=metavar, callback=read, autocompletion=completion(names))
 
 
 def _one_of(names: Names, what: str, *, several: bool = False, own: str | None = None) -> dict[str, Any]:
