@@ -1,0 +1,68 @@
+"""What torch's own training does that other frameworks do not: FSDP2, its checkpoint, its loss and its gradients."""
+
+from dataclasses import replace
+
+import pytest
+
+from debubble.costs import Cluster, model_units
+from debubble.costs.frameworks import TORCH, Framework
+from debubble.costs.units import Units
+from debubble.ir import RunOptions
+from debubble.models import models
+
+MODEL = models["llama3-8b"]
+CLUSTER = Cluster.parse("8xH100-80GB")
+OPTIONS = RunOptions(sequence_length=4096, data=8, zero=3)
+
+
+def units(framework: Framework, *, micro_batches: int | None = None, data: int = 8) -> Units:
+    """Llama-3 8B's units on as many devices as replicas."""
+    options = replace(OPTIONS, data=data, zero=3 if data > 1 else 0)
+    return model_units(
+        MODEL, CLUSTER, options, pipeline=1, framework=framework, micro_batches=micro_batches
+    )  # fmt: skip
+
+
+def test_recomputation_stops_before_the_last_product_of_a_layer() -> None:
+    whole, stopping = units(TORCH), units(replace(TORCH, stops_recomputing=True))
+    for before, after in zip(whole.units, stopping.units, strict=True):
+        full, shorter = before.strategies.get("full"), after.strategies.get("full")
+        if before.type != "mlp":
+            assert full == shorter
+            continue
+        assert full is not None
+        assert shorter is not None
+        # The down-projection is a third of the MLP's products.
+        assert 0.6 < float(shorter.recompute) / float(full.recompute) < 0.72
+        assert shorter.activation == full.activation
+
+
+def test_fsdp2_copies_what_it_gathers_and_scatters() -> None:
+    views, copies = (units(replace(TORCH, copies_gathered=copied)) for copied in (False, True))
+    parameters = MODEL.attention_parameters(0)
+    traffic = Cluster.parse("8xH100-80GB").slowest
+    bandwidth = traffic.memory_bandwidth * traffic.efficiency.memory
+    before, after = views.units[1], copies.units[1]
+    launch = traffic.efficiency.launch
+    assert after.forward - before.forward == pytest.approx(launch + 4 * parameters / bandwidth)
+    assert after.backward_weight - before.backward_weight == pytest.approx(
+        2 * launch + (4 + 2 + 4) * parameters / bandwidth
+    )
+
+
+def test_a_device_alone_copies_nothing() -> None:
+    assert units(replace(TORCH, copies_gathered=True), data=1) == units(TORCH, data=1)
+
+
+def test_a_loss_that_widens_nothing_keeps_8_bytes_per_logit() -> None:
+    wide = units(replace(TORCH, fused_loss=False)).units[-1].activation
+    narrow = units(replace(TORCH, fused_loss=False, narrow_loss=True)).units[-1].activation
+    assert wide - narrow == (14 - 8) * 4096 * MODEL.vocab
+
+
+def test_next_to_the_logits_of_an_only_micro_batch_there_are_no_gradients_yet() -> None:
+    framework = replace(TORCH, fused_loss=False, frees_gradients=True)
+    several, one = units(framework, micro_batches=2), units(framework, micro_batches=1)
+    gradients = sum(unit.states.gradients for unit in several.units[:-1] if unit.states is not None)
+    assert several.units[-1].activation - one.units[-1].activation == pytest.approx(gradients)
+    assert several.units[:-1] == one.units[:-1]
