@@ -66,3 +66,19 @@ def test_next_to_the_logits_of_an_only_micro_batch_there_are_no_gradients_yet() 
     gradients = sum(unit.states.gradients for unit in several.units[:-1] if unit.states is not None)
     assert several.units[-1].activation - one.units[-1].activation == pytest.approx(gradients)
     assert several.units[:-1] == one.units[:-1]
+
+
+def test_torch_gathers_keys_and_values_of_all_heads_next_to_the_first_hop() -> None:
+    def core(framework: Framework, network: float) -> tuple[float, float]:
+        cluster = Cluster.from_dict({"devices": "16xH100-80GB", "network_bandwidth": network})
+        options = RunOptions(sequence_length=65536, tensor=8, context=2)
+        unit = model_units(MODEL, cluster, options, pipeline=1, framework=framework).units[1]
+        return float(unit.attention_forward), float(unit.attention_backward)
+
+    ring, torch = TORCH, replace(TORCH, merges_rings=True)
+    fast, slow = core(torch, 50e9), core(torch, 5e9)
+    assert all(theirs > ours for theirs, ours in zip(fast, core(ring, 50e9), strict=True))
+    # Keys and values of 4 query heads on a device: half of all tokens' leave the node.
+    gathered = 2 * 65536 * 2 * 4 * 128 / 2
+    waited = gathered / (5e9 * 0.7) - core(ring, 5e9)[0] / 2
+    assert slow[0] - fast[0] == pytest.approx(waited, rel=0.1)

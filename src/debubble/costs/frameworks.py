@@ -74,6 +74,8 @@ class Framework:
     copies_gathered: bool = False
     """Parameters are copied out of the buffer that a unit is gathered in, and gradients into the one that is scattered
     (FSDP2, whose parameters are tensors of their own)."""
+    merges_rings: bool = False
+    """Context-parallel attention sums results and gradients of every hop in fp32, by operators of its own (torch)."""
     defers_gradients: bool = False
     """With ZeRO-2 and 3 gradients stay whole on every rank until the last micro-batch (FSDP without its sync)."""
     frees_gradients: bool = False
@@ -114,7 +116,7 @@ _OF_2021 = Framework(flash=False, sequence_parallel=False, fused_loss=False, gra
 _UNCOMPILED: Mapping[str, Any] = {"compiled": False, "fused_activation": False, "fused_loss": False}
 _TITAN = replace(
     FSDP, keeps_gathered=True, attention="flash-2", receives_ahead=True, keeps_outputs=True, stops_recomputing=True,
-    copies_gathered=True, frees_gradients=True, graphs="none",
+    copies_gathered=True, merges_rings=True, frees_gradients=True, graphs="none",
 )  # fmt: skip
 
 _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
