@@ -1,11 +1,11 @@
-"""What torch's own training does that other frameworks do not: FSDP2, its checkpoint, its loss and its gradients."""
+"""What torch and DeepSpeed do that others do not: FSDP2, checkpoints, losses, gradients, rings and messages."""
 
 from dataclasses import replace
 
 import pytest
 
 from debubble.costs import Cluster, model_units
-from debubble.costs.frameworks import TORCH, Framework
+from debubble.costs.frameworks import TORCH, Framework, named_framework
 from debubble.costs.units import Units
 from debubble.ir import RunOptions
 from debubble.models import models
@@ -82,3 +82,9 @@ def test_torch_gathers_keys_and_values_of_all_heads_next_to_the_first_hop() -> N
     gathered = 2 * 65536 * 2 * 4 * 128 / 2
     waited = gathered / (5e9 * 0.7) - core(ring, 5e9)[0] / 2
     assert slow[0] - fast[0] == pytest.approx(waited, rel=0.1)
+
+
+def test_deepspeed_pipelines_compute_nothing_next_to_messages() -> None:
+    deepspeed = named_framework("megatron-deepspeed@2021")
+    assert units(deepspeed).communication_model == "blocking"
+    assert units(TORCH).communication_model == "latency"

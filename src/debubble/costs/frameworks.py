@@ -86,6 +86,8 @@ class Framework:
     """The optimizer steps copies of the weights even where these have its dtype (DeepSpeed)."""
     keeps_remainders: bool = False
     """Of a master weight the optimizer keeps the 16 bits that its weight in bf16 lacks (Transformer Engine)."""
+    blocking_messages: bool = False
+    """A stage computes nothing while it sends to or receives from another (DeepSpeed's pipeline engine)."""
     receives_ahead: bool = False
     """A stage has buffers for what both sides send it in every micro-batch of a step (torch's PipelineStage)."""
     keeps_outputs: bool = False
@@ -131,7 +133,9 @@ _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     "megatron-bridge": {"25.09": _NVIDIA},
     "nemo": {"24.05": _NVIDIA},
     # BigScience's fork: fused softmax of scores, gradients in 16 bits, no sequence parallelism.
-    "megatron-deepspeed": {"2021": replace(_OF_2021, gradient_bytes=2, bucket_bytes=_ZERO_BUCKETS)},
+    "megatron-deepspeed": {
+        "2021": replace(_OF_2021, gradient_bytes=2, bucket_bytes=_ZERO_BUCKETS, blocking_messages=True),
+    },
     # The artifact of Yuan et al., ATC'24.
     "megatron-kwai": {"2023": Framework(attention="flash-2", fused_activation=False, graphs="none")},
     # DeepSeek-V3's report: DeepEP and DualPipe.

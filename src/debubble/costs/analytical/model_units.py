@@ -90,6 +90,7 @@ def model_units(
         on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
         communication_within_node=speed.message(builder.boundary, across_nodes=False) if in_node > 1 else None,
+        communication_model="blocking" if framework.blocking_messages else "latency",
         devices_per_node=in_node,
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.ranks_per_host_link,
         host_memory=min(each.host_memory for each in cluster.types) or None,
