@@ -36,12 +36,17 @@ class Framework:
     """Chains of elementwise operators in one kernel, written by hand or by a compiler."""
     fused_loss: bool = True
     """Softmax and loss in the logits' own memory."""
+    narrow_loss: bool = False
+    """A loss that is not fused reads the logits in their own 16 bits, and does not widen them to fp32."""
     loss_parallel: bool = True
     """Tensor-parallel ranks divide the logits through the loss, rather than gather them."""
     sequence_parallel: bool = True
     """Norms and residual stream divided over the tensor-parallel ranks."""
     whole_layers: bool = True
     """Full recomputation of both halves of a layer keeps one input, not two."""
+    stops_recomputing: bool = False
+    """Full recomputation of a layer stops before its last product, whose result no backward reads (torch's checkpoint
+    since 2.1, and its compiler)."""
     gradient_bytes: int = 4
     """Per parameter, in mixed precision."""
     bucket_bytes: int = 0
@@ -66,14 +71,23 @@ class Framework:
     """Tokens travel next to the experts' computing of another micro-batch (DualPipe)."""
     gathers_units: bool = False
     """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
+    copies_gathered: bool = False
+    """Parameters are copied out of the buffer that a unit is gathered in, and gradients into the one that is scattered
+    (FSDP2, whose parameters are tensors of their own)."""
+    merges_rings: bool = False
+    """Context-parallel attention sums results and gradients of every hop in fp32, by operators of its own (torch)."""
     defers_gradients: bool = False
     """With ZeRO-2 and 3 gradients stay whole on every rank until the last micro-batch (FSDP without its sync)."""
+    frees_gradients: bool = False
+    """Gradients are there from their backward to the optimizer's step alone (torch's `set_to_none`)."""
     gathers_masters: bool = False
     """ZeRO-3 divides the weights that the optimizer steps, which are cast as they are gathered (torch's FSDP)."""
     copies_masters: bool = False
     """The optimizer steps copies of the weights even where these have its dtype (DeepSpeed)."""
     keeps_remainders: bool = False
     """Of a master weight the optimizer keeps the 16 bits that its weight in bf16 lacks (Transformer Engine)."""
+    blocking_messages: bool = False
+    """A stage computes nothing while it sends to or receives from another (DeepSpeed's pipeline engine)."""
     receives_ahead: bool = False
     """A stage has buffers for what both sides send it in every micro-batch of a step (torch's PipelineStage)."""
     keeps_outputs: bool = False
@@ -102,7 +116,10 @@ _ZERO_BUCKETS = 2 * 500_000_000 * 2
 _OF_2021 = Framework(flash=False, sequence_parallel=False, fused_loss=False, graphs="none")
 
 _UNCOMPILED: Mapping[str, Any] = {"compiled": False, "fused_activation": False, "fused_loss": False}
-_TITAN = replace(FSDP, keeps_gathered=True, attention="flash-2", receives_ahead=True, keeps_outputs=True, graphs="none")
+_TITAN = replace(
+    FSDP, keeps_gathered=True, attention="flash-2", receives_ahead=True, keeps_outputs=True, stops_recomputing=True,
+    copies_gathered=True, merges_rings=True, frees_gradients=True, graphs="none",
+)  # fmt: skip
 
 _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     # Narayanan et al. 2021; Korthikanti et al. 2022 (sequence parallelism); Megatron-LM's defaults with Transformer
@@ -116,7 +133,9 @@ _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     "megatron-bridge": {"25.09": _NVIDIA},
     "nemo": {"24.05": _NVIDIA},
     # BigScience's fork: fused softmax of scores, gradients in 16 bits, no sequence parallelism.
-    "megatron-deepspeed": {"2021": replace(_OF_2021, gradient_bytes=2, bucket_bytes=_ZERO_BUCKETS)},
+    "megatron-deepspeed": {
+        "2021": replace(_OF_2021, gradient_bytes=2, bucket_bytes=_ZERO_BUCKETS, blocking_messages=True),
+    },
     # The artifact of Yuan et al., ATC'24.
     "megatron-kwai": {"2023": Framework(attention="flash-2", fused_activation=False, graphs="none")},
     # DeepSeek-V3's report: DeepEP and DualPipe.

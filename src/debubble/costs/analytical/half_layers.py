@@ -216,15 +216,42 @@ def _attention_core(
     """
     n, e, speed = shapes.tokens, shapes.element, shapes.speed
     rows, exchange = n * heads, _exchange(shapes, exchanged)
-    both = max if ring else add
+    forward = speed.attention(flops, rows=rows, width=width)
+    backward = speed.attention(2.5 * flops, rows=rows, width=width, backward=True)
+    if ring and shapes.framework.merges_rings and shapes.options.context > 1:
+        forward, backward = _merged_ring(shapes, forward, backward, width=kept)
+    else:
+        both = max if ring else add
+        forward, backward = both(forward, exchange), both(backward, 2 * exchange)
     # The product after it keeps its own copy, in 8 bits.
     copied = 0.0 if shapes.kept_input == e else shapes.kept_input
     return Operator(
         name="core",
-        forward=both(speed.attention(flops, rows=rows, width=width), exchange),
-        backward_input=both(speed.attention(2.5 * flops, rows=rows, width=width, backward=True), 2 * exchange),
+        forward=forward,
+        backward_input=backward,
         saved=n * ((e + copied) * kept + 4 * heads),
     )
+
+
+RING_FORWARD, RING_BACKWARD = 46, 54
+"""Bytes per number of the core's result and hop that are read and written to send keys and values on, widen a hop's
+result and merge it, and backward to add gradients of queries, keys and values and send the latter on.  Source:
+torch/distributed/tensor/experimental/_attention.py (2.6), _SDPAMerger and _templated_ring_attention_backward."""
+
+
+def _merged_ring(shapes: Shapes, forward: float, backward: float, *, width: float) -> tuple[float, float]:
+    """Seconds, forward and backward, of a core of so many in torch's ring attention, with `width` numbers of all heads.
+
+    Keys and values, which were repeated for all heads, are gathered next to the first hop.  Backward their gradients
+    follow them in fp32, each hop's next to the core of the next one, and the last hop's next to nothing.
+    """
+    speed, ranks, numbers = shapes.speed, shapes.options.context, shapes.tokens * width
+    across = ranks * shapes.options.tensor > speed.hardware.devices_per_node
+    gathering, hop = _exchange(shapes, 2 * width), speed.message(8 * numbers, across_nodes=across)
+    merging, adding = (speed.stream(traffic * (ranks - 1) * numbers) for traffic in (RING_FORWARD, RING_BACKWARD))
+    waits = [max(0.0, gathering - seconds / ranks) for seconds in (forward, backward)]
+    late = hop + (ranks - 1) * max(0.0, hop - backward / ranks)
+    return forward + waits[0] + merging, backward + waits[1] + late + adding
 
 
 def _exchange(shapes: Shapes, width: float) -> float:
@@ -322,11 +349,16 @@ def _expert_body(shapes: Shapes, experts: Experts) -> list[Operator]:
 
 
 def _exposed_dispatch(shapes: Shapes, experts: Experts, layer: int, body: Sequence[Operator]) -> float:
-    """Seconds in which tokens travel there and back, without those next to another micro-batch's computing."""
+    """Seconds in which tokens travel there and back, without those next to another micro-batch's computing.
+
+    A forward runs next to a backward: the travels of both are hidden by the computing of both, half of which is a
+    travel's share.
+    """
     travel = 2 * _dispatch(shapes, experts, tokens=shapes.tokens / shapes.options.tensor)
     if not shapes.framework.dispatch_overlap:
         return travel
-    return max(0.0, travel - sum(op.forward for op in chain(body, attention(shapes, layer))))
+    computing = (op.forward + op.backward_input + op.backward_weight for op in chain(body, attention(shapes, layer)))
+    return max(0.0, travel - sum(computing) / 2)
 
 
 INDEX = 8

@@ -80,6 +80,8 @@ def model_units(
         name: builder.on(Speed.of(hardware, options.dtype, framework)).all_units()
         for name, hardware in {hardware.name: hardware for hardware in paces}.items()
     }
+    if framework.frees_gradients and micro_batches == layout.pipeline == 1:
+        tables = {name: _before_gradients(each) for name, each in tables.items()}
     mixed = len(tables) > 1
     in_node = layout.pipeline_devices_per_node if layout.across_nodes else 1
     received = 0 if layout.pipeline == 1 else micro_batches or 0
@@ -88,6 +90,7 @@ def model_units(
         on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
         communication_within_node=speed.message(builder.boundary, across_nodes=False) if in_node > 1 else None,
+        communication_model="blocking" if framework.blocking_messages else "latency",
         devices_per_node=in_node,
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.ranks_per_host_link,
         host_memory=min(each.host_memory for each in cluster.types) or None,
@@ -173,6 +176,20 @@ def _without_backward(unit: Unit) -> Unit:
     )
 
 
+def _before_gradients(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """The units of a step with one backward: next to the logits there is room that other units' gradients take later.
+
+    The head is the last unit, and its activation goes before any other unit's gradient comes.
+    """
+    *others, head = units
+    later = StateBytes.sum(others).gradients
+    kept = {
+        name: replace(strategy, activation=max(0, strategy.activation - later))
+        for name, strategy in head.strategies.items()
+    }
+    return (*others, replace(head, strategies=kept))
+
+
 def _without_states(unit: Unit) -> Unit:
     """The unit where another one has its parameters."""
     host = None if unit.on_host is None else added(HostStates, [])
@@ -184,11 +201,16 @@ def _loss(shapes: Shapes, logits: float) -> Operator:
     """Softmax and cross-entropy: in the logits' memory, or as the operators of torch, whose results are kept."""
     if shapes.framework.fused_loss:
         return elementwise(shapes, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits)
+    if shapes.framework.narrow_loss:
+        saved = NARROW_LOGITS * shapes.element * logits
+        return elementwise(shapes, "loss", forward=2 * logits, backward=4 * logits, saved=saved)
     divided = shapes.framework.keeps_gathered and shapes.framework.loss_parallel and shapes.options.tensor > 1
     saved = (DTENSOR_LOGIT_BYTES if divided else TORCH_LOGIT_BYTES) * logits
     return elementwise(shapes, "loss", forward=8 * logits, backward=8 * logits, saved=saved)
 
 
+NARROW_LOGITS = 4
+"""Numbers per logit in torch's loss where nothing is widened: the logit, its log-softmax, and the gradients of both."""
 TORCH_LOGIT_BYTES = 14
 """Bytes per logit in torch's loss: in 16 bits, widened to fp32, their log-softmax, and the gradient of it."""
 DTENSOR_LOGIT_BYTES = 16
@@ -401,13 +423,26 @@ class _Builder:
             backward_input=backward_input,
             backward_weight=backward_weight + waits.backward,
             static=0.0,
-            strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
+            strategies=strategies(
+                operators,
+                boundary=self.boundary,
+                framework=self.shapes.framework,
+                unread=self._unread_seconds(operators) if kind == "mlp" else 0.0,
+            ),
             activation_after_input=sum(op.after_input for op in operators),
             workspace=workspace + self.shapes.framework.bucket_bytes,
             attention_forward=sum(op.longer_forward for op in operators),
             attention_backward=sum(op.longer_backward for op in operators),
         )
         return self.parameters.with_parameters(unit, counts, matrices=kind != "head")
+
+    def _unread_seconds(self, operators: Sequence[Operator]) -> float:
+        """Seconds of a dense layer's last product and the collective after it, if recomputing stops before."""
+        names = [op.name for op in operators]
+        if not self.shapes.framework.stops_recomputing or "router" in names or names.count("output") > 1:
+            return 0.0
+        shares = {"output": 1.0, "collectives": 0.5}
+        return sum(shares.get(op.name, 0.0) * op.forward for op in operators)
 
     def _host_seconds(self, operators: Sequence[Operator]) -> float:
         """Seconds in which the host launches the kernels of operators, forward or backward, as far as no graph does."""

@@ -140,12 +140,18 @@ class ParameterCosts:
         own = self._own_parameters(counts, self.shapes.options)
         summed = sum(count * each.summed for count, each in own)
         scatter = latency + self._moving(own, lambda each: each.summed)
-        gather = gathered = 0.0
+        gather = gathered = copied_out = copied_in = 0.0
         if self._gathers_units:
             gather = latency + self._gather_seconds(own)
             gathered = sum(count * self._gathered_bytes(each) for count, each in own)
+        if self._gathers_units and self.shapes.framework.copies_gathered:
+            # What is gathered is read and written; gradients are read in the run's dtype, written in that of their sum.
+            trained = sum(count for count, each in own if each.summed)
+            copied_out = self.shapes.speed.stream(2 * gathered)
+            copied_in = self.shapes.speed.stream(self.shapes.element * trained + summed)
         return ShardWaits(
-            self._wait(gather, forward, moved=gathered), self._wait(gather + scatter, backward, moved=gathered + summed)
+            copied_out + self._wait(gather, forward, moved=gathered),
+            copied_out + copied_in + self._wait(gather + scatter, backward, moved=gathered + summed),
         )
 
     def _wait(self, collectives: float, computing: float, *, moved: float) -> float:
