@@ -180,6 +180,8 @@ def write(rows: Sequence[Row]) -> None:
     """Write what the package states, the page with every run, and the figures of docs/costs.md and the README."""
     found = accuracies(rows)
     data = {what: {name: asdict(each) for name, each in groups.items()} for what, groups in found.items()}
+    for entry in (entry for groups in data.values() for entry in groups.values()):
+        del entry["of_hardware"]  # that depends on the devices of which the accuracy is asked
     Path(accuracy.__file__).with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
     shares = {what: msgspec.to_builtins(calibration.estimated(rows, what)) for what in FIGURES}
     Path(corrections.__file__).with_suffix(".json").write_text(json.dumps(shares, indent=1) + "\n")
