@@ -132,6 +132,19 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     assert planners["joint"](problem).solution.schedule == planners["joint"](problem).solution.schedule
 
 
+@pytest.mark.parametrize("link_groups", [(), ((0, 1, 2),)])
+def test_every_answer_has_the_timeline_of_its_order_and_costs(link_groups: tuple[tuple[int, ...], ...]) -> None:
+    problem = problem_of(limit=70, link_groups=link_groups)
+    found = list(planners["joint"].solutions(problem))
+    for solution in found:
+        known, again = solution.timeline, db.simulate(solution.schedule, solution.costs)
+        assert known is not None
+        assert known.program.costs is solution.costs
+        assert (known.start.tolist(), known.end.tolist()) == (again.start.tolist(), again.end.tolist())
+        assert known.peak_memory == again.peak_memory
+    assert found
+
+
 @pytest.mark.slow
 def test_a_device_alone_has_several_stages_only_where_memory_is_short() -> None:
     ample, short = (planners["joint"](problem_of(devices=1, limit=limit)) for limit in (200, 90))

@@ -38,7 +38,7 @@ def test_slices_of_equal_work_take_equally_long() -> None:
 
     def times(tokens: Any, keys: Any) -> list[float]:
         return [
-            sum(float(n * unit.with_keys(seen).work) for unit in units.units)
+            sum(float(n * unit.with_keys(seen, unit.strategies).work) for unit in units.units)
             for n, seen in zip(tokens, keys, strict=True)
         ]
 

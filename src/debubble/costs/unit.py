@@ -167,13 +167,13 @@ class Unit:
             kept, spent = -size, time
         return steps
 
-    def with_keys(self, keys: Number) -> Unit:
-        """The unit where a token attends to so many times as many keys."""
+    def with_keys(self, keys: Number, strategies: Mapping[str, Strategy]) -> Unit:
+        """The unit where a token attends to so many times as many keys, with its strategies there."""
         return replace(
             self,
             forward=self.forward + (keys - 1) * self.attention_forward,
             backward_input=self.backward_input + (keys - 1) * self.attention_backward,
-            strategies={name: strategy.with_keys(keys) for name, strategy in self.strategies.items()},
+            strategies=strategies,
             attention_forward=keys * self.attention_forward,
             attention_backward=keys * self.attention_backward,
         )

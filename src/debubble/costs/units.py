@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import UNSET
 
 from debubble.costs.stage_sums import ADDED, StageSums, sums_of
-from debubble.costs.unit import Unit, fastest_units
+from debubble.costs.unit import Strategy, Unit, fastest_units
 from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
 from debubble.ir.stage_costs import OVERLAPS, SLICED, CommunicationModel, HostLink, check_counts
@@ -220,6 +220,16 @@ class Units(PickledFields):
         units = fastest_units(tables) if tables else tuple(map(change, self.units))
         return replace(self, units=units, on_devices=tables)
 
+    def _tables_with(self, change: Callable[[Strategy], Strategy]) -> dict[int, dict[str, Strategy]]:
+        """All tables of strategies with every strategy changed, by the id of the table; layers of a kind share one."""
+        tables = {id(unit.strategies): unit.strategies for each in (self.units, *self.on_devices) for unit in each}
+        return {key: {name: change(each) for name, each in table.items()} for key, table in tables.items()}
+
+    def _with_keys(self, keys: Number) -> Units:
+        """The units where a token attends to so many times as many keys."""
+        tables = self._tables_with(lambda strategy: strategy.with_keys(keys))
+        return self.map_units(lambda unit: unit.with_keys(keys, tables[id(unit.strategies)]))
+
     def corrected(self, factor: float, static: float) -> Units:
         """The units where everything takes so many times as long, and every device has so many bytes more."""
 
@@ -227,11 +237,7 @@ class Units(PickledFields):
             return None if bandwidth is None else bandwidth / factor
 
         within = self.communication_within_node
-        # Layers of one kind have one table of strategies, and keep one.
-        tables = {id(unit.strategies): unit.strategies for each in (self.units, *self.on_devices) for unit in each}
-        scaled = {
-            key: {name: strategy.scaled(factor) for name, strategy in table.items()} for key, table in tables.items()
-        }
+        scaled = self._tables_with(lambda strategy: strategy.scaled(factor))
         return replace(
             self.map_units(lambda unit: unit.scaled(factor, scaled[id(unit.strategies)])),
             communication=factor * self.communication,
@@ -250,7 +256,7 @@ class Units(PickledFields):
             return self
         tokens = self.micro_batch_scale or (1,) * len(self.attention_scale)
         keys = sum(scale * count for scale, count in zip(cycle(self.attention_scale), tokens)) / sum(tokens)
-        return self.map_units(lambda unit: unit.with_keys(keys))
+        return self._with_keys(keys)
 
     def of_lengths(self, tokens: tuple[Number, ...], keys: tuple[Number, ...]) -> Units:
         """The units of whole sequences for micro-batches of different lengths.
@@ -260,7 +266,7 @@ class Units(PickledFields):
             keys: Per micro-batch, the keys that a token attends to on average, over those in a full one.
         """
         least = min(keys)
-        units = self.map_units(lambda unit: unit.with_keys(least))
+        units = self._with_keys(least)
         return replace(units, micro_batch_scale=tokens, attention_scale=tuple(each / least for each in keys))
 
     def of_slices(self, cuts: Sequence[float], *, sequences: int) -> Units:

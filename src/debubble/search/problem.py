@@ -11,7 +11,7 @@ from debubble.ir import DebubbleError, InputError, Kind, Number, Op, Placement, 
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import TRANSFERS
 from debubble.ir.schedule import Shares
-from debubble.simulator import simulate
+from debubble.simulator import Timeline, simulate
 
 Objective = Literal["makespan", "span"]
 
@@ -48,6 +48,8 @@ class OrderProblem:
     offload_fraction: Shares = field(default_factory=dict)
     asynchronous: frozenset[int] = frozenset()
     host_steps: frozenset[int] = frozenset()
+    _last: list[tuple[Schedule, Timeline]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The schedule that was simulated last, with its timeline."""
 
     def __post_init__(self) -> None:
         if self.costs.stages != self.placement.stages:
@@ -186,9 +188,15 @@ class OrderProblem:
             for s in range(self.stages)
         )
 
+    def timeline(self, schedule: Schedule) -> Timeline:
+        """Simulate a schedule with the steps of hosts, unless it was the last one; raises what `simulate` raises."""
+        if not self._last or self._last[0][0] is not schedule:
+            self._last[:] = [(schedule, simulate(schedule.with_host_steps(self.host_steps), self.costs))]
+        return self._last[0][1]
+
     def value(self, schedule: Schedule) -> Number:
         """Simulate a schedule, and return its objective in the costs' unit of time; raises what `simulate` raises."""
-        timeline = simulate(schedule.with_host_steps(self.host_steps), self.costs)
+        timeline = self.timeline(schedule)
         return timeline.makespan if self.objective == "makespan" else timeline.span
 
     def with_link_orders(self, schedule: Schedule, starts: Mapping[Op, Number]) -> Schedule:

@@ -116,6 +116,7 @@ class _Structure:
         schedule = program.schedule
         explicit = schedule.positions[CODE[Kind.R], program.stage, program.micro_batch] >= 0
         self.level = schedule.levels(explicit, program.stage, program.micro_batch)
+        self.explicit = bool(self.level.any())
         lanes = np.flatnonzero(program.lane == LANE_CODE[Lane.COMPUTE])
         self.lanes = lanes[np.argsort(program.device[lanes], kind="stable")]
         """The instructions of the compute lanes, device by device."""
@@ -128,13 +129,13 @@ class _Structure:
 
     def entries(self, costs: OpCosts) -> Tables:
         """Time, memory effect and lead of each instruction."""
-        program, tables = self.program, costs.tables(dtype=np.float64, explicit=bool(self.level.any()))
+        program, tables = self.program, costs.tables(dtype=np.float64, explicit=self.explicit)
         at = tables.at(self.level, program.kind, program.stage, program.micro_batch)
         return Tables(*(table.ravel()[at] for table in tables))
 
     def sizes(self, costs: OpCosts) -> tuple[Floats, Floats]:
         """Bytes that each instruction allocates and frees."""
-        program, tables = self.program, costs.sizes(dtype=np.float64, explicit=bool(self.level.any()))
+        program, tables = self.program, costs.sizes(dtype=np.float64, explicit=self.explicit)
         at = places(tables[0], self.level, program.kind, program.stage, program.micro_batch)
         allocated, freed = (table.ravel()[at] for table in tables)
         return allocated, freed

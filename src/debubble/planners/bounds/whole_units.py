@@ -183,18 +183,21 @@ class _Assignment:
 
     def covered(self, most: Sequence[Floats]) -> bool:
         """Tell whether devices that can take so many of the commonest, next to each number of the others, take all."""
-        assigned = np.full(self.shape, -1, dtype=np.int64)
-        assigned[(0,) * len(self.shape)] = 0
+        # A margin of what cannot be assigned keeps differences of numbers within the array.
+        sizes = np.array(self.shape, dtype=np.int64)
+        places = np.cumprod(np.append(1, (2 * sizes - 1)[:0:-1]))[::-1] if self.shape else np.zeros(0, np.int64)
+        inside = (self.counts + sizes - 1) @ places
+        assigned = np.full(math.prod(2 * size - 1 for size in self.shape), -np.inf)
+        assigned[inside[0]] = 0
         for each in most:
-            following = np.full(self.shape, -1, dtype=np.int64)
-            for index in np.flatnonzero(each >= 0):
-                count = self.counts[index]
-                source = tuple(slice(0, size - c) for size, c in zip(self.shape, count, strict=True))
-                target = tuple(slice(c, None) for c in count)
-                here = assigned[source]
-                following[target] = np.maximum(following[target], np.where(here >= 0, here + int(each[index]), -1))
-            assigned = following
-        return bool(assigned[tuple(size - 1 for size in self.shape)] >= self.common.count)
+            possible = np.flatnonzero(each >= 0)
+            following = np.full(len(inside), -np.inf)
+            step = max(1, MAX_SUMS // len(inside))
+            for block in np.split(possible, range(step, len(possible), step)):
+                sources = inside[:, None] - (self.counts[block] @ places)[None, :]
+                following = np.maximum(following, (assigned[sources] + each[block]).max(axis=1, initial=-np.inf))
+            assigned[inside] = following
+        return bool(assigned[inside[-1]] >= self.common.count)
 
 
 @dataclass(frozen=True)

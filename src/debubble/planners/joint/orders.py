@@ -213,7 +213,8 @@ def _better_orders(
             coolings=cooling.shares, shares=FROM_A_PLAN,
         )  # fmt: skip
         for better in _in_steps(best, stream):
-            found = replace(solution, schedule=better.schedule.with_host_steps(hosted))
+            timeline = searched.timeline(better.schedule)
+            found = replace(solution, schedule=timeline.program.schedule, timeline=timeline)
             if not found.schedule.deeper:
                 found = _without_deeper_level(found)
             time = step_time(problem, found)
@@ -251,8 +252,10 @@ def _with_deeper_level(problem: Problem, solution: Solution) -> Solution:
 
 def _without_deeper_level(solution: Solution) -> Solution:
     """The solution of a schedule that recomputes every stage by one level."""
-    costs = solution.costs.replace(recompute_deeper=None, activation_deeper=None)
-    return replace(solution, costs=costs, deeper=None)
+    costs, timeline = solution.costs.replace(recompute_deeper=None, activation_deeper=None), solution.timeline
+    if timeline is not None:
+        timeline = replace(timeline, program=replace(timeline.program, costs=costs))
+    return replace(solution, costs=costs, deeper=None, timeline=timeline)
 
 
 def affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) -> int:

@@ -272,6 +272,16 @@ def undo(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, pair:
 
 
 @borrowing
+def copy_changed(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, to: Ints, to_lengths: Ints) -> None:
+    """Copy the lists that the last move has changed, from where they differ on."""
+    for d in range(a.devices):
+        if n[a.differs + d] >= 0:
+            to_lengths[d] = lengths[d]
+            for index in range(n[a.differs + d], lengths[d]):
+                to[d, index] = orders[d, index]
+
+
+@borrowing
 def critical_path(a: KernelLayout, x: Floats, n: Ints, path: Ints) -> int:
     """Write the operations that the objective hangs on into `path`, last first; returns their number."""
     if a.hosted:
@@ -352,13 +362,11 @@ def anneal(
         price = tried_value + weight * mean_backward(a, x) if tried_value < INFINITY else INFINITY
         if price > allowed:
             undo(a, x, n, orders, lengths, pair, run)
-            tried[:] = orders
-            tried_lengths[:] = lengths
+            copy_changed(a, n, orders, lengths, tried, tried_lengths)
             continue
         cost = price
         keep(a, x, n, at)
-        orders[:] = tried
-        lengths[:] = tried_lengths
+        copy_changed(a, n, tried, tried_lengths, orders, lengths)
         count = critical_path(a, x, n, path)
         if tried_value < best_value:
             best_value = tried_value
