@@ -190,9 +190,11 @@ class OrderProblem:
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """Simulate a schedule with the steps of hosts, unless it was the last one; raises what `simulate` raises."""
-        if not self._last or self._last[0][0] is not schedule:
-            self._last[:] = [(schedule, simulate(schedule.with_host_steps(self.host_steps), self.costs))]
-        return self._last[0][1]
+        last = self._last[0] if self._last else None
+        if last is None or last[0] is not schedule:
+            last = schedule, simulate(schedule.with_host_steps(self.host_steps), self.costs)
+            self._last[:] = [last]
+        return last[1]
 
     def value(self, schedule: Schedule) -> Number:
         """Simulate a schedule, and return its objective in the costs' unit of time; raises what `simulate` raises."""
