@@ -361,13 +361,13 @@ class _DegreesSearch(FoundPlans):
             for degrees in sorted(bounds, key=lambda each: bounds[each])
             if self.results[degrees].gap > WIDE_GAP and bounds[degrees] * MIN_SPEEDUP < best
         ]
-        self._plan_briefly(hopeful[:DRAFTED])
+        self._plan_by_joint(hopeful[:DRAFTED])
         fastest = self._fastest()
         if self.results[fastest].gap > WIDE_GAP:
-            self._plan_briefly(self._neighbours(fastest))
+            self._plan_by_joint(self._neighbours(fastest))
 
-    def _plan_briefly(self, choices: Iterable[Degrees]) -> None:
-        """Plan those of the choices by `joint` that it takes."""
+    def _plan_by_joint(self, choices: Iterable[Degrees]) -> None:
+        """Plan those of the choices by `joint` that are not too large for it, with a share of the effort."""
         hopeful = (
             degrees
             for degrees in choices
