@@ -76,3 +76,13 @@ def test_other_specs_are_asked_for_as_a_config(tmp_path: Path) -> None:
 def test_reused_fp32_parameters_take_four_bytes(tmp_path: Path) -> None:
     options = job(tmp_path, "--reuse-fp32-param").options
     assert framework_of_options(options.framework).keeps_remainders
+
+
+def test_dualpipev_is_a_schedule_of_two_stages_per_device_in_a_v(tmp_path: Path) -> None:
+    read = job(tmp_path, "--schedules-method dualpipev")
+    assert (read.order, tuple(read.layers)) == ("dualpipe-v", (2, 2, 2, 2))
+
+
+def test_an_unknown_schedules_method_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--schedules-method is 'ring', which is not known here; there are: dualpipev"):
+        job(tmp_path, "--schedules-method ring")

@@ -1,4 +1,4 @@
-"""Orders of operations: Megatron-LM's, those of its zero-bubble fork (sail-sg), and of the pipelines in Primus."""
+"""Orders: Megatron-LM's, those of its zero-bubble fork (sail-sg), of MindSpeed, and of the pipelines in Primus."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ _DEEPSPEED = "--enable-zbh1-pipeline"
 _FORK = "--patch-zero-bubble"
 """The switch by which Primus runs the fork's schedules."""
 _PRIMUS, _ALGORITHM = "--patch-primus-pipeline", "--pp-algorithm"
+
+_MINDSPEED = "--schedules-method"
+_MINDSPEED_ORDERS = {"dualpipev": "dualpipe-v"}
 
 _HEURISTIC = "zero-bubble-heuristic"
 
@@ -49,6 +52,8 @@ def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool
             raise InputError(f"{arguments.path}: {name} is {words}, which is not predicted; leave it out.")
     if combined and chunks > 1:
         return COMBINED
+    if pipeline > 1 and _MINDSPEED in arguments:
+        return _chosen(arguments, _MINDSPEED_ORDERS, _MINDSPEED, plain)
     if pipeline > 1 and arguments.flag(_DEEPSPEED):
         return "zb-h1"
     if pipeline > 1 and _zero_bubble(arguments):
@@ -63,8 +68,8 @@ def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool
 
 
 def has_v(arguments: Arguments) -> bool:
-    """Tell whether every device has two stages in a V, which the fork sets by itself."""
-    return arguments.flag(_V) and _with_fork(arguments)
+    """Tell whether every device has two stages in a V, which the fork and MindSpeed set by themselves."""
+    return _MINDSPEED in arguments or (arguments.flag(_V) and _with_fork(arguments))
 
 
 def remarks_on_order(arguments: Arguments) -> Iterator[str]:
