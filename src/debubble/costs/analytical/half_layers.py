@@ -242,8 +242,8 @@ torch/distributed/tensor/experimental/_attention.py (2.6), _SDPAMerger and _temp
 def _merged_ring(shapes: Shapes, forward: float, backward: float, *, width: float) -> tuple[float, float]:
     """Seconds, forward and backward, of torch's ring attention, whose cores alone take the given seconds.
 
-    Keys and values, repeated for all heads (`width` numbers each), are gathered next to the first hop.  Backward their gradients
-    follow them in fp32, each hop's next to the core of the next one, and the last hop's next to nothing.
+    Keys and values, repeated for all heads (`width` numbers each), are gathered next to the first hop.  Backward their
+    gradients follow them in fp32, each hop's next to the core of the next one, and the last hop's next to nothing.
     """
     speed, ranks, numbers = shapes.speed, shapes.options.context, shapes.tokens * width
     across = ranks * shapes.options.tensor > speed.hardware.devices_per_node
