@@ -360,3 +360,11 @@ def test_two_plans_are_compared_unless_their_models_cost_otherwise(changes: dict
     text = printed(render_scenes([Scene.predicted(plan) for plan in plans]))
 
     assert ("Their models differ" in text) is differ
+
+
+@pytest.mark.parametrize(("share", "wide"), [(0.8, True), (0.9, False)])
+def test_a_wide_gap_says_that_a_longer_search_was_not_tried(share: float, wide: bool) -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=4, sequence_length=128, effort=0.1)
+    bounded = replace(plan, lower_bound=share * plan.step_time)
+    text = printed(render_plan(bounded, Scene.predicted(bounded)))
+    assert ("a longer search (--effort 12)" in " ".join(text.split())) == wide

@@ -17,7 +17,7 @@ from rich.text import Text
 from debubble.costs.devices.parallel_layout import Layout
 from debubble.costs.devices.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, days_words, mfu_words, time_words
-from debubble.ir import Kind, Number
+from debubble.ir import DEFAULT_EFFORT, Kind, Number
 from debubble.ir.plan_entries import plain_words
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.explanation import ALL_TO_ALL, REMARK_SHARE, Explanation
@@ -50,6 +50,8 @@ DEFAULT_TARGET = "megatron"
 """The framework that is named where several could plan for it."""
 COMPUTE_BOUND = 0.9
 """Share of the step from which computing is what limits it."""
+WIDE_GAP, LONGER = 0.15, 4
+"""The gap above which a longer search usually finds a plan that is 1 to 10% faster, and how much longer that is."""
 MIN_GAP = 5e-4
 """Gap up to which 0.0% is shown, and nothing is left to close."""
 MIN_SAVED_PERCENT = 0.5
@@ -348,6 +350,8 @@ def _not_tried(plan: Plan) -> Iterator[str]:
             yield "papers' planners (--compare)"
     elif plan.planner != "auto" and plan.degree_search is None:
         yield "other planners (--planner auto)"
+    if plan.planner in ("auto", "joint") and plan.gap > WIDE_GAP and " --effort " not in _command(plan):
+        yield f"a longer search (--effort {LONGER * DEFAULT_EFFORT:.0f})"
 
 
 def _runs_with_other_degrees(plan: Plan) -> bool:
@@ -375,9 +379,14 @@ def framework_to_plan_for(plan: Plan) -> str:
     return fastest
 
 
+def _command(plan: Plan) -> str:
+    """The command that made the plan; empty if that was none."""
+    return "" if plan.origin is None else plan.origin.command
+
+
 def _next(plan: Plan, file: str | None) -> Iterator[str]:
     """The command to type next, with the plan's file or the one that its own call has written, and what says more."""
-    call = [] if plan.origin is None else shlex.split(plan.origin.command)
+    call = shlex.split(_command(plan))
     written = file or next((path for option, path in pairwise(call) if option in ("-o", "--output")), None)
     file = written or "plan.json"
     frameworks = [name for name in plan_runs_in(plan) if name != "debubble"]
