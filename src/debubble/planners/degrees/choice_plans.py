@@ -19,7 +19,7 @@ from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.registry import Result, planners, verify
 from debubble.search.effort import Deadline
 
-LARGE_JOB_PAIRS = 400
+LARGE_JOB_PAIRS = 1024
 """Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
 PLANNERS_OF_LARGE_JOBS = ("adapipe", "portfolio")
 """Planners that are asked all the same."""
@@ -27,7 +27,7 @@ MIN_SECONDS_LEFT = 1e-3
 """Seconds that a planner is given after the deadline where nothing fits yet."""
 
 
-def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio")) -> Solution:
+def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe",)) -> Solution:
     """The fastest answer of the quick plan and these planners, one after another in this process."""
     answers: list[Result] = []
     reasons: list[DebubbleError] = []
