@@ -122,3 +122,15 @@ def test_a_picture_of_a_sweep_names_its_values_and_is_repeatable() -> None:
     assert drawn == sweep_picture(found, "svg", size="column")
     with pytest.raises(db.InputError, match="There is no size 'wall' of pictures"):
         sweep_picture(found, "svg", size="wall")
+
+
+def test_a_ctrl_c_keeps_what_was_planned_before_it() -> None:
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    found = db.sweep(
+        "llama-tiny", CLUSTER, micro_batches=[2, 4, 8], planner="dapple",
+        progress_of=lambda value: interrupt if value == 4 else None,
+    )  # fmt: skip
+    assert found.interrupted
+    assert [point.value for point in found.points] == [2]

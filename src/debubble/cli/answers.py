@@ -417,6 +417,7 @@ class SweepAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
 
     over: Annotated[str, Meta(description="The option that has several values.")]
     points: list[SweepPointAnswer]
+    interrupted: Annotated[bool, Meta(description="A Ctrl-C ended it before the other values.")]
 
 
 class ReproduceAnswer(Answer, forbid_unknown_fields=True, kw_only=True):

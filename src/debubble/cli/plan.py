@@ -78,7 +78,7 @@ def plan(
         advised = _what_helps(
             result, status, asked, search, why=output.why, quick=quick, others=quick and not output.targets
         )
-    if result.degree_search is not None and result.degree_search.interrupted:
+    if result.interrupted:
         log().print("Interrupted: this is the best so far.")
     if advised is not result:
         result = advised

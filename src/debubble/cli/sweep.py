@@ -89,12 +89,14 @@ def sweep(
 
         arguments = {"model": request.model, "cluster": cluster, **request.arguments, name: values}
         found = swept(**arguments, progress_of=begin)
+    if found.interrupted:
+        log().print(f"Interrupted: {len(found.points)} of {len(values)} values were planned.")
     if html is not None:
         show(found).save(html)
         log().print(f"The page is in {html}.")
     write_pictures(partial(sweep_picture, found, theme=theme, size=size), png=png, svg=svg, pdf=pdf)
     if json:
-        print_answer(over=name, points=[_point(point) for point in found.points])
+        print_answer(over=name, points=[_point(point) for point in found.points], interrupted=found.interrupted)
     else:
         _print_table(found)
     if not any(point.plan for point in found.points):

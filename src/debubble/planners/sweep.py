@@ -51,10 +51,12 @@ class Sweep:
     Attributes:
         over: The argument, such as `memory_limit`.
         points: The answers in the order of the values.
+        interrupted: Whether a Ctrl-C ended it, before the answers for further values.
     """
 
     over: str
     points: tuple[SweepPoint, ...]
+    interrupted: bool = False
 
     def show(self) -> Report:
         """The page with a slider over the values, which a notebook shows and `save` writes."""
@@ -83,7 +85,7 @@ def sweep(
         arguments: The other arguments of `plan`, at most one of them a list.
 
     Returns:
-        The plans, with the reason where nothing fits.
+        The plans, with the reason where nothing fits; after a Ctrl-C those that were found before it.
 
     Raises:
         InputError: If not exactly one argument is a list, or a value is wrong.
@@ -107,8 +109,16 @@ def sweep(
             Cluster.parse(value)
         if over == "model" and not isinstance(value, Model):
             named_model(value)
-    points = [_point({"progress": progress_of(v), **given, over: v}, v) for v in values]
-    return Sweep(over, tuple(_with_plans_of_less(points) if over == "memory_limit" else points))
+    points: list[SweepPoint] = []
+    for value in values:
+        point = _point({"progress": progress_of(value), **given, over: value}, value)
+        if point is None:
+            break
+        points.append(point)
+    if not points:
+        raise KeyboardInterrupt
+    answers = _with_plans_of_less(points) if over == "memory_limit" else points
+    return Sweep(over, tuple(answers), interrupted=len(points) < len(values))
 
 
 def _with_plans_of_less(points: Sequence[SweepPoint]) -> Iterator[SweepPoint]:
@@ -137,8 +147,12 @@ def _values(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _point(arguments: dict[str, Any], value: Any) -> SweepPoint:
+def _point(arguments: dict[str, Any], value: Any) -> SweepPoint | None:
+    """The answer for a value; None if a Ctrl-C ended its search, as its plan would look worse than it is."""
     try:
-        return SweepPoint(value, plan(**arguments))
+        found = plan(**arguments)
     except InfeasibleError as error:
         return SweepPoint(value, None, str(error))
+    except KeyboardInterrupt:
+        return None
+    return None if found.interrupted else SweepPoint(value, found)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import DebubbleError, RunOptions
+from debubble.ir import CutOffError, DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners import planners
 from debubble.planners.degrees.answer import BEST
@@ -169,6 +169,13 @@ def test_where_memory_is_short_other_micro_batches_of_the_best_are_planned() -> 
     assert {1, 2} <= found
     with pytest.raises(DebubbleError):
         quick_step(best.problem)
+
+
+def test_a_deadline_that_keeps_planners_from_an_answer_is_no_misfit() -> None:
+    cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "4GiB"})
+    tight = replace(job("llama3.2-1b", sequence_length=2048), cluster=cluster, deadline=1e-3)
+    with pytest.raises(CutOffError, match="quick plans fit none of the .* choices of degrees"):
+        search_degrees(tight)
 
 
 @pytest.mark.slow

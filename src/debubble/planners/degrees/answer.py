@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from debubble.ir import DebubbleError, InfeasibleError
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError
 from debubble.ir.degrees import (
     CPU_OPTIMIZER,
     OFFLOAD,
@@ -31,6 +31,8 @@ from debubble.planners.registry import Result, verify
 from debubble.search.effort import Deadline
 from debubble.targets.target import targets
 
+PATIENCE = 2.0
+"""Seconds after a deadline in which a search goes on to look for something that fits."""
 BEST = 5
 """Choices of degrees that are planned thoroughly and shown."""
 
@@ -64,12 +66,19 @@ class FoundPlans:
         self.usual: dict[str, Degrees | str] = {}
         """Name of a usual choice -> its fastest, or why none fits."""
         self.interrupted = False
+        self.cut_off = False
+        """Whether the deadline kept a planner from an answer."""
         self.clock = Deadline(math.inf if job.deadline is None else job.deadline)
 
     @property
     def late(self) -> bool:
         """True if the job's deadline has passed, and something fits."""
         return self.clock.passed and bool(self.ranking.steps or self.results)
+
+    @property
+    def hopeless(self) -> bool:
+        """True if the job's deadline has passed by some time, and nothing fits."""
+        return self.clock.left < -PATIENCE and not (self.ranking.steps or self.results)
 
     @property
     def deadline(self) -> float | None:
@@ -205,7 +214,17 @@ class FoundPlans:
             return UsualChoice(name=name, configuration=self._summary(choice))
         return UsualChoice(name=name, reason=f"The planner '{self.planner}' did not plan it.")
 
+    def no_time(self) -> CutOffError:
+        """The error where the deadline has passed, and nothing is known to fit."""
+        looked_at = len(self.too_large) + len(self.problems)
+        return CutOffError(
+            f"The deadline passed before a plan was found that fits: quick plans fit none of the {looked_at} choices of"
+            f" degrees (of {len(self.legal)}) that were looked at.  Give a longer --deadline, or degrees."
+        )
+
     def _nothing_fits(self) -> DebubbleError:
+        if self.cut_off and not self.ranking.steps:
+            return self.no_time()
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
         if self.ranking.steps:
             tried = f"The planner '{self.planner}' has no plan for the choices of degrees that fit; it says:"

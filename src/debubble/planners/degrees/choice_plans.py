@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from debubble.costs.flops import Utilization
-from debubble.ir import DebubbleError
+from debubble.ir import CutOffError, DebubbleError
 from debubble.ir.degrees import QUICK_PLAN, ConfigurationSummary, Degrees
 from debubble.planners.auto import planners_for
 from debubble.planners.degrees.estimate import quick_step
@@ -46,7 +46,7 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe",)) -> Soluti
         except DebubbleError as reason:
             reasons.append(reason)
     if not answers:
-        raise closest(reasons)
+        raise next((reason for reason in reasons if isinstance(reason, CutOffError)), closest(reasons))
     fastest = min(answer.time for answer in answers)
     best = next(answer for answer in answers if answer.time <= fastest * (1 + NEGLIGIBLE))
     return replace(best.solution, lower_bound=best.pipeline_bound, remark=None, candidates=(best.summary,))

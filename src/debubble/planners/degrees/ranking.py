@@ -47,6 +47,7 @@ def rank(
     count: int,
     ranking: Ranking[K],
     over: Callable[[], bool] = lambda: False,
+    hopeless: Callable[[], bool] = lambda: False,
     within: float = math.inf,
 ) -> None:
     """Rank choices by the steps of their quick plans, without planning those that cannot be among the best.
@@ -61,6 +62,7 @@ def rank(
         count: How many of the best must be right.
         ranking: What is filled in, choice by choice, so that it stands when the work is interrupted.
         over: Whether the effort is spent; something that fits is looked for all the same.
+        hopeless: Whether nothing is to be looked for any longer.
         within: Seconds beyond which no choice is looked at.
     """
     coarsest, *tighter = bounds
@@ -74,7 +76,7 @@ def rank(
         if bound > most:
             ranking.left, ranking.slower = 0, len(waiting) + 1
             return
-        if over() and ranking.steps:
+        if (over() and ranking.steps) or hopeless():
             return
         choice = choices[place]
         try:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from debubble.ir import DebubbleError, InfeasibleError
+from debubble.ir import CutOffError, DebubbleError, InfeasibleError
 from debubble.ir.degrees import (
     QUICK_PLAN,
     RECOMPUTATION,
@@ -179,6 +179,8 @@ class _DegreesSearch(FoundPlans):
             if self.ranking.steps and clock.passed:
                 self.ranking.left = len(self.legal) - place
                 return
+            if self.hopeless:
+                raise self.no_time()
             if degrees in self.problems:
                 continue
             # Larger micro-batches keep more, next to the same states: what rules out small ones rules them out, too.
@@ -206,7 +208,12 @@ class _DegreesSearch(FoundPlans):
             return self.bounds[degrees]
 
         bounds = [self._bound, of_quick_plans]
-        rank(list(self.problems), bounds=bounds, step=step, count=BEST, ranking=self.ranking, over=lambda: effort.over)
+        rank(
+            list(self.problems), bounds=bounds, step=step, count=BEST, ranking=self.ranking, over=lambda: effort.over,
+            hopeless=lambda: self.hopeless,
+        )  # fmt: skip
+        if self.hopeless:
+            raise self.no_time()
 
     def _bound(self, degrees: Degrees) -> float:
         """Seconds that every plan of a choice takes at least."""
@@ -422,6 +429,7 @@ class _DegreesSearch(FoundPlans):
 
     def _refuse(self, degrees: Degrees, refusal: DebubbleError) -> None:
         """Keep why a choice does not fit: of several reasons the one that misses by least."""
+        self.cut_off = self.cut_off or isinstance(refusal, CutOffError)
         known = self.ranking.refused.get(degrees)
         self.ranking.refused[degrees] = refusal if known is None else closest([known, refusal])
 
