@@ -95,12 +95,6 @@ class Plan(Simulated):
         return self.planner not in (BY_HAND, IMPORTED)
 
     @property
-    def interrupted(self) -> bool:
-        """True if a Ctrl-C ended its search: it is the best that was found until then."""
-        searched = self.degree_search is not None and self.degree_search.interrupted
-        return searched or any(candidate.interrupted for candidate in self.candidates)
-
-    @property
     def in_seconds(self) -> bool:
         """True if its times are seconds; abstract ones have no unit."""
         return self.model is not None or self.measured
@@ -223,7 +217,8 @@ class Plan(Simulated):
     @property
     def interrupted(self) -> bool:
         """True if a Ctrl-C ended the search, so that this is the best until then."""
-        return any(candidate.interrupted for candidate in self.candidates)
+        searched = self.degree_search is not None and self.degree_search.interrupted
+        return searched or any(candidate.interrupted for candidate in self.candidates)
 
     def reorders(self, other: Plan) -> bool:
         """Tell whether one plan can follow the other in a run.

@@ -174,7 +174,7 @@ def test_where_memory_is_short_other_micro_batches_of_the_best_are_planned() -> 
 def test_a_deadline_that_keeps_planners_from_an_answer_is_no_misfit() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "4GiB"})
     tight = replace(job("llama3.2-1b", sequence_length=2048), cluster=cluster, deadline=1e-3)
-    with pytest.raises(CutOffError, match="quick plans fit none of the .* choices of degrees"):
+    with pytest.raises(CutOffError, match=r"quick plans fit none of the .* choices of degrees"):
         search_degrees(tight)
 
 
