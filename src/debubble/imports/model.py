@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from debubble.ir import InputError
@@ -53,6 +53,7 @@ class Sizes:
         positions: `rotary`, `learned` or `alibi`.
         length: Positions of a learned table.
         norm_eps: What norms add to the variance; None: the family's default, and so the range of initial weights.
+        rotary: Entries of a config on rotary positions, such as `rope_theta`; none: the family's defaults.
     """
 
     layers: int
@@ -77,6 +78,7 @@ class Sizes:
     hidden_dropout: float = 0.0
     norm_eps: float | None = None
     initializer_range: float | None = None
+    rotary: Mapping[str, Any] = field(default_factory=dict)
 
     def model(self) -> Model:
         """The model of one of Hugging Face's families that has these parts.
@@ -104,6 +106,7 @@ class Sizes:
             **({"num_nextn_predict_layers": self.mtp_layers} if self.mtp_layers else {}),
             **({"attention_dropout": self.attention_dropout} if self.attention_dropout else {}),
             **self._numerics("rms_norm_eps"),
+            **(self.rotary if self.positions == "rotary" else {}),
         }  # fmt: skip
 
     def _numerics(self, norm: str) -> dict[str, float]:

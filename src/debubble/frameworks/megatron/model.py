@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
+from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.swift import SWIFT, with_further_layers
@@ -22,6 +24,8 @@ _NAMED_MODEL_ARGUMENTS = re.compile(
     r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|window-.*|softmax-type)"
 )
 """Arguments of a model's layers that a model that is given by name says too."""
+LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Llama 3's scaling of rotary positions, which Megatron-LM has as constants."""
 _PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 
 
@@ -81,11 +85,31 @@ def _described_model(arguments: Arguments) -> Model:
         hidden_dropout=dropout(arguments, "--hidden-dropout"),
         norm_eps=arguments.share("--norm-epsilon", _NORM_EPSILON),
         initializer_range=arguments.share("--init-method-std", _INIT_METHOD_STD),
+        rotary=_rotary(arguments),
     ).model()
 
 
 _NORM_EPSILON, _INIT_METHOD_STD = 1e-5, 0.02
+_ROTARY_BASE, _ROPE_FACTOR = 10000.0, 8.0
 """Megatron-LM's defaults."""
+
+
+def _rotary(arguments: Arguments) -> dict[str, Any]:
+    """The base of rotary positions, and Llama 3's scaling, as entries of a Hugging Face config."""
+    base = {"rope_theta": _positive(arguments, "--rotary-base", _ROTARY_BASE)}
+    if not arguments.flag("--use-rope-scaling"):
+        return base
+    factor = _positive(arguments, "--rope-scaling-factor", _ROPE_FACTOR)
+    return {**base, "rope_scaling": {"rope_type": "llama3", "factor": factor, **LLAMA3_SCALING}}
+
+
+def _positive(arguments: Arguments, name: str, default: float) -> float:
+    """A positive number of no cost: the default where a script computes it."""
+    try:
+        number = float(arguments.word(name) or default)
+    except ValueError:
+        return default
+    return number if 0 < number < math.inf else default
 
 
 def dropout(arguments: Arguments, name: str) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from debubble.frameworks.megatron.model import LLAMA3_SCALING
 from debubble.models import Model
 from debubble.models.architecture import Experts
 from debubble.models.mixers import Attention, Rope
@@ -20,8 +21,6 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "mixtral", "qwen3_moe"
 _GELUS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")
 _DROPOUT = 0.1
 """Megatron-LM's default."""
-_LLAMA3 = (1.0, 4.0, 8192)
-"""The frequencies and the length of Llama 3's scaling, which Megatron-LM has as constants."""
 
 
 def model_arguments(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -99,7 +98,7 @@ def _rope(model: Model) -> Rope:
 
 
 def _is_of_llama3(rope: Rope) -> bool:
-    return rope.kind == "llama3" and (rope.low, rope.high, rope.original_length) == _LLAMA3
+    return rope.kind == "llama3" and [rope.low, rope.high, rope.original_length] == [*LLAMA3_SCALING.values()]
 
 
 def _dropouts(model: Model) -> dict[str, Any]:
