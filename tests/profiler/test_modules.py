@@ -68,6 +68,16 @@ def test_plans_of_measured_modules_say_their_times_in_seconds(model: nn.Sequenti
     assert db.Plan.load(plan).in_seconds
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_plan_of_measured_modules_runs_in_their_dtype(
+    model: nn.Sequential, tmp_path: Path, run: Any, dtype: str
+) -> None:
+    units, plan = tmp_path / "units.json", tmp_path / "plan.json"
+    db.profile(model, TOKENS, dtype=dtype, repetitions=1, output=units)
+    run("plan", "--units", str(units), "--devices", "2", "--planner", "dapple", "-o", str(plan))
+    assert db.Plan.load(plan).options.dtype == dtype
+
+
 def test_the_model_is_left_as_it_is(model: nn.Sequential) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     db.profile(model, TOKENS, repetitions=1)

@@ -134,6 +134,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     units: list[UnitFile]
     seconds: bool = False
+    dtype: str | None = None
     communication: int | float = 0
     communication_within_node: int | float | None = None
     devices_per_node: Annotated[int, msgspec.Meta(ge=1)] = 1

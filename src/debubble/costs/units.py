@@ -26,6 +26,8 @@ class Units(PickledFields):
     units: tuple[Unit, ...]
     seconds: bool = False
     """True if times are seconds, as measured; others have the unit of whoever gives them."""
+    dtype: str | None = None
+    """The dtype of computing that they were measured in, which a plan of them runs in; None: not said."""
     communication: Number = 0
     """Time of the activation between two stages on two devices, of different nodes if the pipeline has several."""
     communication_within_node: Number | None = None

@@ -21,7 +21,7 @@ from debubble.planners.degrees.space import Job
 from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_cache import CachedAnswer
-from debubble.planners.problem import Problem, Swap
+from debubble.planners.problem import ModelUnits, Problem, Swap
 from debubble.planners.progress import Listener, tell
 from debubble.planners.registry import Result, planners
 from debubble.plans import ModelOnCluster, Plan
@@ -288,9 +288,14 @@ def solve(
 ) -> Plan:
     """Let a planner solve a problem of abstract costs or of units, for a run with these options.
 
+    Units that were measured in a dtype are run in it.
+
     Raises InfeasibleError if the planner finds nothing that fits.
     """
-    return replace(_plan_of(planners[planner](problem), options or RunOptions()), measured=problem.measured)
+    options = options or RunOptions()
+    if isinstance(problem.workload, ModelUnits) and problem.workload.units.dtype is not None:
+        options = replace(options, dtype=problem.workload.units.dtype)
+    return replace(_plan_of(planners[planner](problem), options), measured=problem.measured)
 
 
 def _plan_of(result: Result, options: RunOptions) -> Plan:

@@ -37,7 +37,7 @@ def profile(
         model: An `nn.Sequential`, or a module with a method `pipeline_units()` that returns its modules in order.
         batch: One micro-batch, as `Pipeline.step` takes it: tokens [rows, length + 1], or `inputs` and `targets`.
         loss: The loss, summed over the targets.
-        dtype: Of computing, the run's: `bf16`, as `debubble plan --units` plans for, or `fp32`.
+        dtype: Of computing, in which a plan of the units runs too: `bf16`, or `fp32`.
         repetitions: Measurements of everything; medians count.
         output: Where to write them for `debubble plan --units`; None: nowhere.
 
@@ -87,6 +87,7 @@ def profile(
             for index, unit in enumerate(planned)
         ),
         seconds=True,
+        dtype=dtype,
         offload_bandwidth=offload_bandwidth(sequence, repetitions=repetitions),
         host_step_bandwidth=host_step_bandwidth(run, repetitions=repetitions),
     )
