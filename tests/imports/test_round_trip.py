@@ -107,6 +107,7 @@ def test_an_exported_plan_is_read_back(target: str, name: str, tmp_path: Path) -
 
     unread = [line for line in job.unread if not line.startswith("Known to cost neither time nor memory: ")]
     assert unread == list(UNSAID.get((target, plan.devices), ()))
+    assert job.rest.warnings == ()
     assert again.options == plan.options
     assert again.degrees == plan.degrees
     assert [len(stage) for stage in again.partition] == [len(stage) for stage in plan.partition]

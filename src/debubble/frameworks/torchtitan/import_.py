@@ -271,9 +271,10 @@ def _micro_batches(read: SettingsReader, pipeline: int) -> tuple[int, int]:
         return read.size(LOCAL_BATCH_SIZE), 1
     if read.get(count) is not None:
         number = read.size(count)
-        return read.size(size) if size in read else batches_in(
-            read.size(LOCAL_BATCH_SIZE), number, read.path, name=LOCAL_BATCH_SIZE
-        ), number
+        if size in read:
+            read.skip(LOCAL_BATCH_SIZE)
+            return read.size(size), number
+        return batches_in(read.size(LOCAL_BATCH_SIZE), number, read.path, name=LOCAL_BATCH_SIZE), number
     return read.size(size, 1), batches_in(
         read.size(LOCAL_BATCH_SIZE), read.size(size, 1), read.path, name=LOCAL_BATCH_SIZE
     )
