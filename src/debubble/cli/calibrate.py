@@ -64,6 +64,8 @@ def calibrate(
         ran, figures, cluster=None if cluster is None else Cluster.parse(cluster), date=date.today().isoformat()
     )
     sentences = [*found.sentences()]
+    if (limit := found.cluster.to_dict().get("memory_limit")) is not None:
+        sentences.append(f"The file has the memory limit of the plan that ran too: {limit}.")
     found.cluster.save(output, notes=["Written by `debubble calibrate`.", *sentences])
     log().print(f"The cluster is in {output}: give it with --cluster {output}.", soft_wrap=True)
     if json:

@@ -323,7 +323,7 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
         yield "nothing is tried with --lengths" if plan.has_lengths else "see --why"
         return
     for gain in best:
-        yield f"{gain.what_if.change}: ≥{-100 * (gain.share or 0.0):.0f}% faster"
+        yield f"{gain.what_if.change}: ≥{math.floor(-100 * (gain.share or 0.0) + 1e-9)}% faster"
     if not best:
         most = f"by {REMARK_SHARE:.0%} or more"
         yield f"only more devices, of what was tried, {most}" if helpful(told) else f"nothing that was tried {most}"
