@@ -31,7 +31,7 @@ from debubble.planners.registry import Result, verify
 from debubble.search.effort import Deadline
 from debubble.targets.target import targets
 
-PATIENCE = 2.0
+GRACE_SECONDS = 2.0
 """Seconds after a deadline in which a search goes on to look for something that fits."""
 BEST = 5
 """Choices of degrees that are planned thoroughly and shown."""
@@ -78,7 +78,7 @@ class FoundPlans:
     @property
     def hopeless(self) -> bool:
         """True if the job's deadline has passed by some time, and nothing fits."""
-        return self.clock.left < -PATIENCE and not (self.ranking.steps or self.results)
+        return self.clock.left < -GRACE_SECONDS and not (self.ranking.steps or self.results)
 
     @property
     def deadline(self) -> float | None:
