@@ -249,7 +249,8 @@ def planned_words(plan: Plan) -> str:
     planner = planner_of(plan)
     named = "" if plan.schedule.name == planner else f"{plan.schedule.name}, "
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
-    return f"{named}planned by {planner}{target}"
+    made = "imported" if planner == IMPORTED else f"planned by {planner}"
+    return f"{named}{made}{target}"
 
 
 def _parameter_words(parameters: int) -> str:

@@ -72,7 +72,10 @@ def _caption(first: Scene, second: Scene) -> str:
     if first.plan is None or second.plan is None:
         return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
     plans = {"A": first.plan, "B": second.plan}
-    said = "; ".join(f"{name} is {subject(plan)}, {planned_words(plan)}" for name, plan in plans.items())
+    degrees = {name: "" if plan.model is None else f", {plan.degrees}" for name, plan in plans.items()}
+    said = "; ".join(
+        f"{name} is {subject(plan)}{degrees[name]}, {planned_words(plan)}" for name, plan in plans.items()
+    )
     return f"{said}.  {_warning(first, second)}"
 
 
