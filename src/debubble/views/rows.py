@@ -201,7 +201,7 @@ def configuration_rows(search: DegreeSearch, cluster: Cluster | None, *, most: i
     timed += [(math.inf if u.configuration is None else u.configuration.step_time, _usual_row(u)) for u in usual]
     left = f"; {search.unplanned} were not looked at" if search.unplanned else ""
     misfits = "".join(f"  {words}" for words in map(_misfit_words, usual) if words)
-    counts = f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}."
+    counts = f"By quick plans {search.too_large} do not fit, and {search.slower} cannot be faster{left}."
     return Rows(
         title=f"Degrees: the best {len(best)} of {search.legal}{', and usual ones' * bool(usual)}",
         columns=_configuration_columns(cluster),
@@ -220,7 +220,7 @@ def chosen_degrees_words(search: DegreeSearch) -> str:
     if not near and search.fastest is None:
         return ""
     if not search.tolerance:
-        return "  The first is the fastest."
+        return "  The first is the fastest that was found."
     if search.fastest is not None and not others:
         less = 100 * (1 - fastest.step_time / first.step_time)
         return (
