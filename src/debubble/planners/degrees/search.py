@@ -72,7 +72,7 @@ UNEVEN_CHOICES = 2
 MIN_SPEEDUP = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
-DRAFTS: Sequence[tuple[int, float]] = ((16, 0.03), (6, 0.1), (2, 0.25))
+DRAFTS: Sequence[tuple[int, float]] = ((16, 0.03), (6, 0.1), (3, 0.25))
 """Choices that `joint` plans round after round, and the share of the effort that each has.  16 x 0.03 tell in about two
 seconds which degrees are fastest where memory is short, or pipelines are better cut unevenly: in 6 of 10 jobs the plan
 got 1 to 10% faster (llama3-8b on 16 L40S with slow links 4.55 -> 4.11 s)."""
