@@ -48,7 +48,7 @@ def name_argument(names: Names, *, what: str, help: str, metavar: str | None = N
 
     def read(value: str) -> str:
         if Path(value).is_file():
-            raise InputError(f"{value} is a file: give the {what} before it, one of {', '.join(names())}.")
+            raise InputError(f"{value} is a file: give the {what} before it, one of {', '.join(sorted(names()))}.")
         return full_name(value, names(), what=what)
 
     return typer.Argument(help=help, metavar=metavar, callback=read, autocompletion=completion(names))

@@ -73,9 +73,7 @@ def _caption(first: Scene, second: Scene) -> str:
         return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
     plans = {"A": first.plan, "B": second.plan}
     degrees = {name: "" if plan.model is None else f", {plan.degrees}" for name, plan in plans.items()}
-    said = "; ".join(
-        f"{name} is {subject(plan)}{degrees[name]}, {planned_words(plan)}" for name, plan in plans.items()
-    )
+    said = "; ".join(f"{name} is {subject(plan)}{degrees[name]}, {planned_words(plan)}" for name, plan in plans.items())
     return f"{said}.  {_warning(first, second)}"
 
 

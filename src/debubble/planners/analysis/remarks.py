@@ -56,7 +56,7 @@ COST_TOLERANCE = 0.01
 def has_other_costs(plan: Plan) -> bool:
     """Tell whether the stages of a model's plan would cost something else, were they computed again.
 
-    Raises InputError for a strategy that no unit of the model has.
+    Raises InputError for a strategy of operators that no unit of the model has.
     """
     described = plan.model_on_cluster
     if described is None or plan.profile is not None or plan.has_lengths:
@@ -65,9 +65,13 @@ def has_other_costs(plan: Plan) -> bool:
     placement, known = plan.schedule.placement, plan.costs
     units = units_of_plan(plan, model, cluster)
     strategies = dict.fromkeys(name for unit in units.units for name in unit.strategies)
-    for name in (name for stage in plan.partition for unit in stage for name in unit.strategies):
-        if name not in strategies:
+    operators = {operator for name in strategies for operator in name.split("+")}
+    named = {name for stage in plan.partition for unit in stage for name in unit.strategies}
+    for name in sorted(named):
+        if not {*name.split("+")} <= operators:
             raise unknown_name(name, strategies, what="recomputation strategy")
+    if not named <= strategies.keys():
+        return True
     try:
         partition = partition_named(plan.partition, units)
     except DebubbleError:
