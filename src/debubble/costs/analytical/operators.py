@@ -281,10 +281,14 @@ def _named(text: str, operators: Sequence[Operator]) -> str:
     return "+".join(name for name in text.split("+") if name in present) or "none"
 
 
+RECOMPUTABLE = ("norm", "projections", "core", "mlp", "activation", "multiply")
+"""The operators that a strategy may name, in the order of computation."""
+
+
 def _present(operators: Sequence[Operator]) -> list[str]:
     """Names of the operators that the unit can recompute, in the order of computation."""
     having = {op.name for op in operators if op.saved}
-    return [name for name in ("norm", "projections", "core", "mlp", "activation", "multiply") if name in having]
+    return [name for name in RECOMPUTABLE if name in having]
 
 
 def subsets(present: Sequence[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from debubble.costs import Cluster
+from debubble.costs.analytical.operators import RECOMPUTABLE
 from debubble.costs.partition import partition_named
 from debubble.ir import DebubbleError, RunOptions
 from debubble.models import Model
@@ -65,7 +66,7 @@ def has_other_costs(plan: Plan) -> bool:
     placement, known = plan.schedule.placement, plan.costs
     units = units_of_plan(plan, model, cluster)
     strategies = dict.fromkeys(name for unit in units.units for name in unit.strategies)
-    operators = {operator for name in strategies for operator in name.split("+")}
+    operators = {*RECOMPUTABLE, *(operator for name in strategies for operator in name.split("+"))}
     named = {name for stage in plan.partition for unit in stage for name in unit.strategies}
     for name in sorted(named):
         if not {*name.split("+")} <= operators:
