@@ -155,7 +155,7 @@ def test_a_choice_without_a_quick_plan_is_planned_if_it_promises_much() -> None:
         fixed={"tensor": 1, "context": 1, "micro_batch_size": 1}, effort=0.1,
     )  # fmt: skip
     best = search_degrees(tight)
-    assert str(best.degrees) == "pipeline 2, data 2, ZeRO-3, 4 micro-batches of 1"
+    assert str(best.degrees) == "pipeline 2, data 2, ZeRO-2, 4 micro-batches of 1"
     with pytest.raises(DebubbleError):
         quick_step(tight.problem(best.degrees))
     assert best.search.too_large + best.search.planned + best.search.slower <= best.search.legal

@@ -252,8 +252,9 @@ class _DegreesSearch(FoundPlans):
             plan = PlannedChoice(degrees=degrees, solution=self.quick[degrees], step=known[degrees])
             return RECOMPUTATION in plan.levers and step_bound(self.problems[degrees]) < best
 
-        unplanned = [each for each in self.usual.values() if isinstance(each, Degrees) and each not in self.results]
-        self._plan_side_by_side(filter(is_hopeful, unplanned), thorough, share=THOROUGH)
+        usual = [each for each in self.usual.values() if isinstance(each, Degrees)]
+        find = partial(thorough, names=("adapipe", "portfolio"))
+        self._plan_side_by_side(filter(is_hopeful, usual), find, share=THOROUGH)
 
     def _is_close(self, degrees: Degrees) -> bool:
         """Tell whether a choice's quick plan is close to the fastest plan, or would be if it did not recompute."""
