@@ -51,6 +51,7 @@ class SearchFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     planned: int
     unplanned: Annotated[int, Meta(description="That were left when the effort was spent.")]
     interrupted: bool
+    cut_off: Annotated[bool, Meta(description="The deadline ended the search before its last step.")]
 
 
 class StepFigures(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -243,21 +244,21 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
         )  # fmt: skip
         return replace(Scene.predicted(plan), title=plan.schedule.name)
 
-    def fits(recompute: str) -> bool:
+    def step(recompute: str) -> float:
         try:
-            scene(recompute)
+            return float(scene(recompute).step_time)
         except DebubbleError:
-            return False
-        return True
+            return math.inf
 
     try:
         return scene(choice.recompute)
     except InfeasibleError as error:
-        fitting = [way for way in MORE_RECOMPUTATION if choice.recompute in (None, "none") and fits(way)]
-        if not fitting:
+        ways = MORE_RECOMPUTATION if choice.recompute in (None, "none") else ()
+        fastest = min(((step(way), way) for way in ways), default=(math.inf, ""))
+        if fastest[0] == math.inf:
             raise
         found = error.found if isinstance(error, OutOfMemoryError) else str(error).partition(";")[0]
-        raise InfeasibleError(f"{found}; --recompute {fitting[0]} fits.", missing=error.missing) from error
+        raise InfeasibleError(f"{found}; --recompute {fastest[1]} fits.", missing=error.missing) from error
 
 
 def _own_order(file: Path) -> Schedule:

@@ -171,6 +171,8 @@ class DegreeSearch:
     """Choices that were left when the effort was spent."""
     interrupted: bool = False
     """True if Ctrl-C ended it."""
+    cut_off: bool = False
+    """True if the deadline ended it before its last step."""
     fastest: FasterPlan | None = None
     """A plan that is faster than the recommended one, and less simple; None: the plan is the fastest."""
     tolerance: float = 0.0

@@ -339,6 +339,8 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:
         yield f"{left} choices of degrees and CPU optimizers, for lack of time"
+    elif plan.degree_search.cut_off:
+        yield "more planners for the best degrees, for lack of time (--deadline)"
     elif MIN_GAP < plan.gap <= plan.degree_search.tolerance:
         yield "closing the remaining gap (--fastest)"
     batch, ranks = plan.degrees.global_batch, plan.ranks

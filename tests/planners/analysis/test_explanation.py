@@ -98,3 +98,14 @@ def test_abstract_costs_are_not_explained() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
     plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
     assert explanation(plan, plan.simulate(), 1.0) is None
+
+
+def test_the_reserve_of_mixed_devices_is_that_of_the_fullest() -> None:
+    mixed = db.Cluster.parse("2xA100-40GB+2xRTX3090-24GB")
+    plan = db.plan("llama3.2-1b", mixed, planner="adapipe", micro_batches=4, sequence_length=1024)
+    found = explanation(plan, plan.simulate(), plan.step_time)
+    assert found is not None
+    left = [limit - peak for limit, peak in zip(mixed.memory_limits, plan.peak_memory, strict=True)]
+    fullest = left.index(min(left))
+    assert found.reserve == mixed.types[fullest].memory - mixed.memory_limits[fullest]
+    assert found.reserve != mixed.types[0 if fullest > 1 else 3].memory - mixed.memory_limits[0 if fullest > 1 else 3]

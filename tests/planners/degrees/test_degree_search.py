@@ -161,6 +161,11 @@ def test_a_choice_without_a_quick_plan_is_planned_if_it_promises_much() -> None:
     assert best.search.too_large + best.search.planned + best.search.slower <= best.search.legal
 
 
+@pytest.mark.parametrize(("deadline", "cut_off"), [(1e-3, True), (None, False)])
+def test_a_search_says_whether_the_deadline_ended_it(deadline: float | None, cut_off: bool) -> None:
+    assert search_degrees(replace(job(), deadline=deadline)).search.cut_off == cut_off
+
+
 @pytest.mark.slow
 def test_where_memory_is_short_other_micro_batches_of_the_best_are_planned() -> None:
     best = search_degrees(job("llama3-8b", "4xL40S-48GB", batch=32, sequence_length=4096))

@@ -129,6 +129,7 @@ class FoundPlans:
             planned=len(self.ranking.steps),
             unplanned=max(legal - looked_at, 0) if self.ranking.left else 0,
             interrupted=self.interrupted,
+            cut_off=self.late,
             other_values=self._other_values(best),
         )
         return Best(degrees=best, problem=self.problems[best], result=self.results[best], search=found)
