@@ -48,16 +48,16 @@ def is_stopped(process: int) -> bool:
         return False
 
 
-YOUNG = 100_000
+GC_THRESHOLD = 100_000
 """New objects between two looks of the garbage collector in a process that plans."""
 
 
-def collect_rarely() -> None:
+def raise_gc_threshold() -> None:
     """Let the garbage collector look at more new objects at a time than Python's 700, and at none when this ends.
 
     Orders are many small tuples, which are in no cycle: to look for cycles among them took up to a quarter of the time.
     """
-    gc.set_threshold(YOUNG)
+    gc.set_threshold(GC_THRESHOLD)
     atexit.register(gc.freeze)
 
 

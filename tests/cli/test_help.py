@@ -279,3 +279,9 @@ def test_progress_of_one_of_several_searches_names_it(monkeypatch: pytest.Monkey
     SearchProgress(status, subject="megatron")(state("Planning"))
 
     assert shown == ["megatron: Planning: 1 of 3 planners"]
+
+
+def test_a_name_is_one_where_a_file_is_called_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plan").touch()
+    monkeypatch.chdir(tmp_path)
+    assert '"PlanAnswer"' in run("schema", "plan")[1]

@@ -111,3 +111,11 @@ def test_modules_of_images_with_a_loss_of_ones_own_are_measured() -> None:
 def test_what_cannot_be_measured_is_refused(model: nn.Module, arguments: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         db.profile(model, TOKENS, **arguments)
+
+
+def test_a_units_file_in_an_unknown_dtype_is_refused(model: nn.Sequential, tmp_path: Path) -> None:
+    file = tmp_path / "units.json"
+    db.profile(model, TOKENS, repetitions=1, output=file)
+    file.write_text(file.read_text().replace('"bf16"', '"banana"'))
+    with pytest.raises(InputError, match="dtype"):
+        load_units(file)

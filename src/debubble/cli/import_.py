@@ -26,6 +26,7 @@ from debubble.cli.names import (
 from debubble.cli.output import Json, SearchProgress, log, print_answer, print_wrapped, with_delayed_message
 from debubble.files import check_writable
 from debubble.ir import InfeasibleError
+from debubble.processes import raise_gc_threshold
 
 if TYPE_CHECKING:
     from debubble.imports.comparison import JobComparison
@@ -105,6 +106,7 @@ def import_(
     from debubble.imports.figures import Figures
     from debubble.planners.plan_model import plan_again
 
+    raise_gc_threshold()
     check_writable(output)
     importer, given = imports[target], facts.read()
     settings = importer.read(file, facts.args)

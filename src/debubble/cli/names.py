@@ -47,9 +47,13 @@ def name_argument(names: Names, *, what: str, help: str, metavar: str | None = N
     """An argument that takes one of these names; see `name_option`."""
 
     def read(value: str) -> str:
-        if Path(value).is_file():
-            raise InputError(f"{value} is a file: give the {what} before it, one of {', '.join(sorted(names()))}.")
-        return full_name(value, names(), what=what)
+        try:
+            return full_name(value, names(), what=what)
+        except InputError as error:
+            if not Path(value).is_file():
+                raise
+            known = ", ".join(sorted(names()))
+            raise InputError(f"{value} is a file: give the {what} before it, one of {known}.") from error
 
     return typer.Argument(help=help, metavar=metavar, callback=read, autocompletion=completion(names))
 

@@ -23,7 +23,7 @@ from debubble.files import user_cache, write_whole
 from debubble.formatting import listed
 from debubble.ir import CutOffError, InfeasibleError, Origin, UnsupportedError
 from debubble.plans import Plan
-from debubble.processes import collect_rarely
+from debubble.processes import raise_gc_threshold
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -52,7 +52,7 @@ def plan(
     """
     from debubble.planners import planners
 
-    collect_rarely()
+    raise_gc_threshold()
     check_call(model, run=run, asked=asked, given=given, output=output)
     request = _request(
         model, run=run, asked=asked, given=given, search=search.leaving(OVERHEAD_SECONDS), stream=output.json_stream

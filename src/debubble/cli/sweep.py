@@ -17,6 +17,7 @@ from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import ModelRequest
 from debubble.formatting import listed
 from debubble.ir import InputError
+from debubble.processes import raise_gc_threshold
 
 if TYPE_CHECKING:
     from debubble.planners.sweep import Sweep, SweepPoint
@@ -60,6 +61,7 @@ def sweep(
     from debubble.views.notebook import show
     from debubble.views.sweep_picture import sweep_picture
 
+    raise_gc_threshold()
     check_pictures(html=html, png=png, svg=svg, pdf=pdf)
     name, values = _values(over)
     option = name.replace("_", "-")

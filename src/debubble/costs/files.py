@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -134,7 +134,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     units: list[UnitFile]
     seconds: bool = False
-    dtype: str | None = None
+    dtype: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
     communication: int | float = 0
     communication_within_node: int | float | None = None
     devices_per_node: Annotated[int, msgspec.Meta(ge=1)] = 1

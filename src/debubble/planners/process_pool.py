@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 from debubble.errors import PlannerFailedError
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError
 from debubble.planners.problem import Problem, Solution
-from debubble.processes import PYTHON, collect_rarely
+from debubble.processes import PYTHON, raise_gc_threshold
 
 Answer = tuple[Solution, float]
 """A planner's solution, and the seconds that it took."""
@@ -216,7 +216,7 @@ class _Worker:
 
 
 def _work() -> None:
-    collect_rarely()
+    raise_gc_threshold()
     # The caller says who it is: it may be gone before this process can ask.
     threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     with _answers() as answers:

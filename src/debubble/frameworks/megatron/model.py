@@ -104,12 +104,17 @@ def _rotary(arguments: Arguments) -> dict[str, Any]:
 
 
 def _positive(arguments: Arguments, name: str, default: float) -> float:
-    """A positive number of no cost: the default where a script computes it."""
-    try:
-        number = float(arguments.word(name) or default)
-    except ValueError:
+    """A positive number; the default where the script computes it.  Raises InputError if it is none."""
+    word = arguments.word(name, str(default)) or ""
+    if "$" in word:
         return default
-    return number if 0 < number < math.inf else default
+    try:
+        number = float(word)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < math.inf:
+        raise InputError(f"{arguments.path}: {name} is '{word}', which is no positive number.")
+    return number
 
 
 def dropout(arguments: Arguments, name: str) -> float:

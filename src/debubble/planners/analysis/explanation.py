@@ -192,8 +192,7 @@ class Explanation:
     @property
     def reserve(self) -> int:
         """Bytes that no plan may use of the fullest device, or of one with its limit."""
-        limits = [self.plan.costs.limit_of(device) for device in range(self.plan.devices)]
-        limit = limits[fullest_device(self.timeline.peak_memory, limits)]
+        limit = self.plan.costs.limit_of(self.fullest)
         own = zip(self.cluster.types, self.cluster.memory_limits, strict=True)
         return min((each.memory - most for each, most in own if most == limit), default=self.cluster.reserve)
 

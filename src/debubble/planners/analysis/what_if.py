@@ -1,9 +1,9 @@
 """Gains of a plan's levers, and changes that would help: every change is planned, none is guessed.
 
 A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a third of the
-effort each, in parallel.  A plan stays feasible with more memory, smaller
-states or faster links, so a search that finds nothing better there answers with the plan itself, priced again; with
-twice the micro-batches, with the plan twice.
+effort each, in parallel.  A plan stays feasible with more memory, smaller states or faster links, so a search that
+finds nothing better there answers with the plan itself, priced again; with twice the micro-batches, with the plan
+twice.
 
 Where nobody asks for that, quick plans say in a moment what would help: a quick plan of every change next to one of the
 plan's own problem.  Quick plans leave all on the device: of a plan that does not, they do not say what memory is worth.

@@ -54,8 +54,10 @@ class FoundPlans:
         self.job, self.planner = job, planner
         self.problems: dict[Degrees, Problem] = {}
         self.too_large: dict[Degrees, str] = {}
+        self.proven: dict[Degrees, float] = {}
+        """Seconds that every plan of a choice takes at least, of those that memory does not rule out."""
         self.bounds: dict[Degrees, float] = {}
-        """Seconds that a quick plan of a choice takes at least, of those that memory does not rule out."""
+        """Seconds that a quick plan of it takes at least, where that was worked out."""
         self.ranking: Ranking[Degrees] = Ranking()
         self.with_hosts: Ranking[Degrees] = Ranking()
         """Steps by quick plans with hosts."""
@@ -66,7 +68,7 @@ class FoundPlans:
         self.usual: dict[str, Degrees | str] = {}
         """Name of a usual choice -> its fastest, or why none fits."""
         self.interrupted = False
-        self.cut_off = False
+        self.unanswered = False
         """Whether the deadline kept a planner from an answer."""
         self.clock = Deadline(math.inf if job.deadline is None else job.deadline)
 
@@ -138,8 +140,8 @@ class FoundPlans:
         """Other values of the degrees, where all choices were looked at."""
         if "legal" not in vars(self) or self.ranking.left or self.interrupted:
             return ()
-        pruned = self.bounds.keys() - self.ranking.refused.keys()
-        bounds = {degrees: self.bounds[degrees] for degrees in pruned}
+        known = {**self.proven, **self.bounds}
+        bounds = {degrees: known[degrees] for degrees in known.keys() - self.ranking.refused.keys()}
         steps = self.steps()
         for degrees, step in self.with_hosts.steps.items():
             steps[degrees] = min(step, steps.get(degrees, math.inf))
@@ -224,7 +226,7 @@ class FoundPlans:
         )
 
     def _nothing_fits(self) -> DebubbleError:
-        if self.cut_off and not self.ranking.steps:
+        if self.unanswered and not self.ranking.steps:
             return self.no_time()
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
         if self.ranking.steps:

@@ -20,7 +20,7 @@ from debubble.planners.registry import Result, planners, verify
 from debubble.search.effort import Deadline
 
 LARGE_JOB_PAIRS = 1024
-"""Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
+"""Pipeline devices x micro-batches from which some planners take longer than any effort, and are not asked."""
 PLANNERS_OF_LARGE_JOBS = ("adapipe", "portfolio")
 """Planners that are asked all the same."""
 MIN_SECONDS_LEFT = 1e-3

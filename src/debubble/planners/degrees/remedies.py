@@ -65,26 +65,22 @@ class Remedy:
         return f"{self.change}{host}: {self.step_time:.4g} s per step"
 
 
-def remedies(job: Job) -> list[Remedy]:
+def remedies(job: Job, clock: Deadline | None = None) -> list[Remedy]:
     """The first changes that fit, cheapest first.
 
     These are a framework, other degrees, a CPU optimizer, LoRA, gradients and then all states in bf16, more devices,
     and moments in 8 bits.  LoRA is also tried with quantized weights and shorter sequences.  It and smaller states keep
     the job's fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of states
     in bf16 or of more devices fits, plans with optimizers or activations on the host are tried.  Plans that no
-    framework runs are passed over.  No change is begun after the job's deadline, by which planners end that are asked.
+    framework runs are passed over.  No change is begun after the job's deadline, or that of `clock`, by which
+    planners end that are asked.
     """
-    return _found(job, _clock(job))
+    return list(islice(_remedies(job, clock or _clock(job)), MOST))
 
 
 def _clock(job: Job) -> Deadline:
     """The time for changes."""
     return Deadline(SECONDS if job.deadline is None else job.deadline)
-
-
-def _found(job: Job, clock: Deadline) -> list[Remedy]:
-    """The first changes that fit."""
-    return list(islice(_remedies(job, clock), MOST))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +131,7 @@ class Misfit:
 def misfit(job: Job, reason: str) -> Misfit:
     """Try changes of a job that does not fit, for a reason that planners gave."""
     clock = _clock(job)
-    return Misfit(job=job, reason=reason, remedies=tuple(_found(job, clock)), cut_off=clock.exceeded)
+    return Misfit(job=job, reason=reason, remedies=tuple(remedies(job, clock)), cut_off=clock.exceeded)
 
 
 def _states(job: Job) -> tuple[float, float]:

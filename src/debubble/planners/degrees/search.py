@@ -74,8 +74,8 @@ MIN_SPEEDUP = 1.02
 
 DRAFTS: Sequence[tuple[int, float]] = ((16, 0.03), (6, 0.1), (3, 0.25))
 """Choices that `joint` plans round after round, and the share of the effort that each has.  16 x 0.03 tell in about two
-seconds which degrees are fastest where memory is short, or pipelines are better cut unevenly: in 6 of 10 jobs the plan
-got 1 to 10% faster (llama3-8b on 16 L40S with slow links 4.55 -> 4.11 s)."""
+seconds which degrees are fastest where memory is short, or pipelines are better cut unevenly: in 5 of 10 jobs the plan
+got 2 to 10% faster (llama3-8b on 16 L40S with slow links 4.55 -> 4.11 s), in one 0.6% slower."""
 DRAFTED_GAP, DRAFTED_PAIRS = 0.04, 2048
 """The gap above which a choice is drafted, and the most pairs of a pipeline device and a micro-batch."""
 WIDE_GAP = 0.1
@@ -133,8 +133,6 @@ class _DegreesSearch(FoundPlans):
         super().__init__(job, planner)
         self.progress = progress
         planners[planner]  # raises InputError for an unknown name
-        self.proven: dict[Degrees, float] = {}
-        """Seconds that every plan of a choice takes at least, of those that memory does not rule out."""
         self.asked: set[Degrees] = set()
         """Choices that `auto` has planned."""
 
@@ -219,7 +217,6 @@ class _DegreesSearch(FoundPlans):
         """Seconds that every plan of a choice takes at least."""
         if degrees not in self.proven:
             self.proven[degrees] = step_bound(self.problems[degrees])
-            self.bounds.setdefault(degrees, self.proven[degrees])
         return self.proven[degrees]
 
     def _plan_usual(self) -> None:
@@ -250,7 +247,7 @@ class _DegreesSearch(FoundPlans):
 
         def is_hopeful(degrees: Degrees) -> bool:
             plan = PlannedChoice(degrees=degrees, solution=self.quick[degrees], step=known[degrees])
-            return RECOMPUTATION in plan.levers and step_bound(self.problems[degrees]) < best
+            return RECOMPUTATION in plan.levers and self._bound(degrees) < best
 
         usual = [each for each in self.usual.values() if isinstance(each, Degrees)]
         find = partial(thorough, names=("adapipe", "portfolio"))
@@ -313,7 +310,7 @@ class _DegreesSearch(FoundPlans):
             cut = {in_most_slices(self.job, degrees): None for degrees in refused}
             sliced = [each for each in (*refused, *cut) if each is not None and each.slices > 1]
             self.problems |= {each: self.job.problem(each) for each in sliced}
-            hopeful += sorted(dict.fromkeys(sliced), key=lambda each: step_bound(self.problems[each]))[: 2 * WITH_HOSTS]
+            hopeful += sorted(dict.fromkeys(sliced), key=self._bound)[: 2 * WITH_HOSTS]
         if self.planner != "auto":
             self._plan_side_by_side(hopeful, self.planner, share=1.0)
             return
@@ -345,7 +342,7 @@ class _DegreesSearch(FoundPlans):
                     self._tell(stage, done, done + ranking.left - 1, {**known, **ranking.steps})
 
             bounds = [
-                lambda degrees: step_bound(self.problems[degrees]),
+                self._bound,
                 lambda degrees: estimated_step(self.problems[degrees]),
             ]
             rank(
@@ -430,7 +427,7 @@ class _DegreesSearch(FoundPlans):
 
     def _refuse(self, degrees: Degrees, refusal: DebubbleError) -> None:
         """Keep why a choice does not fit: of several reasons the one that misses by least."""
-        self.cut_off = self.cut_off or isinstance(refusal, CutOffError)
+        self.unanswered = self.unanswered or isinstance(refusal, CutOffError)
         known = self.ranking.refused.get(degrees)
         self.ranking.refused[degrees] = refusal if known is None else closest([known, refusal])
 
