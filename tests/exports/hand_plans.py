@@ -85,9 +85,10 @@ def priced(
     **options: Any,
 ) -> Plan:
     """A plan of a small model at its computed costs, on one device per stage."""
-    run, cluster = RunOptions(**options), Cluster.parse("32xA100-80GB")
+    run = RunOptions(**options)
     model = Model.from_hf({**config, "num_hidden_layers": sum(layers)})
     schedule = schedule or db.schedules["1f1b"](devices=len(layers), micro_batches=8)
+    cluster = Cluster.parse(f"{schedule.devices * run.tensor * run.context * run.data}xA100-80GB")
     all_units = model_units(model, cluster, run, pipeline=schedule.devices)
     strategies = ["none", *(name for layer in range(sum(layers)) for name in strategy(layer)), head]
     ends = [1 + 2 * sum(layers[: s + 1]) for s in range(len(layers))]

@@ -134,3 +134,19 @@ def test_a_ctrl_c_keeps_what_was_planned_before_it() -> None:
     )  # fmt: skip
     assert found.interrupted
     assert [point.value for point in found.points] == [2]
+
+
+def test_a_ctrl_c_during_the_first_value_keeps_its_plan() -> None:
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    found = db.sweep("llama-tiny", CLUSTER, micro_batches=[2, 4], progress_of=lambda _: interrupt)
+    (first,) = found.points
+    assert found.interrupted
+    assert first.plan is not None
+    assert first.plan.interrupted
+
+
+def test_a_picture_says_with_which_value_nothing_fits() -> None:
+    found = db.sweep("llama-tiny", CLUSTER, memory_limit=["100KiB", "10GiB"], planner="dapple", micro_batches=2)
+    assert sweep_picture(found, "svg").count(b">does not fit</text>") == 1

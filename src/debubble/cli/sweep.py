@@ -92,7 +92,9 @@ def sweep(
         arguments = {"model": request.model, "cluster": cluster, **request.arguments, name: values}
         found = swept(**arguments, progress_of=begin)
     if found.interrupted:
-        log().print(f"Interrupted: {len(found.points)} of {len(values)} values were planned.")
+        last = found.points[-1].plan
+        so_far = "; its search ended early" if last is not None and last.interrupted else ""
+        log().print(f"Interrupted: {len(found.points)} of {len(values)} values were planned{so_far}.")
     if html is not None:
         show(found).save(html)
         log().print(f"The page is in {html}.")

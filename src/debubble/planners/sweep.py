@@ -85,7 +85,8 @@ def sweep(
         arguments: The other arguments of `plan`, at most one of them a list.
 
     Returns:
-        The plans, with the reason where nothing fits; after a Ctrl-C those that were found before it.
+        The plans, with the reason where nothing fits; after a Ctrl-C those of the values before it, during the first
+        value its best plan so far.
 
     Raises:
         InputError: If not exactly one argument is a list, or a value is wrong.
@@ -110,15 +111,19 @@ def sweep(
         if over == "model" and not isinstance(value, Model):
             named_model(value)
     points: list[SweepPoint] = []
+    interrupted = False
     for value in values:
         point = _point({"progress": progress_of(value), **given, over: value}, value)
-        if point is None:
+        interrupted = point is None or (point.plan is not None and point.plan.interrupted)
+        # The plan of an interrupted search would look worse than it is beside others.
+        if point is not None and not (interrupted and points):
+            points.append(point)
+        if interrupted:
             break
-        points.append(point)
     if not points:
         raise KeyboardInterrupt
     answers = _with_plans_of_less(points) if over == "memory_limit" else points
-    return Sweep(over, tuple(answers), interrupted=len(points) < len(values))
+    return Sweep(over, tuple(answers), interrupted=interrupted)
 
 
 def _with_plans_of_less(points: Sequence[SweepPoint]) -> Iterator[SweepPoint]:
@@ -148,11 +153,10 @@ def _values(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _point(arguments: dict[str, Any], value: Any) -> SweepPoint | None:
-    """The answer for a value; None if a Ctrl-C ended its search, as its plan would look worse than it is."""
+    """The answer for a value; None if a Ctrl-C ended its search before a plan was found."""
     try:
-        found = plan(**arguments)
+        return SweepPoint(value, plan(**arguments))
     except InfeasibleError as error:
         return SweepPoint(value, None, str(error))
     except KeyboardInterrupt:
         return None
-    return None if found.interrupted else SweepPoint(value, found)

@@ -310,8 +310,19 @@ class Plan(Simulated):
             lower_bound=file.lower_bound,
             model_on_cluster=_model_on_cluster(file),
         )
+        _check_ranks(plan)
         _check_bound(plan)
         return plan
+
+
+def _check_ranks(plan: Plan) -> None:
+    """Raise InputError if a plan's degrees are not those of its cluster's devices."""
+    described = plan.model_on_cluster
+    if described is not None and described.cluster.count != plan.ranks:
+        raise InputError(
+            f"The plan's degrees take {plan.ranks} devices, and its cluster has {described.cluster.count}: make the"
+            " plan again with `debubble plan`."
+        )
 
 
 def _check_bound(plan: Plan) -> None:

@@ -177,13 +177,16 @@ def with_checkpoint_settings(progress: RunProgress, options: TrainOptions) -> Tr
 def start_of(options: TrainOptions) -> Path | None:
     """The checkpoint that the run continues from, as far as a glance can tell: the ranks read all of it.
 
-    Raises InputError if there has to be one and is none, DamagedError if it lacks a file or a part of one.
+    Raises InputError if there has to be one and is none, or it lacks a file or a part of one.
     """
     if options.checkpoint is None or not (options.resume or options.auto_resume):
         return None
     if not options.auto_resume:
         newest = latest(options.checkpoint)
-        check_sizes(newest)
+        try:
+            check_sizes(newest)
+        except DamagedError as error:
+            raise InputError(f"{error} {INSTEAD_OF_DAMAGED}") from error
         return newest
     damaged: list[DamagedError] = []
     for checkpoint in reversed(checkpoints(options.checkpoint)):
@@ -200,7 +203,14 @@ def start_of(options: TrainOptions) -> Path | None:
 def refuse_if_all_damaged(folder: Path, damaged: Sequence[DamagedError]) -> None:
     """Raise InputError if there are checkpoints, newest first, and all are damaged."""
     if damaged:
-        raise InputError(f"No checkpoint in {folder} is whole, so there is none to resume. {damaged[0]}")
+        raise InputError(
+            f"No checkpoint in {folder} is whole, so there is none to resume: give another folder, in which the run"
+            f" begins. {damaged[0]}"
+        )
+
+
+INSTEAD_OF_DAMAGED = "--auto-resume in place of --resume goes on from the newest that is whole."
+"""What to do where the checkpoint to resume is damaged."""
 
 
 def runnable(path: Path) -> Plan:

@@ -32,7 +32,7 @@ from debubble.training.checkpoint.folder import (
 from debubble.training.checkpoint.metadata import CheckpointReader, read_metadata
 from debubble.training.checkpoint.saver import first_failure
 from debubble.training.checkpoint.state import GROUP_MARK
-from debubble.training.options import TrainOptions, refuse_if_all_damaged, start_of
+from debubble.training.options import INSTEAD_OF_DAMAGED, TrainOptions, refuse_if_all_damaged, start_of
 
 T = TypeVar("T")
 
@@ -50,8 +50,8 @@ class Start:
 def checkpoint_to_resume(options: TrainOptions) -> Start | None:
     """The checkpoint to resume, the same on all ranks; None where the run begins.
 
-    With --auto-resume, damaged ones are put aside for the newest that is whole.  Raises DamagedError if the one to
-    --resume is damaged, InputError if all are.
+    With --auto-resume, damaged ones are put aside for the newest that is whole.  Raises InputError if the one to
+    --resume is damaged, or all are.
     """
     folder = options.checkpoint
     if folder is None or ask_rank_0(lambda: start_of(options)) is None:
@@ -62,7 +62,7 @@ def checkpoint_to_resume(options: TrainOptions) -> Start | None:
             return _read_or_refuse(checkpoint, damaged)
         except DamagedError as error:
             if not options.auto_resume:
-                raise
+                raise InputError(f"{error} {INSTEAD_OF_DAMAGED}") from error
             damaged.append(error)
     refuse_if_all_damaged(folder, damaged)
     return None

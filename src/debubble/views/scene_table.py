@@ -71,10 +71,12 @@ MIN_SHARE = 0.001
 def _caption(first: Scene, second: Scene) -> str:
     if first.plan is None or second.plan is None:
         return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
-    plans = {"A": first.plan, "B": second.plan}
-    degrees = {name: "" if plan.model is None else f", {plan.degrees}" for name, plan in plans.items()}
-    said = "; ".join(f"{name} is {subject(plan)}{degrees[name]}, {planned_words(plan)}" for name, plan in plans.items())
-    return f"{said}.  {_warning(first, second)}"
+    said = []
+    for name, scene, plan in (("A", first, first.plan), ("B", second, second.plan)):
+        file = "" if scene.file is None else f" ({scene.file})"
+        degrees = "" if plan.model is None else f", {plan.degrees}"
+        said.append(f"{name}{file} is {subject(plan)}{degrees}, {planned_words(plan)}")
+    return f"{'; '.join(said)}.  {_warning(first, second)}"
 
 
 def _warning(first: Scene, second: Scene) -> str:

@@ -15,7 +15,7 @@ HEIGHT = 0.45
 
 
 def sweep_picture(sweep: Sweep, form: str, *, theme: str = "light", size: str = "slide") -> bytes:
-    """Draw a picture file; values of which nothing fits have no point.
+    """Draw a picture file; values with which nothing fits have these words in place of a point.
 
     Args:
         sweep: The plans.
@@ -42,6 +42,12 @@ def sweep_picture(sweep: Sweep, form: str, *, theme: str = "light", size: str = 
     steps = [seconds_per_step(plan) for _, plan in planned]
     axes.plot([place for place, _ in planned], steps, "o-", color=KIND_COLORS[Kind.F])
     axes.set_xticks(range(len(sweep.points)), [str(point.value) for point in sweep.points])
+    for place, point in enumerate(sweep.points):
+        if point.plan is None:
+            axes.text(
+                place, 0.03, "does not fit", rotation=90, ha="center", va="bottom", fontsize=sizes.text,
+                color=colors.muted, transform=axes.get_xaxis_transform(),
+            )  # fmt: skip
     axes.set_xlim(-0.5, len(sweep.points) - 0.5)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(sweep.over.replace("_", " "), fontsize=sizes.text, color=colors.muted)

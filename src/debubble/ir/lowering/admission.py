@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from debubble.errors import OutOfMemoryError
+from debubble.errors import OutOfMemoryError, readable
 from debubble.ir.arrays import Numbers, entries, exact
 from debubble.ir.lowering.op_costs import Tables
 from debubble.ir.ops import CODE, COMPUTE, RESHARDS, UNSHARDS, Kind, Op
@@ -167,6 +167,11 @@ class Admission:
         if missing <= 0:
             which = f"stage {chosen[0]}" if len(chosen) == 1 else f"stages {', '.join(map(str, sorted(chosen)))}"
             return f"recompute on {which}, or use larger devices"
+        if self.used > self.limit:
+            states = readable(float(self.used))
+            return f"its states alone take {states}: divide them among more devices, or use larger ones"
+        if len(self._live(position)) == 1:
+            return "a single micro-batch needs more: make it smaller, or use larger devices"
         return "take an order with fewer micro-batches in flight, or larger devices"
 
     def _live(self, position: int) -> set[tuple[int, int]]:

@@ -105,7 +105,7 @@ class Misfit:
         job, devices = self.job, self.job.cluster.to_dict()["devices"]
         asked = f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.options.sequence_length} tokens"
         changes = [f"  {remedy}" for remedy in self.remedies]
-        instead = ", its degrees in place of yours" if job.fixed else ""
+        instead = ", its degrees in place of the job's" if job.fixed else ""
         tried = f"What fits (tried); add one of these{instead}:" if changes else self.without_remedy
         return "\n".join((f"Nothing fits {devices} with {asked} per step.", self.reason, self.states, tried, *changes))
 
