@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from debubble.frameworks.megatron.export import FSDP, FSDP_FORMAT
+from debubble.frameworks.megatron.mindspeed import SWAPS
 from debubble.frameworks.megatron.stages import LAYOUT, SPLITS
 from debubble.imports.registry import Settings
 from debubble.ir import RunOptions
@@ -85,7 +86,7 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     if job.get("framework") == "megatron-bridge" or job.get("--deepspeed"):
         return
     if options.host_optimizer:
-        yield {"--optimizer-cpu-offload": None}
+        yield {name: None for name in ("--optimizer-cpu-offload", SWAPS) if job.get(name)}
     sequence: Settings = {}
     if options.tensor > 1 and options.sequence_length % (options.tensor * options.context) == 0:
         sequence = {} if options.sequence_parallel else {"--sequence-parallel": True}

@@ -1,4 +1,4 @@
-"""MindSpeed-LLM: its own arguments as those of Megatron-LM that say the same.
+"""MindSpeed-LLM and slime: their own arguments as those of Megatron-LM or Megatron-Bridge that say the same.
 
 Source: MindSpeed-LLM 2.1, mindspeed_llm/features_manager and mindspeed_llm/training/arguments.py.
 """
@@ -8,14 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from debubble.frameworks.megatron.stages import MANUAL
+
 _NAMES = {
     "--multi-head-latent-attention": "--multi-latent-attention",
     "--qk-rope-head-dim": "--qk-pos-emb-head-dim",
     "--qk-nope-head-dim": "--qk-head-dim",
     "--moe-intermediate-size": "--moe-ffn-hidden-size",
     "--shared-expert-gate": "--moe-shared-expert-gate",
+    "--num-layer-list": MANUAL,
 }
-"""Arguments that Megatron-LM calls otherwise."""
+"""Arguments that Megatron-LM or Primus call otherwise."""
+_RANKS, _ADAPTED = ("--lora-r", "--lora-rank"), ("--lora-target-modules", "--target-modules")
+"""Rank and layers of the adapters, by MindSpeed-LLM and slime."""
+SWAPS = "--swap-optimizer"
+"""The argument by which the optimizer's states are on the host between steps."""
 _PLAIN_SPECS = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "mindspeed_llm.tasks.models.spec.deepseek_spec")
 """Layers that the other arguments describe."""
 _OWN = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers")
@@ -40,7 +47,19 @@ def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
     if idle:
         named["--num-layers"] = str(layers - len(idle))
         named |= _layout(named, layers, idle)
-    return named
+    adapters = _adapters(named)
+    return {**named, **adapters}
+
+
+def _adapters(named: dict[str, Any]) -> Mapping[str, Any]:
+    """The adapters as Megatron-Bridge has them; removes the arguments that describe them, where there are any."""
+    rank = next((named[name] for name in _RANKS if _number(named.get(name))), None)
+    if rank is None:
+        return {}
+    layers = next((named[name] for name in _ADAPTED if name in named), "all-linear")
+    for name in (*_RANKS, *_ADAPTED):
+        named.pop(name, None)
+    return {"peft.dim": rank, **({} if layers == "all-linear" else {"peft.target_modules": layers})}
 
 
 def _layout(named: dict[str, Any], layers: int, idle: set[int]) -> Mapping[str, Any]:

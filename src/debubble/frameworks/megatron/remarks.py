@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.mindspeed import SWAPS
 from debubble.frameworks.megatron.model import dropout, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
@@ -22,7 +23,7 @@ from debubble.targets.offload import MODULES
 def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Iterator[str]:
     """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
     counted_on = {
-        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0 and not arguments.flag("--deepspeed"),
+        "--overlap-cpu-optimizer-d2h-h2d": arguments.flag("--optimizer-cpu-offload"),
         "--delay-wgrad-compute": options.expert_overlap,
     }
     for name, needed in counted_on.items():
@@ -61,6 +62,8 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
             yield from arguments.assume(name, "fp32")
+    if arguments.flag("--qlora"):
+        yield "--qlora: frozen weights are predicted unquantised; give --quantize nf4 for those of 4 bits."
     if options.lora:
         modules = set(arguments.words("peft.target_modules"))
         if modules and modules not in (_ADAPTED, {"linear_qkv"}):
@@ -118,6 +121,9 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
     kind = (arguments.word("peft._target_") or "LoRA").rpartition(".")[2]
     if options.lora and kind != "LoRA":
         yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
+    stage = arguments.word("--stage", "sft")
+    if stage not in _STAGES:
+        yield f"--stage {stage}: training alone is predicted, and the passes of other models next to it are not."
     if arguments.flag("--perform-rl-step"):
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
     of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES)]
@@ -219,6 +225,8 @@ _LISTED = {
 """Arguments of several words -> those of megatron/core/transformer/transformer_config.py."""
 _TEACHER_PREFIXES = ("--export-kd-teacher", "--kd-config", "--teacher")
 """Prefixes of the arguments of a distillation, in Megatron-LM, and in Megatron-Bridge's models."""
+_STAGES = ("pt", "pretrain", "sft")
+"""The values of MindSpeed-LLM's and Primus' --stage that train and do nothing else."""
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),
@@ -247,6 +255,7 @@ _COUNTED_SWITCHES = (
 """Such arguments that take no value."""
 
 _UNPRICED = {
+    SWAPS: "the states are predicted on the host, which steps them, as with --optimizer-cpu-offload.",
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
 }

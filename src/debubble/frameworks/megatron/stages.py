@@ -14,11 +14,11 @@ from debubble.models import Model
 LAYOUT = "--pipeline-model-parallel-layout"
 _FIRST, _LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 _PER_VIRTUAL, _VIRTUAL = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
-_MANUAL = "--decoder-pipeline-manual-split-list"
+MANUAL = "--decoder-pipeline-manual-split-list"
 """Primus' own list of the layers of every stage."""
 _PARTITION = "--pp-partition-method"
 SPLITS = (
-    _PER_VIRTUAL, _VIRTUAL, _FIRST, _LAST,
+    _PER_VIRTUAL, _VIRTUAL, _FIRST, _LAST, MANUAL, "--num-layer-list",
     "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
 )  # fmt: skip
 """Other ways to divide layers, which Megatron-LM refuses next to a layout."""
@@ -36,11 +36,11 @@ def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[
     if _PARTITION in arguments or arguments.flag("--deepspeed"):
         method = arguments.word(_PARTITION, "type:transformer") or ""
         return partitioned_layers(method, model, pipeline), None
-    listed = arguments.numbers(_MANUAL)
+    listed = arguments.numbers(MANUAL)
     if listed:
         if len(listed) != pipeline:
             raise InputError(
-                f"{arguments.path}: {_MANUAL} has {len(listed)} numbers for {pipeline} pipeline devices, and only one"
+                f"{arguments.path}: {MANUAL} has {len(listed)} numbers for {pipeline} pipeline devices, and only one"
                 f" for each is read: say the stages with {LAYOUT}."
             )
         return tuple(listed), None
