@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.imports.job import ImportedJob
 from debubble.ir import InputError
 from tests.imports.test_megatron import SCRIPT
 from tests.support import imported_jobs
@@ -173,7 +174,7 @@ def test_automodels_loader_converts_words(tmp_path: Path) -> None:
     [
         ("--bf16 --fp16", "has --bf16 and --fp16, of which Megatron-LM takes one"),
         ("--bf16 banana", "--bf16 is 'banana', and takes no value"),
-        ("--recompute-num-layers -1", "--recompute-num-layers is -1, and must be at least 1"),
+        ("--recompute-num-layers -1", "--recompute-num-layers is -1, and must be at least"),
         ("--context-parallel-size", "--context-parallel-size has no value after it"),
     ],
 )
@@ -225,3 +226,63 @@ def test_no_position_embedding_is_read(tmp_path: Path) -> None:
     job = megatron(tmp_path, "--no-position-embedding")
 
     assert "--no-position-embedding" not in (*job.rest.unknown, *job.rest.free)
+
+
+def test_a_block_of_no_layers_recomputes_none(tmp_path: Path) -> None:
+    block = "--recompute-granularity full --recompute-method block --recompute-num-layers 0"
+
+    assert megatron(tmp_path, block).strategies == {}
+
+
+def test_megatron_deepspeed_says_the_heads_of_keys_alone(tmp_path: Path) -> None:
+    script = SCRIPT.replace("--group-query-attention --num-query-groups 8", "--num-key-value-heads 2")
+
+    assert imported_jobs.job("megatron", tmp_path, "a.sh", script).model.kv_heads == 2
+
+
+def test_a_word_that_costs_nothing_may_stay_open(tmp_path: Path) -> None:
+    assert megatron(tmp_path, "--ckpt-format $FORMAT").warnings == ()
+
+
+def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
+    text = "python train.py ${MODEL_ARGS[@]} --bf16 --micro-batch-size 1 --seq-length 64"
+
+    with pytest.raises(InputError, match=r"and \$\{MODEL_ARGS\[@\]\} is not told; .*, or the model with --model"):
+        imported_jobs.job("megatron", tmp_path, "a.sh", text)
+
+
+def test_a_rotation_of_a_part_of_the_heads_is_kept(tmp_path: Path) -> None:
+    turned = megatron(tmp_path, "--position-embedding-type rope --swiglu --normalization RMSNorm --rotary-percent 0.5")
+
+    assert turned.model.config["partial_rotary_factor"] == 0.5
+
+
+PRIMUS_OVERRIDES = "{micro_batch_size: 1, global_batch_size: 8, seq_length: 512}"
+
+
+def primus(folder: Path, model: str, more: str = "") -> ImportedJob:
+    text = f"{more}\nmodules: {{pre_trainer: {{framework: megatron, model: {model}, overrides: {PRIMUS_OVERRIDES}}}}}"
+    return imported_jobs.job("primus", folder, "a.yaml", text)
+
+
+def test_an_experiment_of_primus_may_extend_another(tmp_path: Path) -> None:
+    primus(tmp_path, "llama3_8B.yaml")
+    (tmp_path / "a.yaml").rename(tmp_path / "base.yaml")
+
+    read = imported_jobs.job("primus", tmp_path, "a.yaml", "extends: [base.yaml]\nmicro_batch_size: 4\n")
+
+    assert (read.model.layers, read.options.micro_batch_size) == (32, 1)
+    assert "micro_batch_size" in read.rest.unknown
+
+
+def test_a_base_of_primus_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"extends lost\.yaml, which is not there"):
+        primus(tmp_path, "llama3_8B.yaml", "extends: [lost.yaml]")
+
+
+def test_models_of_primus_drop_out_as_their_base(tmp_path: Path) -> None:
+    sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 128"
+    (tmp_path / "mine.yaml").write_text(f"{{extends: [language_model.yaml], {sizes}}}")
+
+    assert primus(tmp_path, "mine.yaml").model.attention_dropout == 0.1
+    assert primus(tmp_path, "llama3_8B.yaml").model.attention_dropout == 0

@@ -408,7 +408,8 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
         return dict.fromkeys(numbers, ("full", "full"))
     if arguments.flag("--recompute-activations"):
         granularity = "selective"
-    method, count = arguments.word("--recompute-method"), arguments.size("--recompute-num-layers", 1)
+    method = arguments.word("--recompute-method")
+    count = (arguments.count if method == "block" else arguments.size)("--recompute-num-layers", 1)
     former = arguments.word("--activations-checkpoint-method")
     if former is not None:
         granularity, method, count = "full", former, arguments.size("--activations-checkpoint-num-layers", 1)

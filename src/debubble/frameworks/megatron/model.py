@@ -95,8 +95,10 @@ _ROTARY_BASE, _ROPE_FACTOR = 10000.0, 8.0
 
 
 def _rotary(arguments: Arguments) -> dict[str, Any]:
-    """The base of rotary positions, and Llama 3's scaling, as entries of a Hugging Face config."""
-    base = {"rope_theta": _positive(arguments, "--rotary-base", _ROTARY_BASE)}
+    """The base of rotary positions, the share that rotates, and Llama 3's scaling, as Hugging Face's entries."""
+    share = arguments.share("--rotary-percent")
+    part = {"partial_rotary_factor": share} if share < 1 else {}
+    base = {"rope_theta": _positive(arguments, "--rotary-base", _ROTARY_BASE), **part}
     if not arguments.flag("--use-rope-scaling"):
         return base
     factor = _positive(arguments, "--rope-scaling-factor", _ROPE_FACTOR)
@@ -132,8 +134,10 @@ def has_biases(arguments: Arguments) -> bool:
 
 
 def _kv_heads(arguments: Arguments, heads: int) -> int:
+    """The heads of keys and values, which Megatron-DeepSpeed says by a number alone."""
+    of_deepspeed = arguments.size("--num-key-value-heads", heads)
     grouped = arguments.flag("--group-query-attention")
-    return arguments.size("--num-query-groups", heads) if grouped else heads
+    return arguments.size("--num-query-groups", of_deepspeed) if grouped else of_deepspeed
 
 
 def _activation(arguments: Arguments) -> str:
@@ -314,7 +318,8 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
 
 _MODEL_ARGUMENTS = (
     "--ffn-hidden-size", "--swiglu", "--vocab-size", "--padded-vocab-size", "--group-query-attention",
-    "--num-query-groups", "--kv-channels", "--normalization", "--position-embedding-type", "--max-position-embeddings",
+    "--num-query-groups", "--num-key-value-heads", "--kv-channels", "--normalization", "--position-embedding-type",
+    "--max-position-embeddings",
     "--use-rotary-position-embeddings", "--untie-embeddings-and-output-weights", "--add-qkv-bias", "--qk-layernorm",
     "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-layer-freq", "--q-lora-rank",
     "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim", "--moe-shared-expert-intermediate-size",

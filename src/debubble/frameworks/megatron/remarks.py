@@ -12,6 +12,7 @@ from debubble.frameworks.megatron.model import dropout, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
+from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import meant
 from debubble.imports.settings import OVERWRITTEN, RECIPE
 from debubble.imports.shell.scripts import RANKS
@@ -51,8 +52,9 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     hidden = dropout(arguments, "--hidden-dropout")
-    if hidden and not model.residual_dropout and {"--hidden-size", "--hidden-dropout"} & arguments.settings.keys():
-        said = "" if "--hidden-dropout" in arguments.settings else " (Megatron-LM's default)"
+    described = "--hidden-dropout" in arguments.settings or "--hidden-size" in arguments
+    if hidden and not model.residual_dropout and described:
+        said = "" if "--hidden-dropout" in arguments.settings else f" ({arguments.defaults.of}'s default)"
         yield f"--hidden-dropout {hidden:g}{said} is predicted as none: it keeps a byte per activation and half-layer."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
@@ -108,7 +110,8 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         if name in arguments.settings and said is not False:
             arguments.check_has_value(name, said)
         word = " ".join(said) if isinstance(said, tuple) else said
-        if isinstance(word, str) and word not in (*values.split(), off.get(name)):
+        is_open = "$" in str(word) and is_harmless(name, word, "")
+        if isinstance(word, str) and not is_open and word not in (*values.split(), off.get(name)):
             known = f"({values}){meant(word, values.split())}"
             yield f"{name} {word} is no value that Megatron-LM has had {known}: the prediction may be of another."
     yield from _recomputation(arguments)
@@ -255,6 +258,7 @@ _COUNTED_SWITCHES = (
 """Such arguments that take no value."""
 
 _UNPRICED = {
+    "--apply-layernorm-1p": "it costs nothing, and a model that is exported has other norms.",
     SWAPS: "the states are predicted on the host, which steps them, as with --optimizer-cpu-offload.",
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
