@@ -322,3 +322,9 @@ def test_a_script_that_starts_another_names_it(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match=r"it starts train_7b.sh: give that, with the variables"):
         read_arguments(tmp_path / "job.sh")
+
+
+def test_a_given_variable_stands_for_what_a_command_tells() -> None:
+    [command] = follow("N=$(nproc | tail -1); run $((N * 4))", Path("job.sh"), CommandLine.of("N=2")).commands
+
+    assert command.words == ("run", "8")

@@ -100,7 +100,9 @@ _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 """A line of the list, which launchers and schedulers may have put a rank or a time before."""
 RECIPE = "recipe"
 """The entry of a script that starts a recipe of Megatron-Bridge: the words of its command."""
-_BRIDGE = re.compile(r"\b(run_recipe|run_script|setup_experiment)\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py")
+_BRIDGE = re.compile(
+    r"(?:\b|_)(run_recipe|run_script|setup_experiment)\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py"
+)
 """What a command has that starts a recipe of Megatron-Bridge."""
 _SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
 _DUMP = 10
@@ -127,6 +129,8 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
     else:
         script = follow(text, path, given)
         recipes = {each.words for each in script.commands if _starts_recipe(each.words)}
+        if not recipes:  # A command may stand in a variable that is written to a file, which each rank runs.
+            recipes = {words[_program(words) :] for words in script.assigned if _starts_recipe(words)}
         if len(recipes) > 1:
             raise InputError(
                 f"{path} starts several recipes of Megatron-Bridge: give a copy with the one that is meant."
@@ -163,6 +167,11 @@ def _starts_recipe(words: Sequence[str]) -> bool:
     """Tell whether a command starts a recipe of Megatron-Bridge, and no script of the Megatron-LM in its folder."""
     started = any(map(_BRIDGE.search, words)) and not any(word.endswith("pretrain_gpt.py") for word in words)
     return started and not any("convert" in word or "infer" in word for word in words if word.endswith(".py"))
+
+
+def _program(words: Sequence[str]) -> int:
+    """The place of the first Python program among the words of commands."""
+    return next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
 
 
 def _arguments_of_file(words: Sequence[str], path: Path) -> dict[str, Any]:

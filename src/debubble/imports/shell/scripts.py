@@ -480,6 +480,8 @@ class _Follower:
             self._note(new)
             return
         value = self.variables.text_of(text)
+        if name in self.given and not is_known(value):
+            value = self.given[name]
         if value.startswith("--") and _POSITIONAL.fullmatch(text) and not (self.depth or self.shifts):
             raise InputError(
                 f"{self.path} takes its arguments by place, and {value} of --args would be {name}: {self._by_place}."
