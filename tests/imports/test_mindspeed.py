@@ -131,3 +131,15 @@ def test_switches_leave_out_the_swap(tmp_path: Path) -> None:
 def test_stages_that_do_more_than_train_are_warned_of(tmp_path: Path) -> None:
     assert not any("--stage" in each for each in job(tmp_path, "--stage sft").warnings)
     assert any("--stage dpo: training alone is predicted" in each for each in job(tmp_path, "--stage dpo").warnings)
+
+
+def test_its_own_arguments_are_not_taken_for_others_misspelt(tmp_path: Path) -> None:
+    read = job(tmp_path, "--use-fused-rmsnorm --context-parallel-algo ulysses_cp_algo")
+    assert read.rest.warnings == ()
+    assert {"--use-fused-rmsnorm", "--context-parallel-algo"} <= {*read.rest.unknown}
+
+
+def test_tensor_ranks_that_extend_expert_ranks_have_whole_experts(tmp_path: Path) -> None:
+    degrees = "--tensor-model-parallel-size 2 --expert-model-parallel-size 2 --moe-tp-extend-ep"
+    options = job(tmp_path, f"{EXPERTS} {degrees}").options
+    assert (options.expert, options.expert_tensor) == (4, 1)

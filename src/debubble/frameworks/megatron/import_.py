@@ -18,7 +18,7 @@ from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
-from debubble.frameworks.megatron.mindspeed import SWAPS, as_megatron
+from debubble.frameworks.megatron.mindspeed import SWAPS, as_megatron, is_mindspeed
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
@@ -94,6 +94,7 @@ HARMLESS = """
     peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method deepspeed_config
     ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template balance_data
     lora_alpha lora_dropout lora_fusion swap_optimizer_times handler_name prompt_type is_instruction_dataset
+    enable_hf2mg_convert model_type_hf no_shared_storage norm_topk_prob seq_aux
     colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type n_samples_per_*
     sglang_* eval_* address runtime_env_json use_tis num_rollout
 """
@@ -111,7 +112,8 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
         check_said(arguments, given)
-    is_plain = framework == "megatron" and "--deepspeed" not in arguments and "framework" not in read.settings
+    of_fork = "--deepspeed" in arguments or "framework" in read.settings or is_mindspeed(read.settings)
+    is_plain = framework == "megatron" and not of_fork
     try:
         job = job_of(arguments, given, target="megatron")
     except InputError as error:

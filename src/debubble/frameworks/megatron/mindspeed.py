@@ -5,6 +5,7 @@ Source: MindSpeed-LLM 2.1, mindspeed_llm/features_manager and mindspeed_llm/trai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,14 +20,27 @@ _NAMES = {
     "--num-layer-list": MANUAL,
 }
 """Arguments that Megatron-LM or Primus call otherwise."""
+_MARKS = frozenset(
+    (
+        "--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--no-shared-storage",
+        "--model-type-hf", "--context-parallel-algo", "--moe-intermediate-size", "--multi-head-latent-attention",
+    )
+)  # fmt: skip
+"""Arguments by which a script of MindSpeed-LLM is known."""
 _RANKS, _ADAPTED = ("--lora-r", "--lora-rank"), ("--lora-target-modules", "--target-modules")
 """Rank and layers of the adapters, by MindSpeed-LLM and slime."""
 SWAPS = "--swap-optimizer"
 """The argument by which the optimizer's states are on the host between steps."""
 _PLAIN_SPECS = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "mindspeed_llm.tasks.models.spec.deepseek_spec")
 """Layers that the other arguments describe."""
-_OWN = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers")
+_EXTENDS = "--moe-tp-extend-ep"
+_OWN = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers", _EXTENDS)
 _VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
+
+
+def is_mindspeed(settings: Mapping[str, Any]) -> bool:
+    """Tell whether the arguments of a script are MindSpeed-LLM's, which has many of its own."""
+    return not _MARKS.isdisjoint(settings)
 
 
 def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,6 +61,10 @@ def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
     if idle:
         named["--num-layers"] = str(layers - len(idle))
         named |= _layout(named, layers, idle)
+    if settings.get(_EXTENDS):
+        # Whole experts on each tensor-parallel rank, in place of a part of each.
+        ranks = [_number(named.get(f"--{kind}-model-parallel-size")) or 1 for kind in ("tensor", "expert")]
+        named |= {"--expert-model-parallel-size": str(math.prod(ranks)), "--expert-tensor-parallel-size": "1"}
     adapters = _adapters(named)
     return {**named, **adapters}
 
