@@ -81,8 +81,9 @@ def test_reused_fp32_parameters_take_four_bytes(tmp_path: Path) -> None:
     assert framework_of_options(options.framework).keeps_remainders
 
 
-def test_dualpipev_is_a_schedule_of_two_stages_per_device_in_a_v(tmp_path: Path) -> None:
-    read = job(tmp_path, "--schedules-method dualpipev")
+@pytest.mark.parametrize("words", ["--schedules-method dualpipev", "--use-dualpipev"])
+def test_dualpipev_is_a_schedule_of_two_stages_per_device_in_a_v(tmp_path: Path, words: str) -> None:
+    read = job(tmp_path, words)
     assert (read.order, tuple(read.layers)) == ("dualpipe-v", (2, 2, 2, 2))
 
 
@@ -91,9 +92,16 @@ def test_an_unknown_schedules_method_is_refused(tmp_path: Path) -> None:
         job(tmp_path, "--schedules-method ring")
 
 
-@pytest.mark.parametrize("words", ["--lora-r 16 --lora-alpha 32", "--lora-rank 16 --target-modules all-linear"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--lora-r 16 --lora-alpha 32", "--lora-rank 16 --target-modules all-linear",
+        "--peft-type lora --lora-dim 16 --lora-in-init-method xavier",
+    ],
+)  # fmt: skip
 def test_adapters_are_read_by_the_words_of_forks(tmp_path: Path, words: str) -> None:
-    assert job(tmp_path, words).options.lora == 16
+    read = job(tmp_path, words)
+    assert (read.options.lora, read.rest.unknown) == (16, ())
 
 
 def test_a_rank_of_zero_has_no_adapters(tmp_path: Path) -> None:

@@ -286,3 +286,13 @@ def test_models_of_primus_drop_out_as_their_base(tmp_path: Path) -> None:
 
     assert primus(tmp_path, "mine.yaml").model.attention_dropout == 0.1
     assert primus(tmp_path, "llama3_8B.yaml").model.attention_dropout == 0
+
+
+@pytest.mark.parametrize("turbo", [True, False])
+def test_primus_turbo_sends_tokens_once(turbo: bool, tmp_path: Path) -> None:
+    overrides = PRIMUS_OVERRIDES.replace("{", f"{{enable_primus_turbo: {turbo}, use_turbo_deepep: true, ")
+    text = f"modules: {{pre_trainer: {{framework: megatron, model: mixtral_8x7B_v0.1, overrides: {overrides}}}}}"
+
+    read = imported_jobs.job("primus", tmp_path, "a.yaml", text)
+
+    assert ("dispatches_once=true" in read.options.framework) == turbo

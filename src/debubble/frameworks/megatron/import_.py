@@ -93,7 +93,8 @@ HARMLESS = """
     logger.* tokenizer.* profiling.* scheduler.* rng.* dist.* rerun.* validation.* straggler.* checkpoint.*
     peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method deepspeed_config
     ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template balance_data
-    lora_alpha lora_dropout lora_fusion swap_optimizer_times handler_name prompt_type is_instruction_dataset
+    lora_alpha lora_dropout lora_dropout_position lora_in_init_method lora_out_init_method lora_fusion
+    swap_optimizer_times handler_name prompt_type is_instruction_dataset
     enable_hf2mg_convert model_type_hf no_shared_storage norm_topk_prob seq_aux
     colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type n_samples_per_*
     sglang_* eval_* address runtime_env_json use_tis num_rollout
@@ -306,7 +307,9 @@ def _keeps_remainders(arguments: Arguments) -> bool:
 
 def _dispatches_once(arguments: Arguments) -> bool:
     """Tell whether tokens travel by DeepEP or HybridEP."""
-    return arguments.flag("--moe-enable-deepep") or arguments.word("--moe-token-dispatcher-type") == "flex"
+    of_primus = [arguments.flag(name) for name in ("--enable-primus-turbo", "--use-turbo-deepep")]
+    dispatcher = arguments.word("--moe-token-dispatcher-type")
+    return arguments.flag("--moe-enable-deepep") or all(of_primus) or dispatcher == "flex"
 
 
 def _graphs(arguments: Arguments) -> str | None:

@@ -1,4 +1,4 @@
-"""MindSpeed-LLM and slime: their own arguments as those of Megatron-LM or Megatron-Bridge that say the same.
+"""MindSpeed-LLM, slime and FlagScale: their own arguments as those of Megatron-LM or Megatron-Bridge that say the same.
 
 Source: MindSpeed-LLM 2.1, mindspeed_llm/features_manager and mindspeed_llm/training/arguments.py.
 """
@@ -27,8 +27,8 @@ _MARKS = frozenset(
     )
 )  # fmt: skip
 """Arguments by which a script of MindSpeed-LLM is known."""
-_RANKS, _ADAPTED = ("--lora-r", "--lora-rank"), ("--lora-target-modules", "--target-modules")
-"""Rank and layers of the adapters, by MindSpeed-LLM and slime."""
+_RANKS, _ADAPTED = ("--lora-r", "--lora-rank", "--lora-dim"), ("--lora-target-modules", "--target-modules")
+"""Rank and layers of the adapters, by MindSpeed-LLM, slime and FlagScale."""
 SWAPS = "--swap-optimizer"
 """The argument by which the optimizer's states are on the host between steps."""
 _PLAIN_SPECS = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "mindspeed_llm.tasks.models.spec.deepseek_spec")
@@ -61,6 +61,8 @@ def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
     if idle:
         named["--num-layers"] = str(layers - len(idle))
         named |= _layout(named, layers, idle)
+    if named.pop("--use-dualpipev", False):
+        named.setdefault("--schedules-method", "dualpipev")
     if settings.get(_EXTENDS):
         # Whole experts on each tensor-parallel rank, in place of a part of each.
         ranks = [_number(named.get(f"--{kind}-model-parallel-size")) or 1 for kind in ("tensor", "expert")]
@@ -75,7 +77,7 @@ def _adapters(named: dict[str, Any]) -> Mapping[str, Any]:
     if rank is None:
         return {}
     layers = next((named[name] for name in _ADAPTED if name in named), "all-linear")
-    for name in (*_RANKS, *_ADAPTED):
+    for name in (*_RANKS, *_ADAPTED, "--peft-type"):
         named.pop(name, None)
     return {"peft.dim": rank, **({} if layers == "all-linear" else {"peft.target_modules": layers})}
 
