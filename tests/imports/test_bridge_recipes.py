@@ -112,3 +112,8 @@ def test_a_recipe_may_stand_in_a_command_that_ranks_run(tmp_path: Path) -> None:
         f'run=$(cat <<- EOM\n  cd /opt ;\n  nice \\\n  {text}\nEOM\n)\necho "$run" > run.sh\ntorchrun bash run.sh\n'
     )
     assert job(tmp_path, script).options.sequence_length == 8192
+
+
+def test_ends_that_a_recipe_may_set_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="or what the recipe has, such as --args"):
+        job(tmp_path, f"{RUN} model.virtual_pipeline_model_parallel_size=5")

@@ -251,10 +251,19 @@ def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
         imported_jobs.job("megatron", tmp_path, "a.sh", text)
 
 
-def test_a_rotation_of_a_part_of_the_heads_is_kept(tmp_path: Path) -> None:
-    turned = megatron(tmp_path, "--position-embedding-type rope --swiglu --normalization RMSNorm --rotary-percent 0.5")
-
-    assert turned.model.config["partial_rotary_factor"] == 0.5
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rotary-percent 0.5", "--rotary-percent 0.5: it costs nothing, and a model that is exported rotates whole"),
+        (
+            "--apply-layernorm-1p",
+            "--apply-layernorm-1p: it costs nothing, and a model that is exported has other norms",
+        ),
+    ],
+)
+def test_what_an_exported_model_loses_is_told(tmp_path: Path, words: str, said: str) -> None:
+    assert any(line.startswith(said) for line in megatron(tmp_path, words).unread)
+    assert not any("rotary" in line for line in megatron(tmp_path, "--rotary-percent 1.0").unread)
 
 
 PRIMUS_OVERRIDES = "{micro_batch_size: 1, global_batch_size: 8, seq_length: 512}"

@@ -95,10 +95,8 @@ _ROTARY_BASE, _ROPE_FACTOR = 10000.0, 8.0
 
 
 def _rotary(arguments: Arguments) -> dict[str, Any]:
-    """The base of rotary positions, the share that rotates, and Llama 3's scaling, as Hugging Face's entries."""
-    share = arguments.share("--rotary-percent")
-    part = {"partial_rotary_factor": share} if share < 1 else {}
-    base = {"rope_theta": _positive(arguments, "--rotary-base", _ROTARY_BASE), **part}
+    """The base of rotary positions, and Llama 3's scaling, as entries of a Hugging Face config."""
+    base = {"rope_theta": _positive(arguments, "--rotary-base", _ROTARY_BASE)}
     if not arguments.flag("--use-rope-scaling"):
         return base
     factor = _positive(arguments, "--rope-scaling-factor", _ROPE_FACTOR)

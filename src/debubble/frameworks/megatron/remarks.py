@@ -85,6 +85,9 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
             f"--num-distributed-optimizer-instances {instances}: states are divided within each, and the prediction"
             " divides them among all replicas."
         )
+    share = arguments.word("--rotary-percent", "1")
+    if share not in ("1", "1.0"):
+        yield f"--rotary-percent {share}: it costs nothing, and a model that is exported rotates whole heads."
     for name in _COUNTED:
         arguments.get(name)
     for name in _COUNTED_SWITCHES:
