@@ -305,3 +305,14 @@ def test_primus_turbo_sends_tokens_once(turbo: bool, tmp_path: Path) -> None:
     read = imported_jobs.job("primus", tmp_path, "a.yaml", text)
 
     assert ("dispatches_once=true" in read.options.framework) == turbo
+
+
+def test_null_in_primus_leaves_out_what_the_base_has(tmp_path: Path) -> None:
+    sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 128, kv_channels: 32"
+    kinds = "swiglu: true, normalization: RMSNorm, position_embedding_type: rope"
+    (tmp_path / "mine.yaml").write_text(f"{{{sizes}, {kinds}}}")
+    text = "modules: {{pre_trainer: {{framework: megatron, model: mine, overrides: {{{}seq_length: 64}}}}}}"
+
+    both = [imported_jobs.job("primus", tmp_path, "a.yaml", text.format(e)) for e in ("", "kv_channels: null, ")]
+
+    assert [job.model.head_dim for job in both] == [32, 16]

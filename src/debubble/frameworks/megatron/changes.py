@@ -98,7 +98,7 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     if ranks > 1 and options.zero < 2:
         yield {"--overlap-grad-reduce": True, **({"--overlap-param-gather": True} if options.zero else {})}
     divided = {"--use-distributed-optimizer": True} if ranks > 1 and options.zero == 0 else {}
-    full = {} if any(name.startswith("--recompute") for name in job) else FULL_RECOMPUTATION
+    full = {} if any(name.startswith("--recompute") and job[name] for name in job) else FULL_RECOMPUTATION
     saving = [each for each in (divided, sequence, full) if each]
     for count in range(1, len(saving) + 1):
         for several in combinations(saving, count):

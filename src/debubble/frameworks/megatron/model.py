@@ -377,7 +377,7 @@ _PATCH_TOKENIZERS = {
 def takes_gpt2_words(arguments: Arguments) -> bool:
     """Tell whether the vocabulary is that of pretrain_gpt.py's default tokenizer, whose files the arguments name."""
     said = ("--tokenizer-type", "--tokenizer-model", "--vocab-size", "--padded-vocab-size")
-    return "--merge-file" in arguments.settings and not any(name in arguments.settings for name in said)
+    return bool(arguments.settings.get("--merge-file")) and not any(arguments.settings.get(name) for name in said)
 
 
 GPT2 = "GPT2BPETokenizer"

@@ -127,8 +127,8 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
     kind = (arguments.word("peft._target_") or "LoRA").rpartition(".")[2]
     if options.lora and kind != "LoRA":
         yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
-    stage = arguments.word("--stage", "sft")
-    if stage not in _STAGES:
+    stage = arguments.word("--stage", "sft") or ""
+    if _MORE_THAN_TRAINING.search(stage):
         yield f"--stage {stage}: training alone is predicted, and the passes of other models next to it are not."
     if arguments.flag("--perform-rl-step"):
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
@@ -231,8 +231,8 @@ _LISTED = {
 """Arguments of several words -> those of megatron/core/transformer/transformer_config.py."""
 _TEACHER_PREFIXES = ("--export-kd-teacher", "--kd-config", "--teacher")
 """Prefixes of the arguments of a distillation, in Megatron-LM, and in Megatron-Bridge's models."""
-_STAGES = ("pt", "pretrain", "sft")
-"""The values of MindSpeed-LLM's and Primus' --stage that train and do nothing else."""
+_MORE_THAN_TRAINING = re.compile("dpo|ppo|grpo|simpo|^orm$|^prm$")
+"""The values of MindSpeed-LLM's --stage that run other models, too, or pairs of samples."""
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),

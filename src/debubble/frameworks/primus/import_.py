@@ -44,9 +44,9 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
     trainer = next((name for name in _TRAINERS if any(each.startswith(name) for each in settings)), _TRAINERS[0])
     prefix = f"{trainer}overrides."
     overrides = {
-        _name(name.removeprefix(prefix)): argument(value)
+        _name(name.removeprefix(prefix)): None if value is None else argument(value)
         for name, value in settings.items()
-        if name.startswith(prefix) and (value is False or not is_off(name.removeprefix(prefix), value))
+        if name.startswith(prefix) and (value is None or value is False or not is_off(name.removeprefix(prefix), value))
     }
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
