@@ -418,7 +418,7 @@ def test_an_argument_that_megatron_lacks_is_listed_once(tmp_path: Path) -> None:
 
 GPT2 = SCRIPT.replace(
     "--position-embedding-type rope --normalization RMSNorm --swiglu", "--max-position-embeddings 4096"
-)
+).replace("--group-query-attention --num-query-groups 8", "")
 
 
 @pytest.mark.parametrize(

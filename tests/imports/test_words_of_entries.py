@@ -316,3 +316,16 @@ def test_null_in_primus_leaves_out_what_the_base_has(tmp_path: Path) -> None:
     both = [imported_jobs.job("primus", tmp_path, "a.yaml", text.format(e)) for e in ("", "kv_channels: null, ")]
 
     assert [job.model.head_dim for job in both] == [32, 16]
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [("", (32, 128)), ("--group-query-attention --num-query-groups 4", (4, 128)), ("--kv-channels 64", (32, 64))],
+)
+def test_a_gpt_may_share_keys_or_have_other_heads(tmp_path: Path, words: str, sizes: tuple[int, int]) -> None:
+    script = SCRIPT.replace("--position-embedding-type rope --normalization RMSNorm --swiglu", "")
+    script = script.replace("--group-query-attention --num-query-groups 8", words)
+
+    model = imported_jobs.job("megatron", tmp_path, "a.sh", script).model
+
+    assert (model.kv_heads, model.head_dim) == sizes
