@@ -234,10 +234,14 @@ def test_a_block_of_no_layers_recomputes_none(tmp_path: Path) -> None:
     assert megatron(tmp_path, block).strategies == {}
 
 
-def test_megatron_deepspeed_says_the_heads_of_keys_alone(tmp_path: Path) -> None:
-    script = SCRIPT.replace("--group-query-attention --num-query-groups 8", "--num-key-value-heads 2")
+@pytest.mark.parametrize(
+    ("words", "heads"),
+    [("--num-key-value-heads 2", 2), ("--attention-head-type multiquery", 1), ("--attention-head-type multihead", 32)],
+)
+def test_forks_say_the_heads_of_keys_alone(tmp_path: Path, words: str, heads: int) -> None:
+    script = SCRIPT.replace("--group-query-attention --num-query-groups 8", words)
 
-    assert imported_jobs.job("megatron", tmp_path, "a.sh", script).model.kv_heads == 2
+    assert imported_jobs.job("megatron", tmp_path, "a.sh", script).model.kv_heads == heads
 
 
 def test_a_word_that_costs_nothing_may_stay_open(tmp_path: Path) -> None:

@@ -132,10 +132,11 @@ def has_biases(arguments: Arguments) -> bool:
 
 
 def _kv_heads(arguments: Arguments, heads: int) -> int:
-    """The heads of keys and values, which Megatron-DeepSpeed says by a number alone."""
-    of_deepspeed = arguments.size("--num-key-value-heads", heads)
+    """The heads of keys and values, which Megatron-DeepSpeed says by a number alone, and BigCode's fork by a word."""
+    shared = arguments.word("--attention-head-type") == "multiquery"
+    of_fork = arguments.size("--num-key-value-heads", 1 if shared else heads)
     grouped = arguments.flag("--group-query-attention")
-    return arguments.size("--num-query-groups", of_deepspeed) if grouped else of_deepspeed
+    return arguments.size("--num-query-groups", of_fork) if grouped else of_fork
 
 
 def _activation(arguments: Arguments) -> str:
@@ -322,7 +323,7 @@ _MODEL_ARGUMENTS = (
     "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-layer-freq", "--q-lora-rank",
     "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim", "--moe-shared-expert-intermediate-size",
     "--moe-shared-expert-gate", "--squared-relu", "--quick-geglu", "--glu-activation", "--pad-vocab-size-to",
-    "--no-position-embedding",
+    "--no-position-embedding", "--attention-head-type",
 )  # fmt: skip
 """Arguments that a model's config says too."""
 
