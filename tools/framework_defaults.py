@@ -28,6 +28,9 @@ LAYERS = re.compile(
 )
 """Arguments that describe layers, which importers ask for by patterns."""
 
+ZERO_BUBBLE = re.compile(r"--(enable-z.*|zero-bubble-.*|enable-exactly-.*|num-seq-splits)")
+"""Arguments that Primus' trainers have on, and that patch_zero_bubble, which is off, makes effective."""
+
 
 def asked(pattern: str) -> set[str]:
     """The names of settings in the importers' source."""
@@ -57,7 +60,8 @@ def primus(folder: Path) -> Iterator[str]:
     for name in ("pre_trainer", "sft_trainer"):
         trainer = arguments(merged(configs / f"modules/megatron/{name}.yaml"), names)
         yield f"[trainers.{name}]"
-        yield from (f"{json.dumps(key)} = {toml(value)}" for key, value in trainer.items() if value not in OFF)
+        plain = {key: value for key, value in trainer.items() if value not in OFF and not ZERO_BUBBLE.fullmatch(key)}
+        yield from (f"{json.dumps(key)} = {toml(value)}" for key, value in plain.items())
     yield "[models]"
     for path in sorted((configs / "models/megatron").glob("*.yaml")):
         if any(word in path.stem for word in NO_MODELS) or path.stem == "language_model":

@@ -84,3 +84,36 @@ def test_megatron_lm_next_to_bridge_is_read_itself(tmp_path: Path) -> None:
     script = "torchrun /opt/Megatron-Bridge/3rdparty/Megatron-LM/pretrain_gpt.py --micro-batch-size 1"
     with pytest.raises(InputError, match="does not say --hidden-size"):
         job(tmp_path, script)
+
+
+def test_performance_scripts_divide_sequences_with_tensors(tmp_path: Path) -> None:
+    assert job(tmp_path, PERFORMANCE).options.sequence_parallel
+    assert not job(tmp_path, f"{PERFORMANCE} model.sequence_parallel=false").options.sequence_parallel
+
+
+@pytest.mark.parametrize(("words", "layers"), [("-rl 3", 3 * 8), ("--recompute_num_layers 1", 8), ("", 0)])
+def test_performance_scripts_recompute_blocks(tmp_path: Path, words: str, layers: int) -> None:
+    assert len(job(tmp_path, f"{PERFORMANCE} {words}").strategies) == layers
+
+
+def test_performance_scripts_recompute_modules(tmp_path: Path) -> None:
+    read = job(tmp_path, f"{PERFORMANCE} --recompute_modules core_attn --use_megatron_fsdp False")
+    assert set(read.strategies.values()) == {("core", "none")}
+
+
+def test_performance_scripts_turn_fsdp_on(tmp_path: Path) -> None:
+    script = PERFORMANCE.replace("--pipeline_model_parallel_size=2", "-pp 1")
+    assert job(tmp_path, f"{script} --use_megatron_fsdp True").options.zero == 3
+
+
+def test_a_recipe_may_stand_in_a_command_that_ranks_run(tmp_path: Path) -> None:
+    text = PERFORMANCE.replace("setup_experiment", "custom_setup_experiment")
+    script = (
+        f'run=$(cat <<- EOM\n  cd /opt ;\n  nice \\\n  {text}\nEOM\n)\necho "$run" > run.sh\ntorchrun bash run.sh\n'
+    )
+    assert job(tmp_path, script).options.sequence_length == 8192
+
+
+def test_ends_that_a_recipe_may_set_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="or what the recipe has, such as --args"):
+        job(tmp_path, f"{RUN} model.virtual_pipeline_model_parallel_size=5")

@@ -174,6 +174,10 @@ FORMS: dict[str, Form] = {
         + "moe_config: {expert_num: 4, num_experts_chosen: 2}\n",
         {"experts": 4},
     ),
+    "mindformers' embedding of another width": Form(
+        "mindformers", "run.yaml", MIND.replace("MODEL", "embedding_size: 256").replace(", PARALLEL", ""),
+        refused="model.model_config.embedding_size describes layers that are not read here",
+    ),
     "mindformers by other names": Form(
         "mindformers", "run.yaml",
         MIND.replace("num_heads", "num_attention_heads").replace("num_layers", "num_hidden_layers")

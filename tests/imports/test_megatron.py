@@ -97,10 +97,10 @@ def test_the_shell_around_arguments_is_no_part_of_them(script: str, tmp_path: Pa
     assert read_arguments(tmp_path / "job.sh") == {"--tensor-model-parallel-size": "8", "--bf16": True}
 
 
-def test_a_sum_of_what_the_script_does_not_set_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text("run --global-batch-size $((GPUS * 8)) --bf16")
+def test_an_open_sum_names_the_variables_that_are_not_set(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("N=8; run --global-batch-size $((GPUS * N)) --bf16")
 
-    assert read_arguments(tmp_path / "job.sh")["--global-batch-size"] == "$((GPUS * 8))"
+    assert read_arguments(tmp_path / "job.sh")["--global-batch-size"] == "$(($GPUS*8))"
 
 
 @pytest.mark.parametrize("text", [SCRIPT, LOG], ids=["script", "log"])
@@ -418,7 +418,7 @@ def test_an_argument_that_megatron_lacks_is_listed_once(tmp_path: Path) -> None:
 
 GPT2 = SCRIPT.replace(
     "--position-embedding-type rope --normalization RMSNorm --swiglu", "--max-position-embeddings 4096"
-)
+).replace("--group-query-attention --num-query-groups 8", "")
 
 
 @pytest.mark.parametrize(
@@ -478,3 +478,10 @@ def test_remainders_of_masters_take_two_bytes(tmp_path: Path, flags: str, optimi
 def test_what_costs_nothing_stays_the_models(tmp_path: Path, arguments: str, norm: float, range_: float) -> None:
     model = job(tmp_path, SCRIPT.replace("EXTRA", arguments)).model
     assert (model.norm_eps, model.initializer_range) == (norm, range_)
+
+
+def test_biases_that_a_log_turns_off_are_none(tmp_path: Path) -> None:
+    plain = "\n".join(line for line in LOG.splitlines() if "swiglu" not in line and "normalization" not in line)
+
+    assert not job(tmp_path, f"{plain}\n  add_bias_linear ............. False\n").model.mlp_bias
+    assert job(tmp_path, plain).model.mlp_bias

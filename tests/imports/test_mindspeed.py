@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from debubble.costs import framework_of_options
+from debubble.frameworks.megatron.changes import conflicts, switches
+from debubble.frameworks.megatron.mindspeed import SWAPS
+from debubble.frameworks.megatron.stages import LAYOUT
 from debubble.imports.job import ImportedJob
 from debubble.ir import InputError
 from debubble.targets.target import sparse_layers
@@ -78,11 +81,73 @@ def test_reused_fp32_parameters_take_four_bytes(tmp_path: Path) -> None:
     assert framework_of_options(options.framework).keeps_remainders
 
 
-def test_dualpipev_is_a_schedule_of_two_stages_per_device_in_a_v(tmp_path: Path) -> None:
-    read = job(tmp_path, "--schedules-method dualpipev")
+@pytest.mark.parametrize("words", ["--schedules-method dualpipev", "--use-dualpipev"])
+def test_dualpipev_is_a_schedule_of_two_stages_per_device_in_a_v(tmp_path: Path, words: str) -> None:
+    read = job(tmp_path, words)
     assert (read.order, tuple(read.layers)) == ("dualpipe-v", (2, 2, 2, 2))
 
 
 def test_an_unknown_schedules_method_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--schedules-method is 'ring', which is not known here; there are: dualpipev"):
         job(tmp_path, "--schedules-method ring")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--lora-r 16 --lora-alpha 32", "--lora-rank 16 --target-modules all-linear",
+        "--peft-type lora --lora-dim 16 --lora-in-init-method xavier",
+    ],
+)  # fmt: skip
+def test_adapters_are_read_by_the_words_of_forks(tmp_path: Path, words: str) -> None:
+    read = job(tmp_path, words)
+    assert (read.options.lora, read.rest.unknown) == (16, ())
+
+
+def test_a_rank_of_zero_has_no_adapters(tmp_path: Path) -> None:
+    assert job(tmp_path, "--lora-rank 0").options.lora == 0
+
+
+def test_layers_of_adapters_are_named_if_they_are_others(tmp_path: Path) -> None:
+    read = job(tmp_path, "--lora-r 8 --lora-target-modules linear_proj")
+    assert "Adapters are on linear_proj, and the prediction counts on all linear layers." in read.unread
+
+
+def test_quantised_weights_of_adapters_are_asked_for(tmp_path: Path) -> None:
+    assert any("give --quantize nf4" in each for each in job(tmp_path, "--lora-r 8 --qlora").unread)
+
+
+def test_a_list_of_layers_per_stage_is_read(tmp_path: Path) -> None:
+    assert tuple(job(tmp_path, "--num-layer-list 5,3").layers) == (5, 3)
+
+
+def test_a_list_of_stages_gives_way_to_a_layout() -> None:
+    assert list(conflicts({"--num-layer-list": "5,3"}, {LAYOUT: "Et|tL"})) == ["--num-layer-list"]
+
+
+def test_swapped_states_are_the_hosts(tmp_path: Path) -> None:
+    read = job(tmp_path, "--use-distributed-optimizer --swap-optimizer --swap-optimizer-times 8")
+    assert read.options.host_optimizer == 1
+    assert any(each.startswith("--swap-optimizer: the states are predicted on the host") for each in read.unread)
+
+
+def test_switches_leave_out_the_swap(tmp_path: Path) -> None:
+    options = job(tmp_path, "--swap-optimizer").options
+    assert {SWAPS: None} in list(switches({SWAPS: True}, options))
+
+
+def test_stages_that_do_more_than_train_are_warned_of(tmp_path: Path) -> None:
+    assert not any("--stage" in each for each in job(tmp_path, "--stage sft").warnings)
+    assert any("--stage dpo: training alone is predicted" in each for each in job(tmp_path, "--stage dpo").warnings)
+
+
+def test_its_own_arguments_are_not_taken_for_others_misspelt(tmp_path: Path) -> None:
+    read = job(tmp_path, "--use-fused-rmsnorm --context-parallel-algo ulysses_cp_algo")
+    assert read.rest.warnings == ()
+    assert {"--use-fused-rmsnorm", "--context-parallel-algo"} <= {*read.rest.unknown}
+
+
+def test_tensor_ranks_that_extend_expert_ranks_have_whole_experts(tmp_path: Path) -> None:
+    degrees = "--tensor-model-parallel-size 2 --expert-model-parallel-size 2 --moe-tp-extend-ep"
+    options = job(tmp_path, f"{EXPERTS} {degrees}").options
+    assert (options.expert, options.expert_tensor) == (4, 1)

@@ -133,7 +133,7 @@ def test_what_is_given_tells_what_a_condition_leaves_open() -> None:
     [
         ("#SBATCH --nodes=4\n#SBATCH --gpus-per-node 8  # of H100", "32 4"),
         ("#SBATCH -N 2\n#SBATCH --gpus-per-node=4", "8 2"),
-        ("#SBATCH --nodes=2-4\n#SBATCH --gpus-per-node=4", "$(($SLURM_NNODES*$SLURM_GPUS_PER_NODE)) $SLURM_NNODES"),
+        ("#SBATCH --nodes=2-4\n#SBATCH --gpus-per-node=4", "$(($SLURM_NNODES*4)) $SLURM_NNODES"),
     ],
 )
 def test_slurm_sets_what_a_script_asks_of_it(lines: str, words: str) -> None:
@@ -285,3 +285,46 @@ def test_several_trainings_in_a_script_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match=r"starts several trainings \(lines 1, 2\)"):
         read_arguments(tmp_path / "job.sh")
+
+
+@pytest.mark.parametrize("queued", ['sbatch "$0"', "mkdir -p logs; qsub $0"])
+def test_a_script_that_submits_itself_is_read_as_its_job(queued: str) -> None:
+    script = f"if [ -z $SLURM_JOB_ID ]; then {queued}; exit; fi\nrun --bf16"
+
+    assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]
+
+
+def test_a_function_that_ends_with_an_error_is_not_reached() -> None:
+    script = 'die() { echo "$*"; exit 1; }\n[ -d data ] || die none\nrun --bf16'
+
+    assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]
+
+
+def test_functions_that_print_decide_nothing() -> None:
+    script = 'say() { echo "$*"; }\nfor each in $LATER; do say $each; done\nrun --bf16'
+
+    assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]
+
+
+def test_what_a_program_decides_is_left_open() -> None:
+    [*_, command] = follow("TP=1; rocm-smi && TP=2\nrun --tp $TP", Path("job.sh")).commands
+
+    assert command.words == ("run", "--tp", "$(TP: line 1 decides)")
+
+
+def test_a_refusal_names_the_condition_and_not_what_follows() -> None:
+    with pytest.raises(InputError, match=r"line 1 decides \(\[ -f x \]\) is not told"):
+        follow("[ -f x ] && A=--bf16\nsrun train.py $A", Path("job.sh"))
+
+
+def test_a_script_that_starts_another_names_it(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("TP=4 bash $HOME/train_7b.sh\n")
+
+    with pytest.raises(InputError, match=r"it starts train_7b.sh: give that, with the variables"):
+        read_arguments(tmp_path / "job.sh")
+
+
+def test_a_given_variable_stands_for_what_a_command_tells() -> None:
+    [command] = follow("N=$(nproc | tail -1); run $((N * 4))", Path("job.sh"), CommandLine.of("N=2")).commands
+
+    assert command.words == ("run", "8")

@@ -97,3 +97,14 @@ def test_the_length_is_told_by_the_name_that_it_was_given(tmp_path: Path, argume
     assert [each for each in other.unread if argument in each] == [
         f"Sequences are predicted with --sequence-length 4096, not with {argument} 512."
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "rank"),
+    [
+        ("--finetuning_type lora", 8), ("--lora_rank 32", 32), ("--use_peft", 16), ("--use_peft True --lora_r 4", 4),
+        ("--finetuning_type full --lora_rank 8", 0), ("--use_peft False --lora_r 4", 0), ("", 0),
+    ],
+)  # fmt: skip
+def test_adapters_of_a_trainer_are_read(tmp_path: Path, more: str, rank: int) -> None:
+    assert job(tmp_path, f"{WORDS} {more}").options.lora == rank

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.imports.job import ImportedJob
 from debubble.ir import InputError
 from tests.imports.test_megatron import SCRIPT
 from tests.support import imported_jobs
@@ -173,7 +174,7 @@ def test_automodels_loader_converts_words(tmp_path: Path) -> None:
     [
         ("--bf16 --fp16", "has --bf16 and --fp16, of which Megatron-LM takes one"),
         ("--bf16 banana", "--bf16 is 'banana', and takes no value"),
-        ("--recompute-num-layers -1", "--recompute-num-layers is -1, and must be at least 1"),
+        ("--recompute-num-layers -1", "--recompute-num-layers is -1, and must be at least"),
         ("--context-parallel-size", "--context-parallel-size has no value after it"),
     ],
 )
@@ -225,3 +226,110 @@ def test_no_position_embedding_is_read(tmp_path: Path) -> None:
     job = megatron(tmp_path, "--no-position-embedding")
 
     assert "--no-position-embedding" not in (*job.rest.unknown, *job.rest.free)
+
+
+def test_a_block_of_no_layers_recomputes_none(tmp_path: Path) -> None:
+    block = "--recompute-granularity full --recompute-method block --recompute-num-layers 0"
+
+    assert megatron(tmp_path, block).strategies == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "heads"),
+    [("--num-key-value-heads 2", 2), ("--attention-head-type multiquery", 1), ("--attention-head-type multihead", 32)],
+)
+def test_forks_say_the_heads_of_keys_alone(tmp_path: Path, words: str, heads: int) -> None:
+    script = SCRIPT.replace("--group-query-attention --num-query-groups 8", words)
+
+    assert imported_jobs.job("megatron", tmp_path, "a.sh", script).model.kv_heads == heads
+
+
+def test_a_word_that_costs_nothing_may_stay_open(tmp_path: Path) -> None:
+    assert megatron(tmp_path, "--ckpt-format $FORMAT").warnings == ()
+
+
+def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
+    text = "python train.py ${MODEL_ARGS[@]} --bf16 --micro-batch-size 1 --seq-length 64"
+
+    with pytest.raises(InputError, match=r"and \$\{MODEL_ARGS\[@\]\} is not told; .*, or the model with --model"):
+        imported_jobs.job("megatron", tmp_path, "a.sh", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rotary-percent 0.5", "--rotary-percent 0.5: it costs nothing, and a model that is exported rotates whole"),
+        (
+            "--apply-layernorm-1p",
+            "--apply-layernorm-1p: it costs nothing, and a model that is exported has other norms",
+        ),
+    ],
+)
+def test_what_an_exported_model_loses_is_told(tmp_path: Path, words: str, said: str) -> None:
+    assert any(line.startswith(said) for line in megatron(tmp_path, words).unread)
+    assert not any("rotary" in line for line in megatron(tmp_path, "--rotary-percent 1.0").unread)
+
+
+PRIMUS_OVERRIDES = "{micro_batch_size: 1, global_batch_size: 8, seq_length: 512}"
+
+
+def primus(folder: Path, model: str, more: str = "") -> ImportedJob:
+    text = f"{more}\nmodules: {{pre_trainer: {{framework: megatron, model: {model}, overrides: {PRIMUS_OVERRIDES}}}}}"
+    return imported_jobs.job("primus", folder, "a.yaml", text)
+
+
+def test_an_experiment_of_primus_may_extend_another(tmp_path: Path) -> None:
+    primus(tmp_path, "llama3_8B.yaml")
+    (tmp_path / "a.yaml").rename(tmp_path / "base.yaml")
+
+    read = imported_jobs.job("primus", tmp_path, "a.yaml", "extends: [base.yaml]\nmicro_batch_size: 4\n")
+
+    assert (read.model.layers, read.options.micro_batch_size) == (32, 1)
+    assert "micro_batch_size" in read.rest.unknown
+
+
+def test_a_base_of_primus_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"extends lost\.yaml, which is not there"):
+        primus(tmp_path, "llama3_8B.yaml", "extends: [lost.yaml]")
+
+
+def test_models_of_primus_drop_out_as_their_base(tmp_path: Path) -> None:
+    sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 128"
+    (tmp_path / "mine.yaml").write_text(f"{{extends: [language_model.yaml], {sizes}}}")
+
+    assert primus(tmp_path, "mine.yaml").model.attention_dropout == 0.1
+    assert primus(tmp_path, "llama3_8B.yaml").model.attention_dropout == 0
+
+
+@pytest.mark.parametrize("turbo", [True, False])
+def test_primus_turbo_sends_tokens_once(turbo: bool, tmp_path: Path) -> None:
+    overrides = PRIMUS_OVERRIDES.replace("{", f"{{enable_primus_turbo: {turbo}, use_turbo_deepep: true, ")
+    text = f"modules: {{pre_trainer: {{framework: megatron, model: mixtral_8x7B_v0.1, overrides: {overrides}}}}}"
+
+    read = imported_jobs.job("primus", tmp_path, "a.yaml", text)
+
+    assert ("dispatches_once=true" in read.options.framework) == turbo
+
+
+def test_null_in_primus_leaves_out_what_the_base_has(tmp_path: Path) -> None:
+    sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 128, kv_channels: 32"
+    kinds = "swiglu: true, normalization: RMSNorm, position_embedding_type: rope"
+    (tmp_path / "mine.yaml").write_text(f"{{{sizes}, {kinds}}}")
+    text = "modules: {{pre_trainer: {{framework: megatron, model: mine, overrides: {{{}seq_length: 64}}}}}}"
+
+    both = [imported_jobs.job("primus", tmp_path, "a.yaml", text.format(e)) for e in ("", "kv_channels: null, ")]
+
+    assert [job.model.head_dim for job in both] == [32, 16]
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [("", (32, 128)), ("--group-query-attention --num-query-groups 4", (4, 128)), ("--kv-channels 64", (32, 64))],
+)
+def test_a_gpt_may_share_keys_or_have_other_heads(tmp_path: Path, words: str, sizes: tuple[int, int]) -> None:
+    script = SCRIPT.replace("--position-embedding-type rope --normalization RMSNorm --swiglu", "")
+    script = script.replace("--group-query-attention --num-query-groups 8", words)
+
+    model = imported_jobs.job("megatron", tmp_path, "a.sh", script).model
+
+    assert (model.kv_heads, model.head_dim) == sizes

@@ -19,12 +19,13 @@ _LAUNCHER = """
     autotuning bind_core_list bind_cores_to_rank elastic_training enable_each_rank_log force_multi launcher_args
     max_elastic_nodes min_elastic_nodes no_local_rank no_ssh no_ssh_check save_pid ssh_port
     num_processes num_machines machine_rank main_process_ip main_process_port config_file multi_gpu
-    cpus_per_task gpus gpus_per_node gpus_per_task cpu_bind np allow_run_as_root
+    cpus_per_task gpus gpus_per_node gpus_per_task cpu_bind gpu_bind mem_bind threads_per_core unbuffered label np
+    allow_run_as_root worker_num local_worker_num bind_core cluster_time_out join sched_host sched_port
 """
 LAUNCHER_FLAGS = frozenset(f"--{name.replace('_', '-')}" for name in _LAUNCHER.split() if "*" not in name)
-"""The arguments of torchrun, deepspeed, accelerate and Slurm, as they are read here.
+"""The arguments of torchrun, deepspeed, accelerate, Slurm and MindSpore, as they are read here.
 
-Sources: torch 2.11, distributed/run.py; DeepSpeed, launcher/runner.py; accelerate, commands/launch.py; srun(1).
+Sources: torch 2.11, distributed/run.py; DeepSpeed, launcher/runner.py; accelerate, commands/launch.py; srun(1); msrun.
 """
 _TRAINING = """
     lr lr_* min_lr max_lr *_lr *.lr *.min_lr *learning_rate* *warmup* *weight_decay* adam_* *betas *beta1 *beta2 eps

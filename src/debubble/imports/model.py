@@ -86,7 +86,7 @@ class Sizes:
         Raises:
             InputError: if none has.
         """
-        plain = self.experts is None and self.latent is None
+        plain = self.experts is None and self.latent is None and self._has_own_keys
         if plain and (self.activation, self.rms_norm, self.positions) == ("gelu", False, "learned"):
             return Model.from_hf(self._gpt2())
         family, more = self._latent() or self._sparse() or self._dense()
@@ -96,6 +96,11 @@ class Sizes:
                 " num_nextn_predict_layers, with --model."
             )
         return Model.from_hf({"model_type": family, **self._common(), **more})
+
+    @property
+    def _has_own_keys(self) -> bool:
+        """Tell whether every head has keys and values of its own, and its share of the hidden size."""
+        return self.kv_heads == self.heads and self.head_dim in (None, self.hidden // self.heads)
 
     def _common(self) -> Mapping[str, Any]:
         return {

@@ -100,8 +100,11 @@ _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 """A line of the list, which launchers and schedulers may have put a rank or a time before."""
 RECIPE = "recipe"
 """The entry of a script that starts a recipe of Megatron-Bridge: the words of its command."""
-_BRIDGE = re.compile(r"\b(run_recipe|run_script|setup_experiment)\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py")
+_BRIDGE = re.compile(
+    r"(?:\b|_)(run_recipe|run_script|setup_experiment)\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py"
+)
 """What a command has that starts a recipe of Megatron-Bridge."""
+_SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
 _DUMP = 10
 """Lines of a log that make it the list of a run's arguments."""
 
@@ -117,6 +120,7 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
         InputError: if the file cannot be read, has no arguments, or what they are is not told.
     """
     text = read_file(path, "script").decode(errors="replace")
+    started: list[str] = []
     if f"{_VERL_SECTION}." in text or "-m verl." in text:
         raise InputError(_verl_refusal(path))
     logged = _LOGGED.findall(text)
@@ -125,12 +129,15 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
     else:
         script = follow(text, path, given)
         recipes = {each.words for each in script.commands if _starts_recipe(each.words)}
+        if not recipes:  # A command may stand in a variable that is written to a file, which each rank runs.
+            recipes = {words[_program(words) :] for words in script.assigned if _starts_recipe(words)}
         if len(recipes) > 1:
             raise InputError(
                 f"{path} starts several recipes of Megatron-Bridge: give a copy with the one that is meant."
             )
         if recipes:
             return {RECIPE: recipes.pop() + (() if given is None else given.words)}
+        started = [word for each in script.commands for word in each.words if word.endswith(_SCRIPTS)]
         command = training_command(script, path)
         arguments = named_arguments(command.words)
         if script.missing and arguments:
@@ -144,9 +151,14 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
     if given is not None:
         arguments |= named_arguments(given.words)
     if not TRAINING_ARGUMENTS & arguments.keys() and COMMAND not in arguments:
+        starts = (
+            f"; it starts {Path(started[-1]).name}: give that, with the variables that it sets in --args"
+            if started
+            else ""
+        )
         raise InputError(
             f"{path} has no arguments of a training such as --num-layers 32, nor the list of them that Megatron-LM"
-            " logs: give the file that has them."
+            f" logs{starts or ': give the file that has them'}."
         )
     return arguments
 
@@ -155,6 +167,11 @@ def _starts_recipe(words: Sequence[str]) -> bool:
     """Tell whether a command starts a recipe of Megatron-Bridge, and no script of the Megatron-LM in its folder."""
     started = any(map(_BRIDGE.search, words)) and not any(word.endswith("pretrain_gpt.py") for word in words)
     return started and not any("convert" in word or "infer" in word for word in words if word.endswith(".py"))
+
+
+def _program(words: Sequence[str]) -> int:
+    """The place of the first Python program among the words of commands."""
+    return next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
 
 
 def _arguments_of_file(words: Sequence[str], path: Path) -> dict[str, Any]:
@@ -172,9 +189,25 @@ def _arguments_of_file(words: Sequence[str], path: Path) -> dict[str, Any]:
     return {**{key: str(environment[key]) for key in RANKS if key in environment}, **words_of}
 
 
+_TURNED_OFF = {
+    "add_bias_linear": "--disable-bias-linear",
+    "add_position_embedding": "--no-position-embedding",
+    "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
+    "overlap_p2p_comm": "--no-overlap-p2p-communication",
+    "bias_gelu_fusion": "--no-bias-gelu-fusion",
+    "bias_swiglu_fusion": "--no-bias-swiglu-fusion",
+    "bias_dropout_fusion": "--no-bias-dropout-fusion",
+    "masked_softmax_fusion": "--no-masked-softmax-fusion",
+    "apply_rope_fusion": "--no-rope-fusion",
+}
+"""What Megatron-LM has on, by its name in a log -> the argument that turns it off."""
+
+
 def _logged_arguments(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Arguments as `name .... value`; those that are off are left out."""
+    """Arguments as `name .... value`; those that are off are left out, or named by the switch that turns them off."""
     for name, value in lines:
+        if value == "False" and name in _TURNED_OFF:
+            yield _TURNED_OFF[name], True
         if value not in ("None", "False", "[]"):
             listed = value.startswith("[") and tuple(word.strip(" '\"") for word in value.strip("[]").split(","))
             yield f"--{name.replace('_', '-')}", True if value == "True" else listed or value

@@ -146,6 +146,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         dtype=dtype,
         master_dtype="bf16" if read.flag(_MASTERS) and dtype == "bf16" else "fp32",
         host_optimizer=float(zero > 0 and _on_host(read, OFFLOADED)),
+        lora=trainer.rank_of(read),
         framework=framework_with("deepspeed", gradient_bytes=4 if gradients == "fp32" else None),
     )
     return ImportedJob(

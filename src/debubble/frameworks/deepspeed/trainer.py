@@ -17,7 +17,10 @@ from debubble.ir import InputError
 from debubble.models import Model, named_model
 
 CHECKPOINTING = "--gradient_checkpointing"
-_LENGTHS = ("--max_length", "--max_seq_length", "--model_max_length")
+_LENGTHS = ("--max_length", "--max_seq_length", "--model_max_length", "--cutoff_len")
+_RANKS, _TUNES, _PEFT = ("--lora_rank", "--lora_r"), "--finetuning_type", "--use_peft"
+_TUNED, _OF_PEFT = 8, 16
+"""The ranks of adapters that LLaMA-Factory's --finetuning_type lora and TRL's --use_peft have by default."""
 _MODEL, _OPTIMIZER = "--model_name_or_path", "--optim"
 _FILLED = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
@@ -25,11 +28,12 @@ _FILLED = {
     "fp16": "fp16.enabled",
 }
 """Argument of the Trainer -> the configuration's entry that it fills in."""
-_OWN = (CHECKPOINTING, *_LENGTHS, _MODEL, _OPTIMIZER)
+_OWN = (CHECKPOINTING, *_LENGTHS, _MODEL, _OPTIMIZER, *_RANKS, _TUNES, _PEFT)
 """The Trainer's arguments that a configuration has no entry for."""
 HARMLESS = """
     logging_* save_* eval_* evaluation_strategy report_to run_name do_* remove_unused_columns dataloader_*
     num_train_epochs overwrite_output_dir lr_scheduler_* ddp_timeout hub_* push_to_hub deepspeed dataset_* torch_dtype
+    lora_alpha lora_dropout lora_target* template
 """
 """The arguments that cost neither time nor memory of a step."""
 
@@ -70,6 +74,15 @@ def length_of(read: SettingsReader) -> int | None:
     """Tokens per sequence by the arguments; None: they do not say."""
     length = _length_argument(read)
     return None if length is None else read.size(length)
+
+
+def rank_of(read: SettingsReader) -> int:
+    """The rank of the adapters that the arguments ask for; 0: they ask for none."""
+    ranks = [read.size(name) for name in _RANKS if read.get(name) is not None]
+    peft, tunes = read.flag(_PEFT, bool(ranks)), read.text(_TUNES, "")
+    if tunes not in ("", "lora") or not (peft or tunes):
+        return 0
+    return ranks[0] if ranks else _TUNED if tunes else _OF_PEFT
 
 
 def _length_argument(read: SettingsReader) -> str | None:

@@ -36,6 +36,7 @@ def is_off(name: str, value: Any) -> bool:
     return value is None or (plain not in _VALUED and (value is False or value in ([], {})))
 
 
+_OF_MODEL = ("--hidden-size", "--num-attention-heads", "--num-layers")
 _YAML = (".yaml", ".yml")
 """Endings of files whose entries are no words of a command line, and whose switches may be 1 and 0."""
 
@@ -101,9 +102,12 @@ class Arguments(SettingsReader):
                     name, [each for each in self.settings if each.startswith("--")], 1, cutoff=SIMILARITY
                 )
                 misspelt = f", but {near[0]}" if near else ""
+                if unset := [each for each in self.settings if each.startswith("$")]:
+                    misspelt = f", and {unset[0]} is not told"
+                model = ", or the model with --model" if name in _OF_MODEL else ""
                 raise InputError(
                     f"{self.path} does not say {name}{misspelt}{self.sources} give it with --args, as in"
-                    f" --args '{name} N'."
+                    f" --args '{name} N'{model}."
                 )
             return default
         return self._whole(name, word)

@@ -69,9 +69,19 @@ _OWN_ARGUMENTS = {
     "model.virtual_pipeline_model_parallel_size": ("-vp",), "model.expert_tensor_parallel_size": ("-et",),
     "train.micro_batch_size": ("-mb",), "train.global_batch_size": ("-gb",), "model.seq_length": ("-sl",),
     "model.recompute_num_layers": ("-rl",), "model.pipeline_model_parallel_layout": (), "model.num_layers": (),
-    "model.hidden_size": (), "mixed_precision": ("-c", "--compute_dtype"),
+    "model.hidden_size": (), "mixed_precision": ("-c", "--compute_dtype"), "model.recompute_modules": ("-rm",),
+    "ddp.use_megatron_fsdp": (), "model.cuda_graph_impl": (), "model.cuda_graph_scope": (),
+    "comm_overlap.overlap_moe_expert_parallel_comm": ("--moe_a2a_overlap",),
 }  # fmt: skip
 """Setting -> the arguments of scripts/performance that say it, besides its own name."""
+_IMPLIED: Mapping[str, Mapping[str, Any]] = {
+    "model.recompute_num_layers": {"model.recompute_granularity": "full", "model.recompute_method": "block"},
+    "model.recompute_modules": {"model.recompute_granularity": "selective"},
+    "ddp.use_megatron_fsdp": {"ddp.data_parallel_sharding_strategy": "optim_grads_params"},
+    "comm_overlap.overlap_moe_expert_parallel_comm": {"comm_overlap.delay_wgrad_compute": True},
+    "model.tensor_model_parallel_size": {"model.sequence_parallel": True},
+}
+"""Setting that such an argument says -> what scripts/performance sets with it (utils/overrides.py)."""
 _PRECISIONS = {
     "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "nvfp4": "bf16_with_nvfp4_mixed",
     "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
@@ -103,6 +113,9 @@ def read_recipe(words: Sequence[str], path: Path) -> Mapping[str, Any]:
         said = next((values[each] for each in (f"--{name.rpartition('.')[2]}", *others) if each in values), None)
         if said is not None:
             settings[name] = _PRECISIONS.get(said, said) if name == "mixed_precision" else _value(said)
+            off = (False, 1) if name == "model.tensor_model_parallel_size" else (False,)
+            if settings[name] not in off or settings[name] is True:
+                settings = {**_IMPLIED.get(name, {}), **settings}
     settings.setdefault("model.seq_length", settings.get("dataset.seq_length", settings.get("dataset.sequence_length")))
     if left := [name for name in _DECIDING if settings.get(name) is None]:
         raise InputError(

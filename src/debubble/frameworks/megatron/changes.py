@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from debubble.frameworks.megatron.export import FSDP, FSDP_FORMAT
+from debubble.frameworks.megatron.mindspeed import SWAPS
 from debubble.frameworks.megatron.stages import LAYOUT, SPLITS
 from debubble.imports.registry import Settings
 from debubble.ir import RunOptions
@@ -85,7 +86,7 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     if job.get("framework") == "megatron-bridge" or job.get("--deepspeed"):
         return
     if options.host_optimizer:
-        yield {"--optimizer-cpu-offload": None}
+        yield {name: None for name in ("--optimizer-cpu-offload", SWAPS) if job.get(name)}
     sequence: Settings = {}
     if options.tensor > 1 and options.sequence_length % (options.tensor * options.context) == 0:
         sequence = {} if options.sequence_parallel else {"--sequence-parallel": True}
@@ -97,7 +98,7 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     if ranks > 1 and options.zero < 2:
         yield {"--overlap-grad-reduce": True, **({"--overlap-param-gather": True} if options.zero else {})}
     divided = {"--use-distributed-optimizer": True} if ranks > 1 and options.zero == 0 else {}
-    full = {} if any(name.startswith("--recompute") for name in job) else FULL_RECOMPUTATION
+    full = {} if any(name.startswith("--recompute") and job[name] for name in job) else FULL_RECOMPUTATION
     saving = [each for each in (divided, sequence, full) if each]
     for count in range(1, len(saving) + 1):
         for several in combinations(saving, count):

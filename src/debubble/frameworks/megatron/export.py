@@ -294,7 +294,7 @@ def _one_queue(plan: Plan) -> dict[str, str]:
 _REPLACED_OPTIONS = (
     "--recompute-activations", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
     "--recompute-modules", "--fine-grained-activation-offloading", "--optimizer-cpu-offload", "--use-megatron-fsdp",
-    "--use-torch-fsdp2", "--overlap-moe-expert-parallel-comm", "--sequence-parallel",
+    "--use-torch-fsdp2", "--overlap-moe-expert-parallel-comm", "--sequence-parallel", "--swap-optimizer",
 )  # fmt: skip
 """Arguments that change a plan which does not have them."""
 

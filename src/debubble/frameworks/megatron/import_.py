@@ -18,7 +18,7 @@ from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
-from debubble.frameworks.megatron.mindspeed import as_megatron
+from debubble.frameworks.megatron.mindspeed import SWAPS, as_megatron, is_mindspeed
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
@@ -93,6 +93,9 @@ HARMLESS = """
     logger.* tokenizer.* profiling.* scheduler.* rng.* dist.* rerun.* validation.* straggler.* checkpoint.*
     peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method deepspeed_config
     ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template balance_data
+    lora_alpha lora_dropout lora_dropout_position lora_in_init_method lora_out_init_method lora_fusion
+    swap_optimizer_times handler_name prompt_type is_instruction_dataset
+    enable_hf2mg_convert model_type_hf no_shared_storage norm_topk_prob seq_aux
     colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type n_samples_per_*
     sglang_* eval_* address runtime_env_json use_tis num_rollout
 """
@@ -110,7 +113,8 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
         check_said(arguments, given)
-    is_plain = framework == "megatron" and "--deepspeed" not in arguments and "framework" not in read.settings
+    of_fork = "--deepspeed" in arguments or "framework" in read.settings or is_mindspeed(read.settings)
+    is_plain = framework == "megatron" and not of_fork
     try:
         job = job_of(arguments, given, target="megatron")
     except InputError as error:
@@ -253,8 +257,8 @@ def _optimizer(arguments: Arguments) -> str:
 
 
 def _host_optimizer(arguments: Arguments) -> float:
-    """The share of the optimizer's states on the host, which --cpu-optimizer of Megatron-DeepSpeed moves whole."""
-    if arguments.flag("--cpu-optimizer") and arguments.flag("--deepspeed"):
+    """The share of the optimizer's states on the host: all by the words of Megatron-DeepSpeed and MindSpeed."""
+    if arguments.flag(SWAPS) or (arguments.flag("--cpu-optimizer") and arguments.flag("--deepspeed")):
         return 1.0
     return arguments.share("--optimizer-offload-fraction") if arguments.flag("--optimizer-cpu-offload") else 0.0
 
@@ -303,7 +307,9 @@ def _keeps_remainders(arguments: Arguments) -> bool:
 
 def _dispatches_once(arguments: Arguments) -> bool:
     """Tell whether tokens travel by DeepEP or HybridEP."""
-    return arguments.flag("--moe-enable-deepep") or arguments.word("--moe-token-dispatcher-type") == "flex"
+    of_primus = [arguments.flag(name) for name in ("--enable-primus-turbo", "--use-turbo-deepep")]
+    dispatcher = arguments.word("--moe-token-dispatcher-type")
+    return arguments.flag("--moe-enable-deepep") or all(of_primus) or dispatcher == "flex"
 
 
 def _graphs(arguments: Arguments) -> str | None:
@@ -354,7 +360,7 @@ def _is_before_fusion(arguments: Arguments) -> bool:
 
 
 def _lora(arguments: Arguments) -> int:
-    """The rank of Megatron-Bridge's adapters; 0: the whole model is trained."""
+    """The rank of adapters, by Megatron-Bridge's name; 0: the whole model is trained."""
     has_adapters = any(name.startswith("peft") for name in arguments.settings)
     return arguments.size("peft.dim") if has_adapters else 0
 
@@ -407,7 +413,8 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
         return dict.fromkeys(numbers, ("full", "full"))
     if arguments.flag("--recompute-activations"):
         granularity = "selective"
-    method, count = arguments.word("--recompute-method"), arguments.size("--recompute-num-layers", 1)
+    method = arguments.word("--recompute-method")
+    count = (arguments.count if method == "block" else arguments.size)("--recompute-num-layers", 1)
     former = arguments.word("--activations-checkpoint-method")
     if former is not None:
         granularity, method, count = "full", former, arguments.size("--activations-checkpoint-num-layers", 1)

@@ -1,12 +1,15 @@
-"""MindSpeed-LLM: its own arguments as those of Megatron-LM that say the same.
+"""MindSpeed-LLM, slime and FlagScale: their own arguments as those of Megatron-LM or Megatron-Bridge that say the same.
 
 Source: MindSpeed-LLM 2.1, mindspeed_llm/features_manager and mindspeed_llm/training/arguments.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from debubble.frameworks.megatron.stages import MANUAL
 
 _NAMES = {
     "--multi-head-latent-attention": "--multi-latent-attention",
@@ -14,12 +17,30 @@ _NAMES = {
     "--qk-nope-head-dim": "--qk-head-dim",
     "--moe-intermediate-size": "--moe-ffn-hidden-size",
     "--shared-expert-gate": "--moe-shared-expert-gate",
+    "--num-layer-list": MANUAL,
 }
-"""Arguments that Megatron-LM calls otherwise."""
+"""Arguments that Megatron-LM or Primus call otherwise."""
+_MARKS = frozenset(
+    (
+        "--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--no-shared-storage",
+        "--model-type-hf", "--context-parallel-algo", "--moe-intermediate-size", "--multi-head-latent-attention",
+    )
+)  # fmt: skip
+"""Arguments by which a script of MindSpeed-LLM is known."""
+_RANKS, _ADAPTED = ("--lora-r", "--lora-rank", "--lora-dim"), ("--lora-target-modules", "--target-modules")
+"""Rank and layers of the adapters, by MindSpeed-LLM, slime and FlagScale."""
+SWAPS = "--swap-optimizer"
+"""The argument by which the optimizer's states are on the host between steps."""
 _PLAIN_SPECS = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "mindspeed_llm.tasks.models.spec.deepseek_spec")
 """Layers that the other arguments describe."""
-_OWN = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers")
+_EXTENDS = "--moe-tp-extend-ep"
+_OWN = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers", _EXTENDS)
 _VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
+
+
+def is_mindspeed(settings: Mapping[str, Any]) -> bool:
+    """Tell whether the arguments of a script are MindSpeed-LLM's, which has many of its own."""
+    return not _MARKS.isdisjoint(settings)
 
 
 def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +61,25 @@ def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
     if idle:
         named["--num-layers"] = str(layers - len(idle))
         named |= _layout(named, layers, idle)
-    return named
+    if named.pop("--use-dualpipev", False):
+        named.setdefault("--schedules-method", "dualpipev")
+    if settings.get(_EXTENDS):
+        # Whole experts on each tensor-parallel rank, in place of a part of each.
+        ranks = [_number(named.get(f"--{kind}-model-parallel-size")) or 1 for kind in ("tensor", "expert")]
+        named |= {"--expert-model-parallel-size": str(math.prod(ranks)), "--expert-tensor-parallel-size": "1"}
+    adapters = _adapters(named)
+    return {**named, **adapters}
+
+
+def _adapters(named: dict[str, Any]) -> Mapping[str, Any]:
+    """The adapters as Megatron-Bridge has them; removes the arguments that describe them, where there are any."""
+    rank = next((named[name] for name in _RANKS if _number(named.get(name))), None)
+    if rank is None:
+        return {}
+    layers = next((named[name] for name in _ADAPTED if name in named), "all-linear")
+    for name in (*_RANKS, *_ADAPTED, "--peft-type"):
+        named.pop(name, None)
+    return {"peft.dim": rank, **({} if layers == "all-linear" else {"peft.target_modules": layers})}
 
 
 def _layout(named: dict[str, Any], layers: int, idle: set[int]) -> Mapping[str, Any]:

@@ -132,8 +132,11 @@ def has_biases(arguments: Arguments) -> bool:
 
 
 def _kv_heads(arguments: Arguments, heads: int) -> int:
+    """The heads of keys and values, which Megatron-DeepSpeed says by a number alone, and BigCode's fork by a word."""
+    shared = arguments.word("--attention-head-type") == "multiquery"
+    of_fork = arguments.size("--num-key-value-heads", 1 if shared else heads)
     grouped = arguments.flag("--group-query-attention")
-    return arguments.size("--num-query-groups", heads) if grouped else heads
+    return arguments.size("--num-query-groups", of_fork) if grouped else of_fork
 
 
 def _activation(arguments: Arguments) -> str:
@@ -314,12 +317,13 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
 
 _MODEL_ARGUMENTS = (
     "--ffn-hidden-size", "--swiglu", "--vocab-size", "--padded-vocab-size", "--group-query-attention",
-    "--num-query-groups", "--kv-channels", "--normalization", "--position-embedding-type", "--max-position-embeddings",
+    "--num-query-groups", "--num-key-value-heads", "--kv-channels", "--normalization", "--position-embedding-type",
+    "--max-position-embeddings",
     "--use-rotary-position-embeddings", "--untie-embeddings-and-output-weights", "--add-qkv-bias", "--qk-layernorm",
     "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-layer-freq", "--q-lora-rank",
     "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim", "--moe-shared-expert-intermediate-size",
     "--moe-shared-expert-gate", "--squared-relu", "--quick-geglu", "--glu-activation", "--pad-vocab-size-to",
-    "--no-position-embedding",
+    "--no-position-embedding", "--attention-head-type",
 )  # fmt: skip
 """Arguments that a model's config says too."""
 
@@ -374,7 +378,7 @@ _PATCH_TOKENIZERS = {
 def takes_gpt2_words(arguments: Arguments) -> bool:
     """Tell whether the vocabulary is that of pretrain_gpt.py's default tokenizer, whose files the arguments name."""
     said = ("--tokenizer-type", "--tokenizer-model", "--vocab-size", "--padded-vocab-size")
-    return "--merge-file" in arguments.settings and not any(name in arguments.settings for name in said)
+    return bool(arguments.settings.get("--merge-file")) and not any(arguments.settings.get(name) for name in said)
 
 
 GPT2 = "GPT2BPETokenizer"

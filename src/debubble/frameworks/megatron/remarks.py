@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.mindspeed import SWAPS
 from debubble.frameworks.megatron.model import dropout, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
+from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import meant
 from debubble.imports.settings import OVERWRITTEN, RECIPE
 from debubble.imports.shell.scripts import RANKS
@@ -22,7 +24,7 @@ from debubble.targets.offload import MODULES
 def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Iterator[str]:
     """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
     counted_on = {
-        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0 and not arguments.flag("--deepspeed"),
+        "--overlap-cpu-optimizer-d2h-h2d": arguments.flag("--optimizer-cpu-offload"),
         "--delay-wgrad-compute": options.expert_overlap,
     }
     for name, needed in counted_on.items():
@@ -50,8 +52,9 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     hidden = dropout(arguments, "--hidden-dropout")
-    if hidden and not model.residual_dropout and {"--hidden-size", "--hidden-dropout"} & arguments.settings.keys():
-        said = "" if "--hidden-dropout" in arguments.settings else " (Megatron-LM's default)"
+    described = "--hidden-dropout" in arguments.settings or "--hidden-size" in arguments
+    if hidden and not model.residual_dropout and described:
+        said = "" if "--hidden-dropout" in arguments.settings else f" ({arguments.defaults.of}'s default)"
         yield f"--hidden-dropout {hidden:g}{said} is predicted as none: it keeps a byte per activation and half-layer."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
@@ -61,6 +64,8 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
             yield from arguments.assume(name, "fp32")
+    if arguments.flag("--qlora"):
+        yield "--qlora: frozen weights are predicted unquantised; give --quantize nf4 for those of 4 bits."
     if options.lora:
         modules = set(arguments.words("peft.target_modules"))
         if modules and modules not in (_ADAPTED, {"linear_qkv"}):
@@ -80,6 +85,9 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
             f"--num-distributed-optimizer-instances {instances}: states are divided within each, and the prediction"
             " divides them among all replicas."
         )
+    share = arguments.word("--rotary-percent", "1")
+    if share not in ("1", "1.0"):
+        yield f"--rotary-percent {share}: it costs nothing, and a model that is exported rotates whole heads."
     for name in _COUNTED:
         arguments.get(name)
     for name in _COUNTED_SWITCHES:
@@ -105,7 +113,8 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         if name in arguments.settings and said is not False:
             arguments.check_has_value(name, said)
         word = " ".join(said) if isinstance(said, tuple) else said
-        if isinstance(word, str) and word not in (*values.split(), off.get(name)):
+        is_open = "$" in str(word) and is_harmless(name, word, "")
+        if isinstance(word, str) and not is_open and word not in (*values.split(), off.get(name)):
             known = f"({values}){meant(word, values.split())}"
             yield f"{name} {word} is no value that Megatron-LM has had {known}: the prediction may be of another."
     yield from _recomputation(arguments)
@@ -118,6 +127,9 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
     kind = (arguments.word("peft._target_") or "LoRA").rpartition(".")[2]
     if options.lora and kind != "LoRA":
         yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
+    stage = arguments.word("--stage", "sft") or ""
+    if _MORE_THAN_TRAINING.search(stage):
+        yield f"--stage {stage}: training alone is predicted, and the passes of other models next to it are not."
     if arguments.flag("--perform-rl-step"):
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
     of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES)]
@@ -219,6 +231,8 @@ _LISTED = {
 """Arguments of several words -> those of megatron/core/transformer/transformer_config.py."""
 _TEACHER_PREFIXES = ("--export-kd-teacher", "--kd-config", "--teacher")
 """Prefixes of the arguments of a distillation, in Megatron-LM, and in Megatron-Bridge's models."""
+_MORE_THAN_TRAINING = re.compile("dpo|ppo|grpo|simpo|^orm$|^prm$")
+"""The values of MindSpeed-LLM's --stage that run other models, too, or pairs of samples."""
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),
@@ -247,6 +261,8 @@ _COUNTED_SWITCHES = (
 """Such arguments that take no value."""
 
 _UNPRICED = {
+    "--apply-layernorm-1p": "it costs nothing, and a model that is exported has other norms.",
+    SWAPS: "the states are predicted on the host, which steps them, as with --optimizer-cpu-offload.",
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
 }

@@ -8,20 +8,28 @@ from debubble.frameworks.deepspeed.partition import partitioned_layers
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.orders import has_v
 from debubble.imports.job import even_layers
+from debubble.imports.settings import RECIPE
 from debubble.ir import InputError
 from debubble.models import Model
 
 LAYOUT = "--pipeline-model-parallel-layout"
 _FIRST, _LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 _PER_VIRTUAL, _VIRTUAL = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
-_MANUAL = "--decoder-pipeline-manual-split-list"
+MANUAL = "--decoder-pipeline-manual-split-list"
 """Primus' own list of the layers of every stage."""
 _PARTITION = "--pp-partition-method"
 SPLITS = (
-    _PER_VIRTUAL, _VIRTUAL, _FIRST, _LAST,
+    _PER_VIRTUAL, _VIRTUAL, _FIRST, _LAST, MANUAL, "--num-layer-list",
     "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
 )  # fmt: skip
 """Other ways to divide layers, which Megatron-LM refuses next to a layout."""
+
+
+_RECIPES_ENDS = (
+    ", or what the recipe has, such as --args 'model.account_for_embedding_in_pipeline_split=true"
+    " model.account_for_loss_in_pipeline_split=true'"
+)
+"""Words on the ends of a pipeline that recipes of Megatron-Bridge set."""
 
 
 def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[int, ...], int | None]:
@@ -36,11 +44,11 @@ def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[
     if _PARTITION in arguments or arguments.flag("--deepspeed"):
         method = arguments.word(_PARTITION, "type:transformer") or ""
         return partitioned_layers(method, model, pipeline), None
-    listed = arguments.numbers(_MANUAL)
+    listed = arguments.numbers(MANUAL)
     if listed:
         if len(listed) != pipeline:
             raise InputError(
-                f"{arguments.path}: {_MANUAL} has {len(listed)} numbers for {pipeline} pipeline devices, and only one"
+                f"{arguments.path}: {MANUAL} has {len(listed)} numbers for {pipeline} pipeline devices, and only one"
                 f" for each is read: say the stages with {LAYOUT}."
             )
         return tuple(listed), None
@@ -51,7 +59,8 @@ def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[
     chunks = _chunks(arguments, layers + sum(ends), pipeline)
     first, last = arguments.numbers(_FIRST), arguments.numbers(_LAST)
     if not first and not last:
-        return _even_stages(layers, ends, pipeline * chunks), None
+        hint = _RECIPES_ENDS if RECIPE in arguments and not any(ends) else ""
+        return _even_stages(layers, ends, pipeline * chunks, hint), None
     if pipeline == 1:
         raise InputError(
             f"{arguments.path}: {_FIRST if first else _LAST} is for the stages of a pipeline, and"
@@ -82,11 +91,11 @@ def _chunks(arguments: Arguments, layers: int, pipeline: int) -> int:
     return layers // pipeline // per_stage
 
 
-def _even_stages(layers: int, ends: tuple[int, int], stages: int) -> tuple[int, ...]:
+def _even_stages(layers: int, ends: tuple[int, int], stages: int, hint: str) -> tuple[int, ...]:
     """Layers per stage, where embedding and loss stand for so many layers each."""
     total = layers + sum(ends)
     last = max(1, total - -(-total // stages) * (stages - 1))
-    counts = list(even_layers(total, stages, otherwise=f", or an end's layers with --args '{_LAST} {last}'"))
+    counts = list(even_layers(total, stages, otherwise=f", or an end's layers with --args '{_LAST} {last}'{hint}"))
     counts[0] -= ends[0]
     counts[-1] -= ends[1]
     return tuple(counts)

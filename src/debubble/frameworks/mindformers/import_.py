@@ -192,6 +192,8 @@ def _model(read: SettingsReader) -> Model:
         for name in (*(f"{_MODEL}{name}" for name in _OTHER_LAYERS), *(f"moe_config.{name}" for name in _OTHER_EXPERTS))
         if read.get(name) not in (None, 0, False)
     ]
+    if read.get(f"{_MODEL}embedding_size") not in (None, read.get(f"{_MODEL}hidden_size")):
+        unlike.append(f"{_MODEL}embedding_size")
     if unlike:
         raise InputError(
             f"{read.path}: {' '.join(unlike)} describes layers that are not read here: give the model's config.json"

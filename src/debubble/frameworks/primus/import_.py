@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
-from debubble.imports.settings import read_settings, read_tree
+from debubble.imports.settings import read_settings
 from debubble.ir import InputError
 
 _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_trainer.")
@@ -40,13 +40,13 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         InputError: if the file is no experiment.
     """
     line = given or CommandLine({})
-    settings = {name: line.filled(value) for name, value in read_settings(path).items()}
+    settings = {name: line.filled(value) for name, value in _with_bases(path).items()}
     trainer = next((name for name in _TRAINERS if any(each.startswith(name) for each in settings)), _TRAINERS[0])
     prefix = f"{trainer}overrides."
     overrides = {
-        _name(name.removeprefix(prefix)): argument(value)
+        _name(name.removeprefix(prefix)): None if value is None else argument(value)
         for name, value in settings.items()
-        if name.startswith(prefix) and (value is False or not is_off(name.removeprefix(prefix), value))
+        if name.startswith(prefix) and (value is None or value is False or not is_off(name.removeprefix(prefix), value))
     }
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
@@ -56,7 +56,8 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         raise InputError(f"{path} is for Primus's framework '{framework}', and only megatron's are read: {instead}.")
     named = {"trainers": settings.get(f"{trainer}config"), "models": settings.get(f"{trainer}model")}
     bases = {kind: name for kind, name in named.items() if name is not None}
-    return with_arguments({**_with_adapters(overrides), **bases}, given)
+    others = {name: value for name, value in settings.items() if not name.startswith(("modules.", "platform."))}
+    return with_arguments({**_with_adapters(overrides), **bases, **others}, given)
 
 
 def _name(entry: str) -> str:
@@ -79,7 +80,7 @@ def _base(kind: str, name: str, path: Path) -> Mapping[str, Any] | None:
     folders = [path.parent, *(folder / _BASES[kind] for folder in path.absolute().parents)]
     file = next((each for folder in folders if (each := folder / f"{stem}.yaml").is_file() and each != path), None)
     if file is not None:
-        return {_name(entry): argument(value) for entry, value in _with_bases(file) if value is not None}
+        return {_name(entry): argument(value) for entry, value in _with_bases(file).items() if value is not None}
     known = own_defaults("primus")[kind].get(stem)
     return None if known is None else {**(_language_model() if kind == "models" else {}), **_arguments(known)}
 
@@ -88,19 +89,32 @@ def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: argument(value) for name, value in settings.items()}
 
 
+def _entries(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as the entries of a file."""
+    return {name.removeprefix("--").replace("-", "_"): value for name, value in arguments.items()}
+
+
 def _language_model() -> dict[str, Any]:
     """The base configuration of all models."""
     return _arguments(own_defaults("primus")["language_model"])
 
 
-def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The entries of a configuration, those that it extends first."""
-    tree = dict(read_tree(file))
-    bases = tree.pop("extends", None) or []
+def _with_bases(file: Path, depth: int = 0) -> dict[str, Any]:
+    """The settings of a file, in place of those of the files that it extends.
+
+    Raises:
+        InputError: if a file that it extends is not there.
+    """
+    own = dict(read_settings(file))
+    bases = own.pop("extends", None) or []
+    whole: dict[str, Any] = {}
     for base in bases if isinstance(bases, list) and depth < _MAX_BASES else ():
-        if (file.parent / str(base)).is_file():
-            yield from _with_bases(file.parent / str(base), depth + 1)
-    yield from tree.items()
+        name = file.parent / str(base)
+        known = {"language_model": {}, **own_defaults("primus")["models"]}.get(name.stem)
+        if not name.is_file() and known is None:
+            raise InputError(f"{file} extends {base}, which is not there: put it there.")
+        whole |= _with_bases(name, depth + 1) if name.is_file() else _entries({**_language_model(), **(known or {})})
+    return {**whole, **own}
 
 
 DEFAULTS = Defaults("Primus", {"peft.dim": 32, "--add-bias-linear": False})

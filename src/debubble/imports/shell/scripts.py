@@ -21,11 +21,15 @@ from debubble.imports.shell.conditions import holds
 from debubble.imports.shell.statements import (
     ASSIGNMENT,
     DECLARES,
+    IGNORED_COMMANDS,
+    asks,
     assigned_names,
     commands_of,
     condition_words,
     fails,
+    only_prints,
     place_of,
+    resubmits,
     shell_text,
     written,
 )
@@ -45,15 +49,6 @@ from debubble.imports.shell.syntax import (
 from debubble.imports.shell.words import ShellVariables, is_known
 from debubble.ir import InputError
 
-_IGNORED_COMMANDS = frozenset(
-    (
-        "echo", "printf", "cat", "ls", "cd", "mkdir", "rm", "cp", "mv", "pwd", "tee", "date", "sleep", "wait", "kill",
-        "pkill", "ulimit", "module", "conda", "pip", "chmod", "touch", "ln", "break", "continue", "trap", "grep", "sed",
-        "awk", "which", "hostname", "nvidia-smi", "df", "pushd", "popd", "head", "tail", "sort", "wc", "nvcc", "git",
-        "apt-get", "tar", "wget", "curl", "ibdev2netdev", "scontrol", "umask", "set", "command", "type", "let",
-    )
-)  # fmt: skip
-"""Commands whose words are no arguments of a training script."""
 _ARITHMETIC_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
 """An assignment in arithmetic, such as `i=0`, `i+=2` or `i++`."""
 _OPTION_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
@@ -235,18 +230,23 @@ class _Follower:
 
     def _chain(self, chain: Chain) -> bool | None:
         held: bool | None = True
+        before: Statement | None = None
         for joint, part in chain.parts:
             if (joint == "&&" and held is False) or (joint == "||" and held is True):
                 continue
+            if joint == "&&" and asks(before) and isinstance(part, Command) and assigned_names(part) is not None:
+                held = None
             if joint in ("&&", "||") and held is None:
-                self._refuse_if_it_matters(part, part)
+                self._refuse_if_it_matters(part, before)
                 continue
-            held = self.run(part)
+            held, before = self.run(part), part
         return held if not chain.negated or held is None else not held
 
     def _either(self, statement: Either) -> bool | None:
         for place, (condition, body) in enumerate(statement.branches):
             held = True if condition is None else self._decide(condition)
+            if held and condition is not None and resubmits(body):
+                continue
             if held:
                 return self.run(body)
             if held is None:
@@ -307,7 +307,7 @@ class _Follower:
     def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
         """Leave open what statements that may or may not run set; InputError if they change what the script starts."""
         commands = list(commands_of(body))
-        if commands and fails(commands[-1]):
+        if commands and self._fails(commands[-1]):
             return
         line, words = place_of(condition)
         unknown = self._unknown_in(words)
@@ -333,6 +333,12 @@ class _Follower:
                 open_texts = (text for name, text in left_open.items() if name not in self.given)
                 self.undecided |= dict.fromkeys(open_texts, "" if free else refusal)
 
+    def _fails(self, command: Command) -> bool:
+        """Tell whether a command ends the script with an error, by itself or as the last of a function."""
+        body = self.functions.get(command.tokens[0].text)
+        of_function = () if body is None else tuple(commands_of(body))
+        return any(map(fails, (command, *of_function[-1:])))
+
     def _misses(self, command: Command) -> bool:
         """Tell whether a command sources a script that is not there, which is then missing."""
         if command.tokens[0].text not in ("source", ".") or len(command.tokens) < 2:
@@ -352,12 +358,13 @@ class _Follower:
     def _starts(self, command: Command) -> bool:
         """Tell whether a command starts something with arguments, or changes what later ones are."""
         first = command.tokens[0].text
-        if first in _IGNORED_COMMANDS and first not in ("set", "let"):
+        if first in IGNORED_COMMANDS and first not in ("set", "let"):
             return False
         names = {name.replace("_", "-") for token in command.tokens for name in _OPTION_NAMES.findall(written(token))}
         assigns = command.tokens[0].elements is not None or ASSIGNMENT.fullmatch(first) is not None
         named = bool(names) and (assigns or not names.isdisjoint(TRAINING_ARGUMENTS))
-        return first in ("source", ".", "eval", "set", "shift") or first in self.functions or named
+        calls = first in self.functions and not only_prints(self.functions[first])
+        return first in ("source", ".", "eval", "set", "shift") or calls or named
 
     def _command(self, command: Command) -> bool | None:
         tokens = list(command.tokens)
@@ -409,7 +416,7 @@ class _Follower:
                     self.variables.values[each] = self.given[each]
         elif name == "printf" and rest[:1] == ["-v"] and len(rest) > 2:
             self.variables.values[rest[1]] = re.sub("%[sd]", lambda _: " ".join(rest[3:]), rest[2])
-        elif name in _IGNORED_COMMANDS:
+        elif name in IGNORED_COMMANDS:
             if name in ("grep", "which", "command", "type", "let"):
                 return None
         else:
@@ -473,6 +480,8 @@ class _Follower:
             self._note(new)
             return
         value = self.variables.text_of(text)
+        if name in self.given and not is_known(value):
+            value = self.given[name]
         if value.startswith("--") and _POSITIONAL.fullmatch(text) and not (self.depth or self.shifts):
             raise InputError(
                 f"{self.path} takes its arguments by place, and {value} of --args would be {name}: {self._by_place}."

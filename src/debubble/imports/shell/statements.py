@@ -20,6 +20,15 @@ from debubble.imports.shell.syntax import (
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
 DECLARES = ("export", "local", "declare", "typeset", "readonly")
+IGNORED_COMMANDS = frozenset(
+    (
+        "echo", "printf", "cat", "ls", "cd", "mkdir", "rm", "cp", "mv", "pwd", "tee", "date", "sleep", "wait", "kill",
+        "pkill", "ulimit", "module", "conda", "pip", "chmod", "touch", "ln", "break", "continue", "trap", "grep", "sed",
+        "awk", "which", "hostname", "nvidia-smi", "df", "pushd", "popd", "head", "tail", "sort", "wc", "nvcc", "git",
+        "apt-get", "tar", "wget", "curl", "ibdev2netdev", "scontrol", "umask", "set", "command", "type", "let",
+    )
+)  # fmt: skip
+"""Commands whose words are no arguments of a training script."""
 
 
 def shell_text(words: Sequence[str]) -> str | None:
@@ -53,6 +62,32 @@ def fails(command: Command) -> bool:
     """Tell whether a command ends the script with an error, where a run does not come."""
     words = [token.text for token in command.tokens]
     return words[0] == "exit" and words[1:] not in ([], ["0"])
+
+
+def asks(statement: Statement | None) -> bool:
+    """Tell whether a statement is a program of its own, whose success is no more told than its output."""
+    if not isinstance(statement, Command) or assigned_names(statement) is not None:
+        return False
+    return statement.tokens[0].text not in (*IGNORED_COMMANDS, *_BUILTINS)
+
+
+_BUILTINS = ("source", ".", "eval", "shift", "unset", "read", "mapfile", "true", "false", ":", "[", "test")
+
+
+def only_prints(body: Statement) -> bool:
+    """Tell whether a function neither sets variables nor starts anything with arguments."""
+    return all(command.tokens[0].text in IGNORED_COMMANDS for command in commands_of(body))
+
+
+def resubmits(body: Statement) -> bool:
+    """Tell whether a branch gives the script itself to a scheduler and ends, which the scheduled job does not run."""
+    written_words = [[token.text.strip("\"'") for token in command.tokens] for command in commands_of(body)]
+    submitted = any(words[0] in _SUBMITS and _ITSELF & {*words} for words in written_words)
+    return submitted and written_words[-1][0] == "exit"
+
+
+_SUBMITS = ("sbatch", "qsub", "bsub")
+_ITSELF = {"$0", "${0}", "$BASH_SOURCE", "${BASH_SOURCE[0]}"}
 
 
 def commands_of(statement: Statement) -> Iterator[Command]:

@@ -144,8 +144,9 @@ class ShellVariables:
             return text[at:end], end
         if text.startswith("$((", at):
             end = end_of_quoted(text, at)
-            total = self.sum_of(text[at + 3 : end - 2])
-            return (text[at:end] if total is None else str(total)), end
+            inner = text[at + 3 : end - 2]
+            total = self.sum_of(inner)
+            return (f"$(({self._filled(inner)}))" if total is None else str(total)), end
         if text.startswith("${", at):
             end = end_of_quoted(text, at)
             return self._parameter(text[at + 2 : end - 1], text[at:end]), end
@@ -254,7 +255,7 @@ class ShellVariables:
 
     def sum_of(self, text: str) -> int | None:
         """The value of an arithmetic expression; None if something in it is not known."""
-        plain = re.sub(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b", lambda m: self._number(m[1] or m[2], m[0]), text)
+        plain = _NAME.sub(lambda m: self._number(m[1] or m[2], m[0]), text)
         plain = plain.replace("&&", " and ").replace("||", " or ")
         plain = re.sub(r"!(?!=)", " not ", plain)
         plain = re.sub(r"^([^?:]*)\?([^?:]*):([^?:]*)$", r"(\2) if (\1) else (\3)", plain.strip(), flags=re.DOTALL)
@@ -264,11 +265,23 @@ class ShellVariables:
         except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
             return None
 
+    def _filled(self, sum_: str) -> str:
+        """An arithmetic expression with the numbers that are known, and a `$` before the names of others."""
+        if re.search(r"\$\(|`|\[", sum_):
+            return sum_
+        return re.sub(r"\s", "", _NAME.sub(lambda match: self._known_number(match[1] or match[2]), sum_))
+
+    def _known_number(self, name: str) -> str:
+        value = self._lookup(name, None)
+        return value if value is not None and value.isdecimal() else f"${name}"
+
     def _number(self, name: str, raw: str) -> str:
         value = self._lookup(name, None)
         return raw if value is None else f"({value})" if value else "0"
 
 
+_NAME = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
+"""A variable in arithmetic."""
 _ELEMENT_BREAK = "\0"
 """The separator of the elements of an array in `"${A[@]}"`, where they are words of their own."""
 _NOTHING = "\0\0"
