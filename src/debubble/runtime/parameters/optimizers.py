@@ -144,7 +144,10 @@ class DeviceOptimizers:
 
     def squares(self, stages: Sequence[int] | None = None) -> float:
         """Sum of the squares of the gradients of some stages (None: of all) of this device, in double precision."""
-        return sum(self._squares(stage) for stage in (self._counted if stages is None else stages))
+        return sum(
+            sum_of_squares(local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None)
+            for stage in (self._counted if stages is None else stages)
+        )
 
     def step(self, stage: int) -> None:
         """S, as the plan says: with the stage's gradients as they are; not at all if one of them is inf or NaN."""
@@ -152,18 +155,6 @@ class DeviceOptimizers:
         if math.isfinite(self.squares([stage])):
             self.inside[stage].step()
         self.inside[stage].zero_grad()
-
-    def step_all(self, optimizers: Sequence[Optimizer], total: PartialSums, max_norm: float) -> None:
-        """Step these, clipped by the norm of all gradients; not at all if one of them is inf or NaN."""
-        for optimizer in optimizers:
-            if total.finite:
-                scale_gradients(parameters_of(optimizer), total.scale(max_norm))
-                optimizer.step()
-            optimizer.zero_grad()
-
-    def tentative_update(self, max_norm: float = math.inf, *, optimistic: bool = True) -> TentativeUpdate:
-        """An update of all parameters that may begin before the norm of all gradients is known."""
-        return TentativeUpdate(self, max_norm, optimistic=optimistic)
 
     def snapshot_of(self, optimizer: Optimizer) -> OptimizerSnapshot:
         """The copies that take this optimizer's steps back."""
@@ -182,13 +173,10 @@ class DeviceOptimizers:
             parameters[stage] = []
             for name, parameter in weights.masters.items():
                 second = shares_table and name == HEAD_TABLE
-                if parameter not in seen and not second and weights.counts_in_norm(name):
+                if parameter not in seen and not second and weights.divisions[name].counts_in_norm:
                     parameters[stage].append(parameter)
                     seen.add(parameter)
         return parameters
-
-    def _squares(self, stage: int) -> float:
-        return sum_of_squares(local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None)
 
 
 class TentativeUpdate:
@@ -202,7 +190,7 @@ class TentativeUpdate:
         optimistic: Whether any optimizer may step before the norm of all gradients is known.
     """
 
-    def __init__(self, optimizers: DeviceOptimizers, max_norm: float, *, optimistic: bool) -> None:
+    def __init__(self, optimizers: DeviceOptimizers, max_norm: float = math.inf, *, optimistic: bool = True) -> None:
         self._optimizers, self._optimistic = optimizers, optimistic
         self.max_norm = max_norm
         self._steps: list[_TentativeStep] = []
@@ -232,7 +220,11 @@ class TentativeUpdate:
                 step.correct(total, max_norm)
             step.optimizer.zero_grad()
         tried = [step.optimizer for step in self._steps]
-        self._optimizers.step_all([o for o in self._optimizers.outside if o not in tried], total, max_norm)
+        for optimizer in (optimizer for optimizer in self._optimizers.outside if optimizer not in tried):
+            if total.finite:
+                scale_gradients(parameters_of(optimizer), total.scale(max_norm))
+                optimizer.step()
+            optimizer.zero_grad()
         if self._optimizers.averages is not None and total.finite:
             self._optimizers.averages.update()
         self._finished = True

@@ -64,19 +64,16 @@ class Measurements:
         """Forget the step before, as far as this one measures, with micro-batches of these shapes."""
         self.counts_memory = self.every_step or needs_ledger or shapes != self._counted_shapes
         if self.counts_memory:
-            self._counted_shapes = shapes
+            self._counted_shapes, self._gradient_bytes = shapes, 0
             self.activations.start_step()
         self.messages.start_step()
         self.unit_times.start_step()
         self._lanes.start_step()
 
     def count_gradients(self) -> None:
-        """Note the bytes of gradients after a step's program, which may be gone when somebody asks."""
-        self._gradient_bytes = max(self._gradient_bytes, self.optimizers.gradient_bytes)
-
-    def forget_gradients(self) -> None:
-        """Count gradients from nothing."""
-        self._gradient_bytes = 0
+        """Note the bytes of gradients after the program of a step that counts, which may be gone when somebody asks."""
+        if self.counts_memory:
+            self._gradient_bytes = max(self._gradient_bytes, self.optimizers.gradient_bytes)
 
     def count_next_step(self) -> None:
         """Let the next step count memory, whatever its shapes."""
