@@ -17,8 +17,7 @@ from debubble.ir import InputError, RunOptions
 from debubble.ir.trace import TraceEvent
 from debubble.runtime.steps.measurements import AllocatorPeaks
 from debubble.training.checks import check
-from debubble.training.monitoring.metrics import DeviceWork, bubble_fraction
-from debubble.training.monitoring.progress import StepReport
+from debubble.training.monitoring.progress import DeviceWork, StepReport, bubble_fraction
 from debubble.training.monitoring.report import TrainingSummary
 from debubble.training.options import TrainOptions
 from tests.support.training_cases import train_alone
