@@ -2,11 +2,12 @@
 
 A stage computes with *working* parameters in the run's dtype.  The optimizer sees *masters*: the same tensors in fp32,
 fp64 and full bf16 training; else for bf16 and fp16 fp32 copies.  Gradients of these are taken after every backward and
-summed in fp32.
-A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters up.
+summed in fp32.  A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters
+up.
+
 Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter; where they divide
-the parameters too (ZeRO-3), a working one is there while it is gathered alone.  Where the ranks of
-a device divide the parameter, the optimizer sees the master as a DTensor (see distributed/sharding.py).
+the parameters too (ZeRO-3), a working one is there while it is gathered alone.  Where the ranks of a device divide the
+parameter, the optimizer sees the master as a DTensor (see distributed/sharding.py).
 """
 
 from __future__ import annotations
