@@ -21,6 +21,7 @@ from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (
     assert_gradients,
     gradient_of,
+    losses_alone,
     plan_of,
     reference_gradients,
     run_threads,
@@ -93,14 +94,7 @@ def test_training_loses_like_one_process() -> None:
     batches = [tokens_of(TIED, rows=4, seed=seed) for seed in range(3)]
     plan = plan_of(schedule(micro_batches=2), TIED, tensor=2, data=2, zero=2)
     model = ReferenceModel(TIED, dtype=torch.float64)
-    optimizer, expected = make(model.parameters()), []
-    for tokens in batches:
-        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        expected.append(float(loss.detach()))
+    expected = losses_alone(model, make(model.parameters()), batches, max_norm=1.0)
     for losses in run_threads(plan, lambda pipeline: train(pipeline, batches, max_norm=1.0), optimizer=make):
         assert losses == pytest.approx(expected, rel=1e-10)
 

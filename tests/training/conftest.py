@@ -64,3 +64,13 @@ def plan_file(tmp_path: Path) -> Callable[[int], Path]:
         return tmp_path / f"plan-{devices}.json"
 
     return write
+
+
+@pytest.fixture
+def options(tmp_path: Path, plan_file: Callable[[int], Path]) -> Any:
+    """Six steps of that plan on one device, on a text."""
+    from debubble.training.options import TrainOptions
+
+    data = tmp_path / "text.txt"
+    data.write_text("".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200)))
+    return TrainOptions(plan=plan_file(1), data=data, steps=6, warmup=2, learning_rate=0.01)
