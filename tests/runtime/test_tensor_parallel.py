@@ -37,7 +37,7 @@ pytest.importorskip("peft")
 
 import transformers
 
-from tests.support.hf_reference import assert_trains_as_alone, exactly, hf_model, peft_model
+from tests.support.hf_reference import assert_checkpoint_returns, assert_trains_as_alone, exactly, hf_model, peft_model
 
 # peft uses names that transformers is about to change, and says what it makes of a config.
 pytestmark = [
@@ -149,17 +149,7 @@ def test_divided_adapters_get_pefts_gradients(family: str, targets: Any) -> None
 
 @pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
 def test_a_checkpoint_goes_in_and_out_unchanged(config: Any, tmp_path: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    model.save_pretrained(tmp_path / "in")
-
-    def through(pipeline: Any) -> None:
-        pipeline.load_pretrained(tmp_path / "in")
-        pipeline.save_pretrained(tmp_path / "out")
-
-    run_threads(plan_of(schedule(), config, dtype="fp32", tensor=2), through, ranks=4)
-    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(back.state_dict()[name], tensor), name
+    assert_checkpoint_returns(config, tmp_path, tensor=2)
 
 
 def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:

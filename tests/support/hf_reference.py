@@ -118,12 +118,12 @@ def assert_trains_as_alone(
         assert_gradients({name: state[name] for name in expected.keys() & state.keys()}, expected, absolute=rounding)
 
 
-def assert_checkpoint_returns(config: Any, folder: Path, **options: Any) -> None:
+def assert_checkpoint_returns(config: Any, folder: Path, *, shard_size: str = "1GB", **options: Any) -> None:
     """Transformers' checkpoint of a model goes into a pipeline, gives its loss there, and comes out unchanged."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    model.save_pretrained(folder / "in", **options)
-    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), model.config.to_dict(), dtype="fp32")
+    model.save_pretrained(folder / "in", max_shard_size=shard_size)
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), model.config.to_dict(), dtype="fp32", **options)
     tokens = tokens_of(config, rows=2)
 
     def through(pipeline: Any) -> Any:

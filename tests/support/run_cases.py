@@ -15,7 +15,6 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import SavePolicy, Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support import gloo_ranks
 from tests.support.model_cases import on_cpus
 from tests.support.runtime_cases import assert_same_gradients, run_threads, tokens_of
 
@@ -197,8 +196,3 @@ def on_lanes(trace: Any, lanes: Any = (Lane.D2H, Lane.H2D)) -> Any:
 
 def kinds_of(plan: Any) -> Any:
     return {op.kind for op in plan.schedule.operations}
-
-
-def assert_runs_over_gloo(plan: Any, folder: Any) -> None:
-    """Four processes give the reference's loss and gradients."""
-    gloo_ranks.assert_gradients_over_gloo([plan], [batch_for(plan)], folder)
