@@ -21,7 +21,7 @@ from debubble.ir import InputError
 from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.distributed.gradient_norm import PartialSums
 from debubble.runtime.execution.speculation import SpeculativeInterpreter
-from debubble.runtime.parameters.optimizers import TentativeUpdate
+from debubble.runtime.parameters.tentative_update import TentativeUpdate
 from debubble.runtime.steps.batch import Batch
 from debubble.runtime.steps.training_step import MEETING_PHASE, StepRunner
 

@@ -16,7 +16,9 @@ from debubble.runtime.distributed.sharding import local_tensor
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.device_part import DevicePart
-from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, TentativeUpdate, scale_gradients
+from debubble.runtime.parameters.optimizer_states import scale_gradients
+from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale
+from debubble.runtime.parameters.tentative_update import TentativeUpdate
 from debubble.runtime.topology import Ranks
 
 
