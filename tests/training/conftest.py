@@ -1,4 +1,3 @@
-import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,8 +8,7 @@ import pytest
 import debubble as db
 from debubble.ir import PlannedUnit, RunOptions
 from tests.support.model_cases import on_cpus
-
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
+from tests.support.torch_tests import collect_ignore_glob as collect_ignore_glob
 
 TINY_LLAMA = {
     "model_type": "llama",
