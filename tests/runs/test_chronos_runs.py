@@ -12,7 +12,7 @@ from debubble.costs.partition import Partition
 from debubble.ir import Kind, Lane, Placement
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.parameters.post_validation import StepResult
+from debubble.runtime.steps.post_validation import StepResult
 from debubble.training.checks import validates_after
 from debubble.training.training_run import post_validated_step, synchronous_step
 from tests.runtime.test_pipeline import ADAMW, reference_losses

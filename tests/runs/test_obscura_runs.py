@@ -13,7 +13,6 @@ from debubble.views.comparison import as_dict, compare
 from tests.support.run_cases import (
     LLAMA8,
     assert_reference_equal,
-    assert_runs_over_gloo,
     kinds_of,
     on_lanes,
     overlapping,
@@ -85,8 +84,3 @@ def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any, ran: An
     assert compared["makespan"]["predicted"] == plan.simulate().makespan
     assert compared["makespan"]["measured"] > 0
     assert {"F", "B", "O", "L"} <= compared["kinds"].keys()
-
-
-@pytest.mark.slow
-def test_the_plan_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
-    assert_runs_over_gloo(plan, tmp_path)

@@ -1,6 +1,5 @@
 """OptPipe's and AdaOffload's plans run: activations really leave the device while it computes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from debubble.ir import Kind
 from tests.support.run_cases import (
     LLAMA8,
     assert_reference_equal,
-    assert_runs_over_gloo,
     kinds_of,
     moved_beside_compute,
     on_lanes,
@@ -49,8 +47,3 @@ def test_what_is_moved_is_moved_while_the_device_computes(plan: Any) -> None:
     transfers = {op.name for op in plan.schedule.operations if op.kind in (Kind.O, Kind.L)}
     assert on_lanes(run(plan)[0][2]) == transfers
     assert moved_beside_compute(plan) == {Kind.O, Kind.L}
-
-
-@pytest.mark.slow
-def test_the_plan_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
-    assert_runs_over_gloo(plan, tmp_path)

@@ -1,11 +1,10 @@
 """SCOPE's plans run: uneven heterogeneous partitions with mixed recomputation."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.run_cases import LLAMA8, assert_reference_equal, assert_runs_over_gloo, plan_for, run
+from tests.support.run_cases import LLAMA8, assert_reference_equal, plan_for, run
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +30,3 @@ def test_the_plans_gradients_are_the_references(plan: Any) -> None:
 def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
     for (peak, _, _), predicted in zip(run(plan, steps=1), plan.simulate().peak_memory, strict=True):
         assert 0.8 * predicted < peak <= min(predicted, limit)
-
-
-@pytest.mark.slow
-def test_the_plan_runs_over_gloo(plan: Any, tmp_path: Path) -> None:
-    assert_runs_over_gloo(plan, tmp_path)

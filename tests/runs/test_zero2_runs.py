@@ -1,5 +1,6 @@
 """DP 2 x PP 2 with ChronosPipe's ZeRO-2 variant: one process's losses, half the gradients and optimizer states."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b
 from tests.support import gloo_ranks
 from tests.support.run_cases import LLAMA8, kinds_of, plan_for, units_of
-from tests.support.runtime_cases import plan_of, tokens_of
+from tests.support.runtime_cases import plan_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA_TIED
 
 EVEN = {**LLAMA8, "vocab_size": 62}
@@ -53,7 +54,7 @@ def divided() -> Any:
 @pytest.mark.slow
 def test_the_planner_reduces_gradients_inside_the_step() -> None:
     units = units_of(LLAMA8, dtype=torch.float32)
-    reducing = type(units)(**{**vars(units), "stage_entries": {"gradient_reduce": 1e-3}})
+    reducing = replace(units, stage_entries={"gradient_reduce": 1e-3})
     plan = plan_for(
         "chronos", LLAMA8, units=reducing, devices=2, micro_batches=4, chunks=2, data=2, zero=2, dtype="fp32"
     )
@@ -94,19 +95,19 @@ def test_divided_states_may_be_the_hosts() -> None:
 
 
 def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path: Path) -> None:
-    def save(transport: Any) -> Any:
-        pipeline = Pipeline(None, plan_with(EVEN, zero=2), transport=transport, optimizer=ADAMW)
+    def save(pipeline: Any) -> Any:
         pipeline.step(tokens_of(EVEN, rows=4))
         pipeline.optimizer_step()
         pipeline.save_pretrained(tmp_path)
         return pipeline.state_dict()
 
-    def load(transport: Any) -> Any:
-        pipeline = Pipeline(None, plan_with(EVEN, zero=2), transport=transport, seed=1)
+    def load(pipeline: Any) -> Any:
         pipeline.load_pretrained(tmp_path)
         return pipeline.state_dict()
 
-    for saved, loaded in zip(ThreadTransport.run(4, save), ThreadTransport.run(4, load), strict=True):
+    plan = plan_with(EVEN, zero=2)
+    saving, loading = run_threads(plan, save, optimizer=ADAMW), run_threads(plan, load, seed=1)
+    for saved, loaded in zip(saving, loading, strict=True):
         assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 

@@ -15,6 +15,7 @@ from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import (
     assert_gradients,
     gradients_of,
+    loss_and_gradients,
     plan_of,
     reference_gradients,
     run_threads,
@@ -40,9 +41,7 @@ def step_alone(plan: Any, *, compile: Any, tokens: Any) -> Any:
     """Loss, gradients and the most that was kept, on one device."""
 
     def one(pipeline: Any) -> Any:
-        loss = pipeline.step(tokens)
-        assert pipeline.measured.in_flight_bytes == 0
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.peak_activation
+        return *loss_and_gradients(pipeline, tokens), pipeline.measured.peak_activation
 
     return run_threads(plan, one, compile=compile)[0]
 

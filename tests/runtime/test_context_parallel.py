@@ -15,6 +15,7 @@ from debubble.runtime import Pipeline
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import (
     assert_as_alone,
+    masked_batch,
     peaks_of,
     plan_of,
     run_threads,
@@ -29,12 +30,7 @@ def plan_for(config: Any, name: str = "1f1b", *, strategy: str = "none", **optio
 
 
 def batch_of(config: Any, *, rows: int = 4, packed: bool = False) -> dict[str, Tensor]:
-    tokens = tokens_of(config, rows=rows, length=16)
-    batch = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:].clone()}
-    batch["targets"][0, 3:9] = -100
-    if packed:
-        batch["position_ids"] = torch.cat((torch.arange(5), torch.arange(11))).expand(rows, -1)
-    return batch
+    return masked_batch(config, rows=rows, length=16, packed=packed)
 
 
 @pytest.mark.parametrize(("family", "packed"), [("mistral", True), ("gpt2", True), ("mixtral", False)])

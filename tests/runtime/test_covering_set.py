@@ -8,10 +8,8 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.runtime import Pipeline
-from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.covering import CASES, RECOMPUTATIONS, one_per_schedule
-from tests.support.runtime_cases import assert_gradients, gradient_of, tokens_of
+from tests.support.runtime_cases import assert_gradients, gradient_of, run_threads, tokens_of
 from tests.support.tiny_models import FAMILIES
 
 pytest.importorskip("transformers")
@@ -60,8 +58,7 @@ def check(case: Any, *, steps: Any) -> None:
     model, expected_losses, expected = trained_by_transformers(case.family, steps)
     config, plan = model.config.to_dict(), case.plan()
 
-    def train(transport: Any) -> Any:
-        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, optimizer=ADAMW)
+    def train(pipeline: Any) -> Any:
         losses: list[Any] = []
         gradients: dict[str, Any] = {}
         for step in range(steps):
@@ -70,7 +67,7 @@ def check(case: Any, *, steps: Any) -> None:
             pipeline.optimizer_step()
         return torch.stack(losses), gradients, pipeline.measured.peak_offloaded
 
-    answers = ThreadTransport.run(plan.devices, train)
+    answers = run_threads(plan, train, model=model, optimizer=ADAMW)
     found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
     for losses, _, offloaded in answers:
         torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=0)

@@ -13,7 +13,6 @@ import debubble as db
 from debubble.costs import model_units
 from debubble.costs.partition import partition_named
 from debubble.ir import InputError, RunOptions
-from debubble.runtime import Pipeline
 from debubble.runtime.distributed.data_parallel import check_before_steps
 from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of, train
@@ -70,8 +69,7 @@ def test_optimizers_of_whole_parameters_are_refused_with_zero(make: Any) -> None
 
 
 def test_the_users_optimizer_is_refused_before_its_first_step() -> None:
-    def one(transport: Any) -> None:
-        pipeline = Pipeline(None, plan(data=2, zero=1), transport=transport)
+    def one(pipeline: Any) -> None:
         optimizer = muon(pipeline.parameters())
         pipeline.step(tokens_of(LLAMA, rows=2, seed=pipeline.ranks.replica))
         before = [p.detach().clone() for p in pipeline.parameters()]
@@ -79,7 +77,7 @@ def test_the_users_optimizer_is_refused_before_its_first_step() -> None:
             optimizer.step()
         assert all(torch.equal(p, b) for p, b in zip(pipeline.parameters(), before, strict=True))
 
-    ThreadTransport.run(4, one)
+    run_threads(plan(data=2, zero=1), one)
 
 
 @pytest.mark.parametrize("make", [partial(SGD, lr=1e-2), partial(Own, lr=1e-2)])
@@ -105,13 +103,12 @@ def test_zero_2_sums_matrices_after_every_micro_batch(zero: int, times: int, mon
 
     monkeypatch.setattr(ThreadTransport, "reduce", counting)
 
-    def one(transport: Any) -> int:
-        pipeline = Pipeline(None, plan(data=2, zero=zero), transport=transport)
+    def one(pipeline: Any) -> int:
         pipeline.step(tokens_of(LLAMA, rows=2, seed=pipeline.ranks.replica))
         gradients = [p.grad for p in pipeline.parameters() if p.grad is not None]
         return sum(g.numel() * (times if g.dim() > 1 else 1) for g in gradients)
 
-    expected = sum(ThreadTransport.run(4, one))
+    expected = sum(run_threads(plan(data=2, zero=zero), one))
     assert sum(rows) == expected
 
 

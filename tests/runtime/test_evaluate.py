@@ -16,7 +16,7 @@ from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.distributed.transport import Transport
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
 from tests.support.hf_reference import exactly, hf_model
-from tests.support.runtime_cases import plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import plan_of, rows_of, run_threads, tokens_of
 from tests.support.tiny_models import FAMILIES, GPT2, LLAMA, LLAMA_TIED
 
 DROPPING = {**GPT2, "attn_pdrop": 0.3, "resid_pdrop": 0.3, "embd_pdrop": 0.3}
@@ -60,11 +60,9 @@ def test_the_loss_is_transformers_in_evaluation_mode(name: str, devices: int) ->
 def test_replicas_and_divided_ranks_evaluate_all_batches_together(options: Any) -> None:
     model, batches = hf_model(LLAMA_TIED), batches_of(LLAMA_TIED, rows=8)
     plan = plan_of(schedule_1f1b(), LLAMA_TIED, **options)
-    replicas = options.get("data", 1)
 
     def evaluate(pipeline: Any) -> float:
-        mine = [{k: v.chunk(replicas)[pipeline.ranks.replica] for k, v in batch.items()} for batch in batches]
-        return float(pipeline.evaluate(mine))
+        return float(pipeline.evaluate([rows_of(pipeline, batch) for batch in batches]))
 
     losses = run_threads(plan, evaluate, model=model, ranks=plan.ranks)
     assert losses == [pytest.approx(reference(model.eval(), batches), rel=1e-12)] * plan.ranks
@@ -137,7 +135,6 @@ def test_modules_evaluate_in_their_mode_and_are_then_as_before() -> None:
     tokens = torch.randint(16, (4, 6))
 
     def evaluate(transport: Transport) -> tuple[float, list[bool]]:
-        # Ranks share no modules: each is tried with tensors on the meta device when its pipeline is made.
         own = copy.deepcopy(model)
         loss = float(Pipeline(own, plan, transport=transport).evaluate([tokens]))
         return loss, [module.training for module in own]

@@ -12,8 +12,8 @@ from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime.parameters.optimizers import LossScale
 from tests.runtime.test_pipeline import ADAMW, host_stepped
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import plan_of, run_threads, tokens_of
-from tests.support.tiny_models import LLAMA_TIED, MIXTRAL
+from tests.support.runtime_cases import plan_of, rows_of, run_threads, tokens_of
+from tests.support.tiny_models import LLAMA, LLAMA_TIED, MIXTRAL
 
 pytest.importorskip("transformers")  # here: ranks on threads must not be the first to import it
 
@@ -35,8 +35,8 @@ def test_losses_and_the_first_norm_are_near_those_of_fp32(options: Any) -> None:
     def train(pipeline: Any) -> Any:
         if pipeline.loss_scale is not None:
             pipeline.loss_scale.value = 2.0**8  # the model's gradients are so large that more would overflow
-        count, replica = options.get("data", 1), pipeline.ranks.replica
-        batches = [tokens_of(LLAMA_TIED, rows=4 * count, seed=step).chunk(count)[replica] for step in range(2)]
+        rows = 4 * options.get("data", 1)
+        batches = [rows_of(pipeline, tokens_of(LLAMA_TIED, rows=rows, seed=step)) for step in range(2)]
         return [(float(pipeline.step(batch)), float(pipeline.optimizer_step(1.0))) for batch in batches]
 
     found, expected = (run_threads(plan_for(d, **options), train, optimizer=ADAMW)[0] for d in ("fp16", "fp32"))
@@ -50,8 +50,7 @@ def test_losses_and_the_first_norm_are_near_those_of_fp32(options: Any) -> None:
 @pytest.mark.parametrize("steps_on_host", [False, True])
 def test_a_step_that_overflows_changes_nothing_but_the_scale(steps_on_host: bool) -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
-    plan = plan_of(host_stepped(schedule) if steps_on_host else schedule, {**LLAMA_TIED, "tie_word_embeddings": False})
-    plan = type(plan)(**{**vars(plan), "options": type(plan.options)(dtype="fp16")})
+    plan = plan_of(host_stepped(schedule) if steps_on_host else schedule, LLAMA, dtype="fp16")
 
     def train(pipeline: Any) -> Any:
         before = {name: value.clone() for name, value in pipeline.state_dict().items()}

@@ -11,7 +11,7 @@ from debubble.costs.step import parameter_bytes
 from debubble.ir import InputError
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
 from tests.support.reference_model import ReferenceModel
-from tests.support.runtime_cases import plan_of, rows_of, run_threads, tokens_of
+from tests.support.runtime_cases import losses_alone, plan_of, rows_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA
 
 STEPS, ROWS = 3, 4
@@ -34,16 +34,8 @@ def losses_of(pipeline: Any) -> list[float]:
 def torch_losses() -> list[float]:
     """The losses of torch's AdamW on a model in bf16, in one process."""
     model = ReferenceModel(LLAMA, dtype=torch.bfloat16)
-    optimizer, losses = ADAMW(list(model.parameters())), []
-    for step in range(STEPS):
-        tokens = tokens_of(LLAMA, rows=ROWS, seed=step)
-        logits = model(tokens[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
+    batches = [tokens_of(LLAMA, rows=ROWS, seed=step) for step in range(STEPS)]
+    return losses_alone(lambda tokens: model(tokens).float(), ADAMW(model.parameters()), batches)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,6 @@ def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
     check(plans, tmp_path)
 
 
-@pytest.mark.slow
-def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
-    plans = [replace(case, devices=4).plan() for case in one_per_schedule(first_family=1)]
-    check([plan for plan in plans if plan.schedule.name in ("bpipe", "zb-v")], tmp_path)
-
-
 def test_a_run_switches_to_an_order_of_a_shared_link(tmp_path: Path) -> None:
     plain = plan_of(offloading(schedule_of("gpipe", devices=2)), LLAMA_TIED, dtype="fp32")
     paths = [tmp_path / "plain.json", tmp_path / "ordered.json"]

@@ -30,7 +30,7 @@ def plan(config: Any) -> Any:
 
 @pytest.mark.parametrize("family", slow_unless(FAMILIES, "llama-tied", "gpt2", "mixtral"))
 def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, tmp_path: Path) -> None:
-    assert_checkpoint_returns(FAMILIES[family], tmp_path, max_shard_size="1GB" if family == "gpt2" else "20KB")
+    assert_checkpoint_returns(FAMILIES[family], tmp_path, shard_size="1GB" if family == "gpt2" else "20KB")
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:

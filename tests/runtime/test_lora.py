@@ -1,6 +1,5 @@
 """Adapters: a pipeline's loss, gradients and training are peft's in one process, and its files are peft's."""
 
-import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.thread_transport import ThreadTransport
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of, train
 from tests.support.tiny_models import FAMILIES, GPT2, LLAMA, LLAMA_TIED, MIXTRAL
 
@@ -26,13 +24,6 @@ from tests.support.hf_reference import assert_trains_as_alone, exactly, hf_model
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")
 ]
-
-
-def on_every_device(model: Any, plan: Any, work: Any, **arguments: Any) -> Any:
-    """`work(pipeline)` with a copy of the model per rank."""
-    return ThreadTransport.run(
-        plan.devices, lambda transport: work(Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments))
-    )
 
 
 def trained(pipeline: Any) -> Any:
@@ -59,7 +50,7 @@ def test_adapters_are_where_pefts_config_says_and_scaled_as_it_says(entries: Any
     model, tokens = peft_model(LLAMA, **entries), tokens_of(LLAMA, rows=2)
     expected = loss_of(model, tokens, micro_batches=2)
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, lora=3)
-    answers = on_every_device(model, plan, lambda p: (p.step(tokens), set(trained(p))))
+    answers = run_threads(plan, lambda p: (p.step(tokens), set(trained(p))), model=model)
     torch.testing.assert_close(answers[0][0], expected, rtol=1e-12, atol=0)
     adapters = {n.replace(".default", "") for n, p in model.named_parameters() if p.requires_grad}
     assert {f"base_model.model.{n}" for _, names in answers for n in names} == adapters
@@ -70,7 +61,7 @@ def test_steps_lose_like_pefts() -> None:
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA, lora=3)
     batches = [tokens_of(LLAMA, rows=4)] * 8
     make = partial(torch.optim.AdamW, lr=1e-2)
-    found = on_every_device(model, plan, lambda pipeline: train(pipeline, batches), optimizer=make)[0]
+    found = run_threads(plan, lambda pipeline: train(pipeline, batches), model=model, optimizer=make)[0]
     optimizer = make([p for p in model.parameters() if p.requires_grad])
     expected = []
     for tokens in batches:

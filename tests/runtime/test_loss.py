@@ -19,6 +19,7 @@ from tests.support.runtime_cases import (
     gradients_of,
     loss_and_gradients,
     plan_of,
+    rows_of,
     run_threads,
     tokens_of,
 )
@@ -60,21 +61,18 @@ def test_replicas_are_averaged_by_their_numbers_of_targets() -> None:
 
 def check(config: Any, plan: Any) -> None:
     """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
-    model, data = hf_model(config), plan.options.data
-    batch = batch_of(config, rows=4)
+    model, batch = hf_model(config), batch_of(config, rows=4)
     with exactly():
         loss = smoothed(model(batch["input_ids"]).logits, batch["targets"]) / (batch["targets"] != -100).sum()
         loss.backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
 
-    def one(transport: Any) -> Any:
-        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=smoothed)
-        own = {name: entry.chunk(data)[pipeline.ranks.replica] for name, entry in batch.items()}
+    def one(pipeline: Any) -> Any:
         with exactly():
-            return loss_and_gradients(pipeline, own)
+            return loss_and_gradients(pipeline, rows_of(pipeline, batch))
 
-    answers = ThreadTransport.run(plan.ranks, one)
+    answers = run_threads(plan, one, model=model, loss=smoothed)
     torch.testing.assert_close(answers[0][0], loss.detach(), rtol=1e-12, atol=0)
     found = {name: gradient for _, part in answers for name, gradient in part.items()}
     assert_gradients({name: found[name] for name in expected}, expected)

@@ -1,6 +1,5 @@
 """A user's own modules: a pipeline's loss and gradients are those of plain autograd in one process."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,17 @@ import debubble as db
 from debubble.ir import InputError, PlannedUnit, RunOptions, StageCosts
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support.runtime_cases import assert_gradients, loss_and_gradients
+from tests.support.runtime_cases import (
+    assert_gradients,
+    gradients_alone,
+    gradients_of,
+    loss_and_gradients,
+    run_threads,
+)
 from tests.support.schedule_cases import recomputing
 
 VOCABULARY, WIDTH = 19, 8
@@ -75,26 +79,14 @@ def tokens() -> Any:
 
 
 def step(model: Any, plan: Any, **arguments: Any) -> Any:
-    """Loss and gradients of the pipeline, every rank with a model of its own."""
-
-    def one(transport: Any) -> Any:
-        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, **arguments)
-        return loss_and_gradients(pipeline, tokens())
-
-    answers = ThreadTransport.run(plan.ranks, one)
-    return answers[0][0], {name: g for _, part in answers for name, g in part.items()}
+    """Loss and gradients of the pipeline."""
+    return gradients_of(plan, tokens(), model=model, **arguments)
 
 
 def check(model: Any, plan: Any) -> None:
-    logits = model(tokens()[:, :-1])
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens()[:, 1:].flatten())
-    loss.backward()
-    expected: dict[str, Any] = {
-        name: p.grad.clone() if p.grad is not None else None for name, p in model.named_parameters()
-    }
-    model.zero_grad()
+    loss, expected = gradients_alone(model, tokens())
     found_loss, found = step(model, plan)
-    torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
     assert expected.keys() - found.keys() <= {"7.weight"}  # of a tied table, the first name
     reached = {name: gradient for name, gradient in found.items() if gradient is not None}
     assert found.keys() - reached.keys() == {name for name in found if expected[name] is None}
@@ -182,15 +174,6 @@ def test_dropout_depends_on_neither_order_nor_recomputation() -> None:
         for parameter, gradient in gradients.items():
             torch.testing.assert_close(gradient, alone[1][parameter], rtol=1e-12, atol=1e-15)
     assert alone[0] != step(sequential(), plan_for(db.schedules["gpipe"](devices=1, micro_batches=4), [8]))[0]
-
-
-def test_a_loss_of_ones_own_takes_the_place_of_cross_entropy() -> None:
-    def margin(logits: Any, targets: Any) -> Any:
-        return nn.functional.multi_margin_loss(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-
-    model, plan = sequential(), plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), [4, 4])
-    expected = margin(model(tokens()[:, :-1]), tokens()[:, 1:]) / tokens()[:, 1:].numel()
-    torch.testing.assert_close(step(model, plan, loss=margin)[0], expected.detach(), rtol=1e-12, atol=0)
 
 
 def shared() -> Any:
@@ -292,13 +275,12 @@ def test_autocast_computes_as_it_does_in_one_process() -> None:
     plan = plan_for(db.schedules["zb-h1"](devices=2, micro_batches=4), [3, 5], strategy="full")
     plan = replace(plan, options=replace(plan.options, dtype="fp32"))
 
-    def one(transport: Any) -> Any:
-        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
+    def one(pipeline: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
             loss = pipeline.step(tokens())
         return loss, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
 
-    for found_loss, found in ThreadTransport.run(2, one):
+    for found_loss, found in run_threads(plan, one, model=model):
         torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-3, atol=0)
         for name, gradient in found.items():
             assert gradient.dtype == torch.float32
@@ -325,9 +307,7 @@ def step_alone(model: Any, name: str, strategy: str) -> Any:
     """Loss, gradients and the most that was kept, on one device with two stages."""
     plan = plan_for(db.schedules[name](devices=1, micro_batches=2, **CHUNKS.get(name, {})), [5, 3], strategy=strategy)
     pipeline = Pipeline(model, plan)
-    loss = pipeline.step(tokens())
-    assert pipeline.measured.in_flight_bytes == 0
-    return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.peak_activation
+    return *loss_and_gradients(pipeline, tokens()), pipeline.measured.peak_activation
 
 
 CHUNKS: dict[str, Any] = {"interleaved": {"chunks": 2}}
@@ -341,13 +321,11 @@ def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) 
     """Their weight gradients come with the input's, so W has nothing of them; what they save is counted."""
     model, graphs = compiled()
     with torch.compiler.set_stance("force_eager"):
-        loss = nn.functional.cross_entropy(model(tokens()[:, :-1]).flatten(0, 1), tokens()[:, 1:].flatten())
-        loss.backward()
-    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
+        loss, gradients = gradients_alone(model, tokens())
+    expected = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     found_loss, found, peak = step_alone(model, name, strategy)
     assert len(graphs) >= 2
-    torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
     assert expected.keys() == {name for name, gradient in found.items() if gradient is not None}
     assert_gradients({name: found[name] for name in expected}, expected)
     assert peak > 0

@@ -14,7 +14,7 @@ from debubble.ir import InputError, StageCosts
 from debubble.runtime.launch.failures import MoveMemoryError
 from tests.support import gloo_ranks, tiny_models
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import assert_same_run, plan_of, run_threads, tokens_of
 from tests.support.tiny_models import with_layers
 
 LLAMA, LLAMA_TIED, GPT2, MIXTRAL = (
@@ -54,14 +54,6 @@ def trained(plan: Any, *others: Any, steps: int = STEPS, state_of: Any = state_d
 
     answers = run_threads(plan, one, **{"optimizer": partial(AdamW, lr=0.01), **arguments})
     return answers[0][0], {name: p for _, state in answers for name, p in state.items()}
-
-
-def assert_same_run(found: Any, expected: Any) -> None:
-    """Losses and parameters are the same to the bit."""
-    (losses, parameters), (expected_losses, others) = found, expected
-    assert losses == expected_losses
-    assert parameters.keys() == others.keys()
-    assert [name for name in parameters if not torch.equal(parameters[name], others[name])] == []
 
 
 def assert_goes_on_alike(before: Any, after: Any, **arguments: Any) -> None:

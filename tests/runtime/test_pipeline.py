@@ -20,8 +20,10 @@ from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (
     assert_as_alone,
     assert_same_gradients,
+    gradients_alone,
     gradients_of,
     loss_and_gradients,
+    losses_alone,
     plan_of,
     reference_gradients,
     run_threads,
@@ -48,18 +50,8 @@ def losses_of(plan: Any, *, steps: Any, max_norm: Any = None, **arguments: Any) 
 
 def reference_losses(config: Any, *, micro_batches: Any, steps: Any, max_norm: Any = None, length: int = 12) -> Any:
     model = ReferenceModel(config)
-    optimizer = ADAMW(model.parameters())
-    losses = []
-    for step in range(steps):
-        tokens = tokens_of(config, rows=micro_batches, length=length, seed=step)
-        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
+    batches = [tokens_of(config, rows=micro_batches, length=length, seed=step) for step in range(steps)]
+    return losses_alone(model, ADAMW(model.parameters()), batches, max_norm=max_norm)
 
 
 @pytest.mark.parametrize(("name", "config"), [("zb-h1", LLAMA_TIED), ("zb-v", GPT2)], ids=["zb-h1", "zb-v"])
@@ -188,12 +180,12 @@ def test_a_hugging_face_model_trains_in_place() -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
     tokens = tokens_of(LLAMA, rows=4)
-    expected = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    expected, _ = gradients_alone(model, tokens)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
-    [loss] = run_threads(plan, lambda pipeline: train(pipeline, [tokens]), model=model, optimizer=ADAMW)[0]
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    [loss], _ = run_threads(plan, lambda p: train(p, [tokens]), model=model, in_place=True, optimizer=ADAMW)
+    assert loss == pytest.approx(float(expected), rel=1e-5)
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -204,7 +196,6 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same() -> None:
 
     tokens = tokens_of(LLAMA, rows=4)
     _, expected = gradients_of(plan, tokens, model=model)
-    model.zero_grad()
     trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.3.input_layernorm.weight"}
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter_name in trained)
@@ -280,13 +271,12 @@ def test_ranks_with_other_batches_are_told_which() -> None:
 def test_replicas_have_batches_of_their_own_and_their_ranks_the_same() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, data=2)
 
-    def one(transport: Any) -> None:
-        pipeline = Pipeline(None, plan, transport=transport)
+    def one(pipeline: Any) -> None:
         pipeline.step(tokens_of(LLAMA, rows=4, seed=pipeline.ranks.replica))
-        pipeline.step(tokens_of(LLAMA, rows=4, seed=max(transport.rank, 1)))
+        pipeline.step(tokens_of(LLAMA, rows=4, seed=max(pipeline.ranks.transport.rank, 1)))
 
     with pytest.raises(InputError, match="Rank 3 has other tokens or targets than rank 2"):
-        ThreadTransport.run(4, one)
+        run_threads(plan, one)
 
 
 def test_ranks_with_different_plans_are_told_which() -> None:

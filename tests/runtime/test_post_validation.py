@@ -16,7 +16,7 @@ from debubble.runtime.distributed.gradient_norm import CHUNK, NormRelay, Partial
 from debubble.runtime.execution.speculation import speculative_instructions
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
 from tests.support import tiny_models
-from tests.support.runtime_cases import plan_of, rows_of, run_threads, tokens_of
+from tests.support.runtime_cases import loss_alone, plan_of, rows_of, run_threads, tokens_of
 from tests.support.tiny_models import with_layers
 
 LLAMA, LLAMA_TIED, GPT2 = (with_layers(tiny_models.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2"))
@@ -381,9 +381,7 @@ def test_frozen_parameters_have_no_part_in_the_norm() -> None:
 
 def own_norm(model: Any, trained: Any) -> Any:
     """Of the same batch's gradients, by torch alone."""
-    tokens = tokens_of(LLAMA, rows=4, seed=0)
-    logits = model(tokens[:, :-1]).logits.flatten(0, 1)
-    torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
+    loss_alone(model, tokens_of(LLAMA, rows=4, seed=0))
     return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))
 
 

@@ -12,7 +12,7 @@ import debubble as db
 from debubble.ir import InputError, Op, StageCosts, lower
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.thread_transport import ThreadTransport
-from tests.support.runtime_cases import plan_of, tokens_of
+from tests.support.runtime_cases import loss_and_gradients, plan_of, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
 from tests.support.tiny_models import LLAMA
 
@@ -32,8 +32,7 @@ class Recording(ThreadTransport):
 
 def measured(pipeline: Any, tokens: Any) -> Any:
     """Gradients, and the most bytes of activations, of one step."""
-    pipeline.step(tokens)
-    return {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.peak_activation
+    return loss_and_gradients(pipeline, tokens)[1], pipeline.measured.peak_activation
 
 
 def together(plan: Any, tokens: Any) -> Any:

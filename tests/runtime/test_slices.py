@@ -13,7 +13,8 @@ from debubble.plans import Plan
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import (
     assert_as_alone,
-    assert_gradients,
+    assert_same_gradients,
+    masked_batch,
     plan_of,
     reference_gradients,
     run_threads,
@@ -36,26 +37,11 @@ def plan_for(schedule: Schedule, config: Any, *, strategy: str = "none", **optio
 
 
 def batch_of(config: Any, *, rows: int = 2, packed: bool = False) -> dict[str, Tensor]:
-    tokens = tokens_of(config, rows=rows, length=LENGTH)
-    batch = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:].clone()}
-    batch["targets"][0, 3:9] = -100
-    if packed:
-        batch["position_ids"] = torch.cat((torch.arange(5), torch.arange(LENGTH - 5))).expand(rows, -1)
-    return batch
+    return masked_batch(config, rows=rows, length=LENGTH, packed=packed)
 
 
 def assert_as_whole(plan: Plan, config: Any, *, packed: bool = False) -> None:
-    batch = batch_of(config, packed=packed)
-
-    def one(pipeline: Any) -> Any:
-        loss = pipeline.step(batch)
-        assert pipeline.measured.in_flight_bytes == 0
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
-
-    answers = run_threads(plan, one)
-    loss, expected = reference_gradients(config, batch, micro_batches=plan.micro_batches)
-    torch.testing.assert_close(answers[0][0], loss, rtol=1e-12, atol=0)
-    assert_gradients({name: g for _, part in answers for name, g in part.items()}, expected)
+    assert_same_gradients(plan, config, batch_of(config, packed=packed))
 
 
 @pytest.mark.parametrize(("name", "slices"), [("seq1f1b", 8), ("seq1f1b-zb", 3), ("seq1f1b-interleaved", 1)])

@@ -7,11 +7,11 @@ import pytest
 
 import debubble as db
 from debubble.ir import InputError, OutOfMemoryError, StageCosts
-from tests.runtime.test_moving_units import assert_same_run, trained
+from tests.runtime.test_moving_units import trained
 from tests.support import tiny_models
 from tests.support.generic_cases import GENERIC
 from tests.support.model_cases import on_cpus
-from tests.support.runtime_cases import plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import assert_same_run, plan_of, run_threads, tokens_of
 from tests.support.schedule_cases import offloading
 from tests.support.tiny_models import with_layers
 

@@ -21,6 +21,7 @@ from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (
     assert_gradients,
     gradient_of,
+    losses_alone,
     plan_of,
     reference_gradients,
     run_threads,
@@ -36,7 +37,7 @@ pytest.importorskip("peft")
 
 import transformers
 
-from tests.support.hf_reference import assert_trains_as_alone, exactly, hf_model, peft_model
+from tests.support.hf_reference import assert_checkpoint_returns, assert_trains_as_alone, exactly, hf_model, peft_model
 
 # peft uses names that transformers is about to change, and says what it makes of a config.
 pytestmark = [
@@ -93,14 +94,7 @@ def test_training_loses_like_one_process() -> None:
     batches = [tokens_of(TIED, rows=4, seed=seed) for seed in range(3)]
     plan = plan_of(schedule(micro_batches=2), TIED, tensor=2, data=2, zero=2)
     model = ReferenceModel(TIED, dtype=torch.float64)
-    optimizer, expected = make(model.parameters()), []
-    for tokens in batches:
-        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        expected.append(float(loss.detach()))
+    expected = losses_alone(model, make(model.parameters()), batches, max_norm=1.0)
     for losses in run_threads(plan, lambda pipeline: train(pipeline, batches, max_norm=1.0), optimizer=make):
         assert losses == pytest.approx(expected, rel=1e-10)
 
@@ -155,17 +149,7 @@ def test_divided_adapters_get_pefts_gradients(family: str, targets: Any) -> None
 
 @pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
 def test_a_checkpoint_goes_in_and_out_unchanged(config: Any, tmp_path: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    model.save_pretrained(tmp_path / "in")
-
-    def through(pipeline: Any) -> None:
-        pipeline.load_pretrained(tmp_path / "in")
-        pipeline.save_pretrained(tmp_path / "out")
-
-    run_threads(plan_of(schedule(), config, dtype="fp32", tensor=2), through, ranks=4)
-    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(back.state_dict()[name], tensor), name
+    assert_checkpoint_returns(config, tmp_path, tensor=2)
 
 
 def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:

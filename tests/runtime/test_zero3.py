@@ -1,6 +1,5 @@
 """ZeRO-3: a replica keeps its rows of all parameters, and gathers a stage's while it computes, as the program says."""
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +8,13 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
-from debubble.runtime import Pipeline
-from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.build import build_stage
 from tests.runtime.test_modules import plan_for, sequential, tokens
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
 from tests.support.runtime_cases import (
     assert_as_alone,
     assert_gradients,
+    gradients_alone,
     plan_of,
     rows_of,
     run_threads,
@@ -73,20 +71,16 @@ def test_modules_of_ones_own_are_divided_too() -> None:
     plan = replace(plan, costs=plan.costs.replace(gathered=1, static=2))
     model, batch = sequential(), tokens()
 
-    def one(transport: Any) -> Any:
-        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
+    def one(pipeline: Any) -> Any:
         loss, before = pipeline.step(batch), pipeline.state_dict()
         torch.optim.SGD(pipeline.parameters(), lr=1.0).step()
         return loss, {name: before[name] - after for name, after in pipeline.state_dict().items()}
 
-    logits = model(batch[:, :-1])
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-    expected.backward()
-    for loss, gradients in ThreadTransport.run(4, one):
-        torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
-        parameters = {name: model.get_parameter(name) for name in gradients}
-        own = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
-        assert_gradients(gradients, own)
+    expected_loss, expected = gradients_alone(model, batch)
+    for loss, gradients in run_threads(plan, one, model=model):
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        nothing = torch.zeros(())
+        assert_gradients(gradients, {name: nothing if g is None else g for name, g in expected.items()})
 
 
 def trained(plan: Any, *, max_norm: float | None = None) -> Any:

@@ -1,6 +1,5 @@
 """Hugging Face's own model in one process, in fp64 throughout: what every pipeline must equal."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,10 +10,8 @@ import transformers
 from torch.overrides import TorchFunctionMode
 
 import debubble as db
-from debubble.runtime import Pipeline
-from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.runtime.models.lora import plain_name
-from tests.support.runtime_cases import assert_gradients, plan_of, rows_of, run_threads, tokens_of
+from tests.support.runtime_cases import assert_gradients, loss_alone, plan_of, rows_of, run_threads, tokens_of
 
 
 class _Wide(TorchFunctionMode):
@@ -100,8 +97,7 @@ def assert_trains_as_alone(
     norm = torch.stack([gradient.square().sum() for gradient in expected.values()]).sum().sqrt()
     model.zero_grad()
 
-    def one(transport: Any) -> Any:
-        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
+    def one(pipeline: Any) -> Any:
         with within():
             loss = pipeline.step(rows_of(pipeline, tokens))
         reached = {name for name, p in pipeline.named_parameters() if p.grad is not None}
@@ -112,7 +108,7 @@ def assert_trains_as_alone(
                     parameter.copy_(parameter.grad)
         return loss, told, reached, pipeline.state_dict()  # which joins what ranks divide
 
-    answers = ThreadTransport.run(plan.ranks, one)
+    answers = run_threads(plan, one, model=model)
     for loss, told, _, _ in answers:
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
         torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)
@@ -122,12 +118,12 @@ def assert_trains_as_alone(
         assert_gradients({name: state[name] for name in expected.keys() & state.keys()}, expected, absolute=rounding)
 
 
-def assert_checkpoint_returns(config: Any, folder: Path, **options: Any) -> None:
+def assert_checkpoint_returns(config: Any, folder: Path, *, shard_size: str = "1GB", **options: Any) -> None:
     """Transformers' checkpoint of a model goes into a pipeline, gives its loss there, and comes out unchanged."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    model.save_pretrained(folder / "in", **options)
-    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), model.config.to_dict(), dtype="fp32")
+    model.save_pretrained(folder / "in", max_shard_size=shard_size)
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), model.config.to_dict(), dtype="fp32", **options)
     tokens = tokens_of(config, rows=2)
 
     def through(pipeline: Any) -> Any:
@@ -136,9 +132,7 @@ def assert_checkpoint_returns(config: Any, folder: Path, **options: Any) -> None
         return pipeline.step(tokens)
 
     losses = run_threads(plan, through)
-    logits = model(tokens[:, :-1]).logits
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    torch.testing.assert_close(losses[0], expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses[0], loss_alone(model, tokens), rtol=1e-5, atol=0)
     back = transformers.AutoModelForCausalLM.from_pretrained(folder / "out").state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(back[name], tensor), name

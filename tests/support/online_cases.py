@@ -1,19 +1,24 @@
 """Plans, searches and steps for the tests of online scheduling: the simulator stands for the machine."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+
+from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import StageCosts
 from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.plans import Plan
-from debubble.training.online.controller import Controller, Policy
+from debubble.training.online.controller import Controller, OnlineScheduler, Policy
 from debubble.training.online.journal import Journal
 from debubble.training.online.scheduler import BetterOrder, better_orders
-from tests.support.runtime_cases import plan_of
+from tests.support.runtime_cases import plan_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA
 
 QUICK = Policy(settling=1, window=3)
+STEPS = 7
+"""Of a run on ranks, in which a window of two steps comes twice."""
 UNIT = StageCosts.of(stages=2, communication=0, activation=2, memory_limit=20)
 
 
@@ -81,6 +86,32 @@ class Machine:
 def controlled(plan: Any, folder: Any, *, search: Any = solved, policy: Any = QUICK, **more: Any) -> Controller:
     journal = Journal(log=folder / "plan.online.jsonl", plan=folder / "plan.online.json")
     return Controller(plan, search=search, journal=journal, policy=policy, **more)
+
+
+def trained(
+    plan: Plan, *, controller: Controller | None = None, seconds: Any = lambda plan: 1.0, costs: Any = None
+) -> Any:
+    """Losses, plans by step, and parameters of a run on as many ranks, online if there is a controller.
+
+    A step takes these seconds, and its operations these costs or else the plan's, both functions of the running plan.
+    """
+
+    def one(pipeline: Any) -> Any:
+        leads = pipeline.ranks.transport.rank == 0
+        online = OnlineScheduler(pipeline, controller if leads else None) if controller else None
+        losses, plans = [], []
+        for step in range(STEPS):
+            losses.append(pipeline.step(tokens_of(plan.model, rows=4, seed=step)).item())
+            pipeline.optimizer_step(1.0)
+            plans.append(running := pipeline.plan)
+            if online is not None:
+                taken = plan.costs if costs is None else costs(running)
+                online.after_step(step + 1, seconds(running), traced(running, taken))
+        return losses, plans, pipeline.state_dict()
+
+    answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
+    assert all([p.schedule for p in plans] == [p.schedule for p in answers[0][1]] for _, plans, _ in answers)
+    return answers[0][0], answers[0][1], {name: p for *_, state in answers for name, p in state.items()}
 
 
 def events_of(controller: Any) -> Any:

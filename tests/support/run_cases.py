@@ -15,9 +15,8 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import SavePolicy, Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support import gloo_ranks
 from tests.support.model_cases import on_cpus
-from tests.support.runtime_cases import assert_gradients, gradients_of, reference_gradients, run_threads, tokens_of
+from tests.support.runtime_cases import assert_same_gradients, run_threads, tokens_of
 
 LENGTH = 32
 LLAMA8 = {
@@ -133,12 +132,7 @@ def batch_for(plan: Any, *, seed: int = 0) -> Any:
 
 def assert_reference_equal(plan: Any) -> None:
     """Loss and gradients of a step are plain autograd's, to a relative 1e-12."""
-    tokens = batch_for(plan)
-    loss, gradients = gradients_of(plan, tokens)
-    expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-    assert gradients.keys() == expected.keys()
-    assert_gradients(gradients, expected)
+    assert_same_gradients(plan, plan.model, batch_for(plan))
 
 
 def run(plan: Any, *, steps: int = 2) -> Any:
@@ -202,8 +196,3 @@ def on_lanes(trace: Any, lanes: Any = (Lane.D2H, Lane.H2D)) -> Any:
 
 def kinds_of(plan: Any) -> Any:
     return {op.kind for op in plan.schedule.operations}
-
-
-def assert_runs_over_gloo(plan: Any, folder: Any) -> None:
-    """Four processes give the reference's loss and gradients."""
-    gloo_ranks.assert_gradients_over_gloo([plan], [batch_for(plan)], folder)

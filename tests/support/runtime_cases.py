@@ -1,5 +1,6 @@
 """Small models, and the comparison of a plan's step with one process, that the runtime's tests share."""
 
+import copy
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -89,12 +90,29 @@ def tokens_of(config: Any, *, rows: Any, length: int = 12, seed: int = 0) -> Any
     )
 
 
-def run_threads(plan: Any, work: Any, *, model: Any = None, ranks: Any = None, **arguments: Any) -> Any:
-    """`work(pipeline)` on every rank of a plan, on threads; the answers by rank."""
-    return ThreadTransport.run(
-        ranks or plan.ranks,
-        lambda transport: work(Pipeline(model, plan, transport=transport, **arguments)),
-    )
+def masked_batch(config: Any, *, rows: int, length: int, packed: bool = False) -> dict[str, torch.Tensor]:
+    """Rows of which the first has targets that do not count, and all have two documents if they are packed."""
+    tokens = tokens_of(config, rows=rows, length=length)
+    batch = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:].clone()}
+    batch["targets"][0, 3:9] = -100
+    if packed:
+        batch["position_ids"] = torch.cat((torch.arange(5), torch.arange(length - 5))).expand(rows, -1)
+    return batch
+
+
+def run_threads(
+    plan: Any, work: Any, *, model: Any = None, in_place: bool = False, ranks: Any = None, **arguments: Any
+) -> Any:
+    """`work(pipeline)` on every rank of a plan, on threads; the answers by rank.
+
+    Every rank has a copy of the model, unless they all train it in place.
+    """
+
+    def one(transport: Any) -> Any:
+        own = model if in_place else copy.deepcopy(model)
+        return work(Pipeline(own, plan, transport=transport, **arguments))
+
+    return ThreadTransport.run(ranks or plan.ranks, one)
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -104,8 +122,9 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def loss_and_gradients(pipeline: Any, batch: Any) -> Any:
-    """Loss, and the gradients that a rank has, of one step."""
+    """Loss, and the gradients that a rank has, of one step, which leaves nothing else behind."""
     loss = pipeline.step(batch)
+    assert pipeline.measured.in_flight_bytes == 0
     return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
 
@@ -118,6 +137,35 @@ def gradients_of(plan: Any, tokens: Any, **arguments: Any) -> Any:
 def peaks_of(plan: Any, tokens: Any, **arguments: Any) -> list[int]:
     """The most bytes of activations that each rank keeps in one step."""
     return run_threads(plan, lambda p: (p.step(tokens), p.measured.peak_activation)[1], **arguments)  # type: ignore[no-any-return]
+
+
+def loss_alone(model: Any, tokens: Any) -> Any:
+    """The mean loss of a model in one process, by plain autograd, its gradients left on the model's parameters."""
+    answer = model(tokens[:, :-1])
+    logits = getattr(answer, "logits", answer).flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+    loss.backward()
+    return loss.detach()
+
+
+def gradients_alone(model: Any, tokens: Any) -> Any:
+    """Loss, and the gradient of every parameter or None, of a model in one process, which keeps none of them."""
+    loss = loss_alone(model, tokens)
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    return loss, gradients
+
+
+def losses_alone(model: Any, optimizer: Any, batches: Iterable[Any], *, max_norm: float | None = None) -> list[float]:
+    """The losses of a model in one process, of a step with each batch."""
+    losses = []
+    for tokens in batches:
+        losses.append(float(loss_alone(model, tokens)))
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
 
 
 def reference_gradients(
@@ -183,6 +231,14 @@ def train(pipeline: Any, batches: Iterable[Any], *, max_norm: float | None = Non
         losses.append(float(pipeline.step(rows_of(pipeline, batch))))
         pipeline.optimizer_step(max_norm)
     return losses
+
+
+def assert_same_run(found: Any, expected: Any) -> None:
+    """Losses and parameters are the same to the bit."""
+    (losses, parameters), (expected_losses, others) = found, expected
+    assert losses == expected_losses
+    assert parameters.keys() == others.keys()
+    assert [name for name in parameters if not torch.equal(parameters[name], others[name])] == []
 
 
 def assert_gradients(

@@ -1,4 +1,3 @@
-import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,8 +8,7 @@ import pytest
 import debubble as db
 from debubble.ir import PlannedUnit, RunOptions
 from tests.support.model_cases import on_cpus
-
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
+from tests.support.torch_tests import collect_ignore_glob as collect_ignore_glob
 
 TINY_LLAMA = {
     "model_type": "llama",
@@ -64,3 +62,13 @@ def plan_file(tmp_path: Path) -> Callable[[int], Path]:
         return tmp_path / f"plan-{devices}.json"
 
     return write
+
+
+@pytest.fixture
+def options(tmp_path: Path, plan_file: Callable[[int], Path]) -> Any:
+    """Six steps of that plan on one device, on a text."""
+    from debubble.training.options import TrainOptions
+
+    data = tmp_path / "text.txt"
+    data.write_text("".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200)))
+    return TrainOptions(plan=plan_file(1), data=data, steps=6, warmup=2, learning_rate=0.01)

@@ -24,12 +24,9 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
-def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
-    (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 8)
-    return TrainOptions(
-        plan=plan_file(1), data=tmp_path / "text.txt", steps=4, warmup=1, learning_rate=0.05, ema_decay=DECAY,
-        validation=str(tmp_path / "text.txt"), validate_every=1,
-    )  # fmt: skip
+def options(options: TrainOptions) -> TrainOptions:
+    validated = replace(options, validation=str(options.data), validate_every=1)
+    return replace(validated, steps=4, warmup=1, learning_rate=0.05, ema_decay=DECAY)
 
 
 def test_averages_are_resumed_under_another_layout(tmp_path: Path) -> None:

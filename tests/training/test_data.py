@@ -11,8 +11,7 @@ from debubble.training.checks import check
 from debubble.training.data.datasets import TextSamples
 from debubble.training.data.text import Sequences, load_tokens, shuffled_indices
 from debubble.training.data.tokenizer import HfTokenizer
-from debubble.training.options import TrainOptions
-from debubble.training.samples import samples_of
+from debubble.training.options import TrainOptions, samples_of
 from tests.support.runtime_cases import reference_gradients
 from tests.support.training_cases import train_alone
 

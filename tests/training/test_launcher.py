@@ -11,7 +11,7 @@ import pytest
 
 from debubble import processes
 from debubble.ir import InputError
-from debubble.processes import PYTHON
+from debubble.processes import PYTHON, own_cores
 from debubble.runtime.launch import launcher
 from debubble.runtime.launch.launcher import launch, run_rank
 from debubble.runtime.launch.rank_reports import RankFailedError
@@ -117,6 +117,15 @@ def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signal
     sender.join()
     assert str(caught.value).startswith(f"The run was ended by {heard.name}")
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
+
+
+@pytest.mark.parametrize(("ranks", "cores"), [(1, 8), (3, 2), (16, 1)])
+def test_ranks_share_the_cores_that_the_machine_gives_them(
+    ranks: int, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert own_cores() == cores
 
 
 def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from debubble.ir import InputError, RunOptions
 from debubble.ir.trace import TraceEvent
 from debubble.runtime.steps.measurements import AllocatorPeaks
 from debubble.training.checks import check
-from debubble.training.monitoring.metrics import DeviceWork, bubble_fraction
-from debubble.training.monitoring.progress import StepReport
+from debubble.training.monitoring.progress import DeviceWork, StepReport, bubble_fraction
 from debubble.training.monitoring.report import TrainingSummary
 from debubble.training.options import TrainOptions
 from tests.support.training_cases import train_alone
@@ -62,7 +61,7 @@ def test_the_line_of_a_step_has_all_its_figures() -> None:
 
 
 def outcome(seconds: list[float]) -> TrainingSummary:
-    reports = [StepReport(**{**vars(REPORT), "step": i, "seconds": s}) for i, s in enumerate(seconds)]
+    reports = [replace(REPORT, step=i, seconds=s) for i, s in enumerate(seconds)]
     comparison: Any = None  # has no part in how the speed is told
     return TrainingSummary(reports=reports, comparison=comparison, checkpoint=None)
 
@@ -101,7 +100,7 @@ def test_tensorboard_has_every_steps_figures_of_resumed_runs_too(plan_file: Any,
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     options = TrainOptions(plan=plan_file(1), steps=2, checkpoint=tmp_path / "c", tensorboard=tmp_path / "t")
     first = train_alone(options)
-    second = train_alone(TrainOptions(**{**vars(options), "steps": 4, "resume": True}))
+    second = train_alone(replace(options, steps=4, resume=True))
     read = accumulator.EventAccumulator(str(tmp_path / "t"))
     read.Reload()
     losses = [(event.step, event.value) for event in read.Scalars("train/loss")]

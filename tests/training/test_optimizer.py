@@ -1,7 +1,6 @@
 """The optimizers of `debubble train` by name or class, and its learning rates, beside torch's own schedules."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,9 +57,8 @@ def test_warm_up_stable_decay_decays_in_the_last_fifth() -> None:
 
 
 @pytest.fixture
-def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
-    (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 40)
-    return TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", steps=3, warmup=1, learning_rate=0.01)
+def options(options: TrainOptions) -> TrainOptions:
+    return replace(options, steps=3, warmup=1)
 
 
 def planned_for(optimizer: str, options: TrainOptions) -> TrainOptions:

@@ -14,16 +14,14 @@ from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import validates_after
 from debubble.training.options import TrainOptions
 from tests.support.training_cases import train_alone
-from tests.training.test_train import TEXT, arguments
+from tests.training.test_train import arguments
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
-def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
-    (tmp_path / "text.txt").write_text(TEXT)
-    data = tmp_path / "text.txt"
-    return TrainOptions(plan=plan_file(1), data=data, steps=8, warmup=2, learning_rate=0.01, clip=0.9)
+def options(options: TrainOptions) -> TrainOptions:
+    return replace(options, steps=8, clip=0.9)
 
 
 def losses(outcome: Any) -> Any:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from debubble.ir import InputError
 from debubble.runtime.launch.failures import RunError
 from debubble.training.checks import check
-from debubble.training.options import TrainOptions
 from debubble.training.run_lock import LOCK, locked
 from tests.support.training_cases import train_alone
 
@@ -31,18 +31,12 @@ def test_what_a_dead_process_left_locks_nobody_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["checkpoint", "save"])
-def test_a_run_in_anothers_folder_is_refused_at_once(
-    tmp_path: Path, plan_file: Callable[[int], Path], option: str
-) -> None:
-    (tmp_path / "text.txt").write_text("bottles " * 400)
-    folder: dict[str, Path] = {option: tmp_path / "c"}
-    options = TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", **folder)  # type: ignore[arg-type]
+def test_a_run_in_anothers_folder_is_refused_at_once(tmp_path: Path, options: Any, option: str) -> None:
     with locked(tmp_path / "c"), pytest.raises(InputError, match=TAKEN):
-        check(options)
+        check(replace(options, **{option: tmp_path / "c"}))
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_run_that_finds_another_when_it_begins_ends(tmp_path: Path, plan_file: Callable[[int], Path]) -> None:
-    options = TrainOptions(plan=plan_file(1), checkpoint=tmp_path)
+def test_a_run_that_finds_another_when_it_begins_ends(tmp_path: Path, options: Any) -> None:
     with locked(tmp_path), pytest.raises(RunError, match=TAKEN):
-        train_alone(options)
+        train_alone(replace(options, checkpoint=tmp_path))

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,6 @@ import debubble as db
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.sharding import TensorShard
-from debubble.runtime.distributed.thread_transport import ThreadTransport
 from debubble.training.checkpoint.state import state_of
 from debubble.training.optimizer import optimizer_maker
 from tests.support.model_cases import on_cpus
@@ -17,14 +17,11 @@ from tests.support.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
     """What each rank has to save."""
     assert plan.model is not None
-    plan = Plan(**{**vars(plan), "model_on_cluster": on_cpus({**plan.model.config, "tie_word_embeddings": tied})})
+    plan = replace(plan, model_on_cluster=on_cpus({**plan.model.config, "tie_word_embeddings": tied}))
 
-    def of(transport: ThreadTransport) -> set[str]:
-        return set(
-            state_of(Pipeline(None, plan, transport=transport, optimizer=optimizer_maker("adamw", weight_decay=0.1)))
-        )
-
-    return ThreadTransport.run(plan.devices, of)
+    make = optimizer_maker("adamw", weight_decay=0.1)
+    found: list[set[str]] = run_threads(plan, lambda pipeline: set(state_of(pipeline)), optimizer=make)
+    return found
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -36,21 +36,9 @@ from tests.support.training_cases import train_alone
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
-
-
-@pytest.fixture
-def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
-    (tmp_path / "text.txt").write_text(TEXT)
-    return TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", steps=6, warmup=2, learning_rate=0.01)
-
-
-def changed(options: TrainOptions, **entries: Any) -> TrainOptions:
-    return TrainOptions(**{**vars(options), **entries})
-
 
 def test_the_loss_falls_and_the_outcome_has_it(options: Any) -> None:
-    outcome = train_alone(changed(options, steps=30))
+    outcome = train_alone(replace(options, steps=30))
     losses = [report.loss for report in outcome.reports]
     assert len(losses) == 30
     assert losses[0] == pytest.approx(5.55, abs=0.1)  # ln 256: nothing is known yet
@@ -59,7 +47,7 @@ def test_the_loss_falls_and_the_outcome_has_it(options: Any) -> None:
 
 
 def test_the_trace_and_the_page_of_both_timelines_are_written(options: Any, tmp_path: Path) -> None:
-    train_alone(changed(options, trace=tmp_path / "trace.json", html=tmp_path / "timeline.html"))
+    train_alone(replace(options, trace=tmp_path / "trace.json", html=tmp_path / "timeline.html"))
     trace = Trace.load(tmp_path / "trace.json")
     planned = {i.op.name for i in Plan.load(options.plan).simulate().program.instructions}
     assert [step.step for step in trace.steps] == list(range(6))
@@ -75,11 +63,11 @@ def test_a_model_and_then_adapters_train_on_from_what_was_saved(options: Any, tm
     whole, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
     plan = Plan.load(options.plan)
     replace(plan, options=replace(plan.options, lora=4)).save(tmp_path / "lora.json")
-    lora = changed(options, plan=tmp_path / "lora.json", load=(whole,), save=adapters)
+    lora = replace(options, plan=tmp_path / "lora.json", load=(whole,), save=adapters)
 
-    first = train_alone(changed(options, save=whole)).reports
+    first = train_alone(replace(options, save=whole)).reports
     second = train_alone(lora).reports
-    third = train_alone(changed(lora, load=(whole, adapters), save=more)).reports
+    third = train_alone(replace(lora, load=(whole, adapters), save=more)).reports
 
     assert first[0].loss > second[0].loss > third[0].loss
     assert json.loads((more / "adapter_config.json").read_text())["r"] == 4
@@ -107,7 +95,7 @@ def test_a_model_and_then_adapters_train_on_from_what_was_saved(options: Any, tm
 )
 def test_what_cannot_be_done_is_one_sentence(options: Any, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check(changed(options, **entries))
+        check(replace(options, **entries))
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_the_run(run: Any, options: Any) -> None:
@@ -142,14 +130,14 @@ def test_a_plan_that_no_rank_can_run_is_refused(options: Any, changes: Any, mess
     backwards = {"partition": tuple(stage[::-1] for stage in plan.partition)} if "partition" in changes else changes
     replace(plan, **backwards).save(tmp_path / "other.json")
     with pytest.raises(InputError, match=message):
-        check(changed(options, plan=tmp_path / "other.json"))
+        check(replace(options, plan=tmp_path / "other.json"))
 
 
 def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options: Any, tmp_path: Path) -> None:
-    restartable = changed(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)
+    restartable = replace(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)
     first = train_alone(restartable)
     assert [r.step for r in first.reports] == [1, 2]
-    assert [r.step for r in train_alone(changed(restartable, steps=3)).reports] == [3]
+    assert [r.step for r in train_alone(replace(restartable, steps=3)).reports] == [3]
 
 
 def rates(options: TrainOptions) -> list[float]:
@@ -162,9 +150,9 @@ def test_adapters_beside_random_weights_are_remarked_on(options: Any, tmp_path: 
     adapted = replace(plan, options=replace(plan.options, lora=2))
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
-    alone = changed(options, load=(tmp_path / "adapters",))
-    whole = changed(options, load=(tmp_path / "whole", tmp_path / "adapters"))
-    resumed = changed(options, resume=True)
+    alone = replace(options, load=(tmp_path / "adapters",))
+    whole = replace(options, load=(tmp_path / "whole", tmp_path / "adapters"))
+    resumed = replace(options, resume=True)
     for without in (options, alone):
         assert "random ones from the seed: give the checkpoint" in str(frozen_remark(without, adapted))
     assert [frozen_remark(o, adapted) for o in (whole, resumed)] == [None, None]
@@ -173,9 +161,9 @@ def test_adapters_beside_random_weights_are_remarked_on(options: Any, tmp_path: 
 
 def test_loaded_weights_have_a_low_rate_unless_one_is_given(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    fresh = changed(options, steps=2, warmup=1, learning_rate=None, save=tmp_path / "whole")
-    loaded = changed(fresh, load=(tmp_path / "whole",), save=None)
-    given = changed(loaded, learning_rate=2e-4)
+    fresh = replace(options, steps=2, warmup=1, learning_rate=None, save=tmp_path / "whole")
+    loaded = replace(fresh, load=(tmp_path / "whole",), save=None)
+    given = replace(loaded, learning_rate=2e-4)
     assert [rates(o)[0] for o in (fresh, loaded, given)] == [3e-3, 1e-5, 2e-4]
     assert (
         rate_remark(loaded) == "The learning rate's peak is 1e-05, as the weights are loaded: choose another with --lr."
@@ -185,26 +173,26 @@ def test_loaded_weights_have_a_low_rate_unless_one_is_given(options: Any, tmp_pa
 
 def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    train_alone(changed(options, steps=1, save=tmp_path / "whole"))
-    loaded = changed(options, learning_rate=None, load=(tmp_path / "whole",), checkpoint=tmp_path / "c")
-    train_alone(changed(loaded, steps=2))
+    train_alone(replace(options, steps=1, save=tmp_path / "whole"))
+    loaded = replace(options, learning_rate=None, load=(tmp_path / "whole",), checkpoint=tmp_path / "c")
+    train_alone(replace(loaded, steps=2))
     again = with_settings({}, TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True))
     assert again.peak_rate == 1e-5
 
 
 def test_other_steps_of_a_resumed_run_move_its_schedules_end(options: Any, tmp_path: Path) -> None:
-    first = changed(options, steps=3, checkpoint=tmp_path / "c")
+    first = replace(options, steps=3, checkpoint=tmp_path / "c")
     train_alone(first)
-    resumed = changed(first, resume=True)
-    assert schedule_remark(changed(resumed, steps=20)) == "The cosine schedule ends at step 20 now, not at 3."
-    assert [schedule_remark(o) for o in (resumed, changed(resumed, steps=20, lr_schedule="constant"))] == [None, None]
-    assert schedule_remark(changed(options, steps=20)) is None
+    resumed = replace(first, resume=True)
+    assert schedule_remark(replace(resumed, steps=20)) == "The cosine schedule ends at step 20 now, not at 3."
+    assert [schedule_remark(o) for o in (resumed, replace(resumed, steps=20, lr_schedule="constant"))] == [None, None]
+    assert schedule_remark(replace(options, steps=20)) is None
 
 
 def test_other_sequences_of_a_resumed_runs_steps_are_told(options: Any, tmp_path: Path) -> None:
-    first = changed(options, steps=3, checkpoint=tmp_path / "c")
+    first = replace(options, steps=3, checkpoint=tmp_path / "c")
     train_alone(first)
-    plan, resumed = Plan.load(options.plan), changed(first, resume=True)
+    plan, resumed = Plan.load(options.plan), replace(first, resume=True)
     before, tokens = plan.degrees.global_batch, plan.options.sequence_length
     twice = replace(plan, options=replace(plan.options, micro_batch_size=2 * plan.options.micro_batch_size))
     assert batch_remark(resumed, plan) is None
@@ -216,9 +204,9 @@ def test_a_run_that_has_taken_all_its_steps_writes_its_weights(
     options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("safetensors")
-    finished = changed(options, checkpoint=tmp_path / "c")
-    train_alone(changed(finished, save=tmp_path / "first"))
-    again = changed(finished, resume=True, save=tmp_path / "again")
+    finished = replace(options, checkpoint=tmp_path / "c")
+    train_alone(replace(finished, save=tmp_path / "first"))
+    again = replace(finished, resume=True, save=tmp_path / "again")
 
     check(again)
     assert train(again) is None
@@ -229,25 +217,25 @@ def test_a_run_that_has_taken_all_its_steps_writes_its_weights(
 
 
 def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_path: Path) -> None:
-    with_checkpoint = changed(options, checkpoint=tmp_path / "c")
+    with_checkpoint = replace(options, checkpoint=tmp_path / "c")
     train_alone(with_checkpoint)
     with pytest.raises(InputError, match="holds checkpoints already"):
         check(with_checkpoint)
     for steps, taken in ((6, "all 6 steps"), (5, "6 steps, more than the 5 asked for")):
         with pytest.raises(InputError, match=f"step-000006 has taken {taken}: give more with --steps"):
-            check(changed(with_checkpoint, resume=True, steps=steps))
+            check(replace(with_checkpoint, resume=True, steps=steps))
 
 
 def test_a_resumed_run_has_to_be_given_its_data_again(options: Any, tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text("a text of one's own " * 2000)
-    with_checkpoint = changed(options, data=own, checkpoint=tmp_path / "c")
+    with_checkpoint = replace(options, data=own, checkpoint=tmp_path / "c")
     train_alone(with_checkpoint)
-    resumed = changed(with_checkpoint, resume=True, steps=9)
+    resumed = replace(with_checkpoint, resume=True, steps=9)
     with pytest.raises(InputError, match=rf"000006 read --data {own}: give --data again, as nothing that a checkpoint"):
-        check(changed(resumed, data=None))
+        check(replace(resumed, data=None))
     check(resumed)
-    other = changed(resumed, data=tmp_path / "other.txt")
+    other = replace(resumed, data=tmp_path / "other.txt")
     assert data_remark(resumed) == f"It reads --data {own}."
     assert data_remark(other) == f"It reads --data {tmp_path}/other.txt (the run before read --data {own})."
 
@@ -270,7 +258,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
     options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, said: Any
 ) -> None:
     folder = tmp_path / "c"
-    restartable = changed(options, checkpoint=folder, save_every=3, keep=9, auto_resume=True)
+    restartable = replace(options, checkpoint=folder, save_every=3, keep=9, auto_resume=True)
     whole = train_alone(restartable)
     damage(folder / "step-000006")
     again = train_alone(replace(restartable, keep=1))
@@ -283,8 +271,8 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
 
 def test_a_run_that_falls_back_takes_that_checkpoints_settings(options: Any, tmp_path: Path) -> None:
     folder = tmp_path / "c"
-    train_alone(changed(options, checkpoint=folder, steps=2, keep=9, clip=0.5))
-    train_alone(changed(options, checkpoint=folder, steps=4, keep=9, clip=0.7, resume=True))
+    train_alone(replace(options, checkpoint=folder, steps=2, keep=9, clip=0.5))
+    train_alone(replace(options, checkpoint=folder, steps=4, keep=9, clip=0.7, resume=True))
     flipped(folder / "step-000004")
     bare = TrainOptions(plan=options.plan, data=options.data, checkpoint=folder, auto_resume=True)
     glanced = with_settings({"steps": 3}, bare)
@@ -295,7 +283,7 @@ def test_a_run_that_falls_back_takes_that_checkpoints_settings(options: Any, tmp
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damage: Any, said: Any) -> None:
-    saving = changed(options, checkpoint=tmp_path / "c", steps=2)
+    saving = replace(options, checkpoint=tmp_path / "c", steps=2)
     train_alone(saving)
     damage(tmp_path / "c" / "step-000002")
     for resuming in (replace(saving, steps=4, resume=True), replace(saving, steps=4, auto_resume=True)):
@@ -306,7 +294,7 @@ def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damag
 def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
     options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saving = changed(options, checkpoint=tmp_path / "c", steps=2)
+    saving = replace(options, checkpoint=tmp_path / "c", steps=2)
     train_alone(saving)
     (tmp_path / "c" / "step-000002" / "manifest.json").unlink()
     train_alone(replace(saving, steps=3, resume=True))
@@ -314,7 +302,7 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
 
 
 def test_a_resumed_run_says_from_which_step(options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saving = changed(options, checkpoint=tmp_path / "c", steps=2)
+    saving = replace(options, checkpoint=tmp_path / "c", steps=2)
     train_alone(saving)
     train_alone(replace(saving, steps=3, resume=True))
     assert f"It continues from {tmp_path}/c/step-000002, after step 2 of 3." in capsys.readouterr().err
@@ -334,9 +322,9 @@ def answer_of(finished: tuple[int, str, str]) -> Any:
 
 def test_two_ranks_resume_what_one_rank_began(options: Any, train: Any, tmp_path: Path, plan_file: Any) -> None:
     whole = train_alone(options)
-    train_alone(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
+    train_alone(replace(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
     checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
-    two = changed(options, plan=plan_file(2))
+    two = replace(options, plan=plan_file(2))
     more = ["--steps", "6", "--checkpoint", str(tmp_path / "c"), "--resume", "--json"]
     answer = answer_of(train(*arguments(two, *more)))
     assert answer["losses"] == pytest.approx([r.loss for r in whole.reports][3:], rel=1e-5)
@@ -374,13 +362,13 @@ def test_what_two_ranks_divide_trains_like_the_whole_and_is_joined(
     replace(plan, costs=gathered, options=replace(plan.options, **degrees)).save(divided)
     replace(plan, options=replace(plan.options, micro_batch_size=degrees.get("data", 1))).save(alone)
     saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
-    whole = [r.loss for r in train_alone(changed(options, plan=alone, steps=4)).reports]
-    two = losses(changed(options, plan=divided), *saving)
+    whole = [r.loss for r in train_alone(replace(options, plan=alone, steps=4)).reports]
+    two = losses(replace(options, plan=divided), *saving)
     assert two == pytest.approx(whole, rel=1e-5)
     shutil.rmtree(folder / "step-000004")
-    assert losses(changed(options, plan=divided), "--resume", *saving) == two[2:]
+    assert losses(replace(options, plan=divided), "--resume", *saving) == two[2:]
     shutil.rmtree(folder / "step-000004")
-    joined = train_alone(changed(options, plan=alone, checkpoint=folder, resume=True, steps=4))
+    joined = train_alone(replace(options, plan=alone, checkpoint=folder, resume=True, steps=4))
     assert [r.loss for r in joined.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
@@ -389,7 +377,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_its_checkpoint(
     options: Any, tmp_path: Path, plan_file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
-    saving = changed(options, plan=plan_file(2), checkpoint=tmp_path / "c", save_every=4, steps=8)
+    saving = replace(options, plan=plan_file(2), checkpoint=tmp_path / "c", save_every=4, steps=8)
     with pytest.raises(RankFailedError) as failure:
         launch("dying_rank", encode_options(saving), ranks=2)
     doing = r"rank 0 (is in|waits in|meets|reads) [^;]*"
@@ -400,7 +388,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_its_checkpoint(
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_processes")
 def test_a_hung_rank_is_named_with_what_the_others_wait_for(options: Any, plan_file: Any) -> None:
-    hanging = changed(options, plan=plan_file(2), hang_timeout=2)
+    hanging = replace(options, plan=plan_file(2), hang_timeout=2)
     with pytest.raises(RankFailedError) as failure:
         launch("tests.support.hanging_rank", encode_options(hanging), ranks=2)
     assert str(failure.value) == (
@@ -410,7 +398,7 @@ def test_a_hung_rank_is_named_with_what_the_others_wait_for(options: Any, plan_f
 
 
 def losses_of(options: TrainOptions, **entries: Any) -> list[float]:
-    return [report.loss for report in train_alone(changed(options, **entries)).reports]
+    return [report.loss for report in train_alone(replace(options, **entries)).reports]
 
 
 @pytest.mark.parametrize("interval", [4, pytest.param(1, marks=pytest.mark.slow)])
@@ -426,6 +414,6 @@ def test_any_checkpoint_of_a_run_is_resumed_bit_for_bit(options: TrainOptions, t
 
 
 def test_the_checkpoint_at_a_runs_end_is_resumed(options: TrainOptions, tmp_path: Path) -> None:
-    constant = changed(options, lr_schedule="constant")
+    constant = replace(options, lr_schedule="constant")
     losses_of(constant, checkpoint=tmp_path / "c", steps=4)
     assert losses_of(constant, checkpoint=tmp_path / "c", resume=True) == losses_of(constant)[4:]

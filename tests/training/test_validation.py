@@ -21,17 +21,11 @@ from tests.support.training_cases import train_alone
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(60))
-
 
 @pytest.fixture
-def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
-    (tmp_path / "text.txt").write_text(TEXT)
+def options(options: TrainOptions, tmp_path: Path) -> TrainOptions:
     (tmp_path / "more.txt").write_text("Nine green bottles, hanging on the wall; " * 9)
-    return TrainOptions(
-        plan=plan_file(1), data=tmp_path / "text.txt", steps=5, warmup=2, learning_rate=0.01,
-        validation=str(tmp_path / "more.txt"), validate_every=2,
-    )  # fmt: skip
+    return replace(options, steps=5, validation=str(tmp_path / "more.txt"), validate_every=2)
 
 
 def test_every_window_is_in_a_batch_once() -> None:

@@ -30,12 +30,11 @@ from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, MakeOptimizer
-from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.steps.batch import Batch
 from debubble.runtime.steps.batch_agreement import BatchAgreement
 from debubble.runtime.steps.forward_runs import ForwardRuns
 from debubble.runtime.steps.measurements import Measurements
-from debubble.runtime.steps.post_validated_steps import PostValidatedSteps
+from debubble.runtime.steps.post_validation import PostValidatedSteps, StepResult
 from debubble.runtime.steps.repartition import exchange_units, restore_states
 from debubble.runtime.steps.step_inputs import StepInputs
 from debubble.runtime.steps.training_step import StepRunner

@@ -22,11 +22,11 @@ from debubble.training.options import (
     TrainOptions,
     packed_of,
     plan_of,
+    samples_of,
     with_checkpoint_settings,
 )
 from debubble.training.resume import Start, ask_rank_0, checkpoint_to_resume, precision_note
 from debubble.training.run_lock import locked
-from debubble.training.samples import samples_of
 from debubble.training.training_run import TrainingRun
 from debubble.training.user_code import Dataset
 from debubble.training.watchdog import watch

@@ -21,8 +21,8 @@ from debubble.plans import Plan
 from debubble.processes import own_cores
 from debubble.runtime import Batch
 from debubble.runtime.launch.failures import DeviceMemoryError
-from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
+from debubble.runtime.steps.post_validation import StepResult
 from debubble.runtime.topology import default_device
 from debubble.training.checkpoint.folder import RunProgress
 from debubble.training.checkpoint.saver import Saver
@@ -33,13 +33,11 @@ from debubble.training.data.text import text_of, tokens_of
 from debubble.training.end_request import EndRequest
 from debubble.training.length_plans import LengthSteps
 from debubble.training.memory_check import explain_shortage
-from debubble.training.monitoring.metrics import NO_WORK, DeviceWork, bubble_fraction
-from debubble.training.monitoring.progress import StepReport
+from debubble.training.monitoring.progress import NO_WORK, DeviceWork, StepReport, bubble_fraction
 from debubble.training.online.controller import OnlineScheduler
 from debubble.training.optimizer import learning_rate, set_learning_rate
-from debubble.training.options import TrainOptions, journal_of, maker_of, model_of, tokenizer_of
+from debubble.training.options import TrainOptions, journal_of, maker_of, model_of, tokenizer_of, validation_of
 from debubble.training.resume import group_numbers_in, load
-from debubble.training.samples import validation_of
 from debubble.training.watchdog import SAVING_PHASE
 
 TEMPERATURE = 0.8

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.launch.failures import (
@@ -69,26 +69,16 @@ def watch(
     )  # fmt: skip
 
 
-class HeartbeatStore(Protocol):
-    """Heartbeats by rank, as torch's stores have them."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Put a heartbeat in the place of the one before it."""
-
-    def get(self, key: str, /) -> str | bytes:
-        """A heartbeat that is there."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Tell whether all of these are there."""
-
-
 class HeartbeatFolder:
-    """Heartbeats in the folder of a launcher on this machine: torch's store in a file would grow with each of them."""
+    """Heartbeats in the folder of a launcher on this machine: torch's store in a file would grow with each of them.
+
+    Its methods are those of torch's stores.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def set(self, key: str, value: str, /) -> None:
+    def set(self, key: str, value: str) -> None:
         """Put a heartbeat in the place of the one before it."""
         try:
             (self._folder / key / "next").write_text(value)
@@ -96,11 +86,11 @@ class HeartbeatFolder:
         except FileNotFoundError as error:
             raise RuntimeError("The launcher has ended.") from error
 
-    def get(self, key: str, /) -> str:
+    def get(self, key: str) -> str:
         """A heartbeat that is there."""
         return (self._folder / key / "heartbeat").read_text()
 
-    def check(self, keys: list[str], /) -> bool:
+    def check(self, keys: list[str]) -> bool:
         """Tell whether all of these are there."""
         return all((self._folder / key / "heartbeat").exists() for key in keys)
 
@@ -134,7 +124,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self,
         status: RankStatus,
         *,
-        store: HeartbeatStore,
+        store: Store | HeartbeatFolder,
         rank: int,
         ranks: int,
         timeout: float,

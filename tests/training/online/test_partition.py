@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.optim import AdamW
 
 import debubble as db
 from debubble.plans import Plan
-from debubble.training.online.controller import OnlineScheduler, Policy
+from debubble.training.online.controller import Policy
 from debubble.training.online.partition import better_partition, move_seconds, units_of
 from debubble.training.online.scheduler import better_orders
-from tests.support.online_cases import controlled, events_of, traced
-from tests.support.runtime_cases import LLAMA, run_threads, tokens_of
+from tests.support.online_cases import controlled, events_of, traced, trained
+from tests.support.runtime_cases import LLAMA, assert_same_run
 
-STEPS = 7
 QUICK = Policy(settling=1, window=2)
 
 
@@ -107,42 +104,22 @@ def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
     assert move_seconds(plan, plan) == 0
 
 
-def run(plan: Plan, *, controller: Any = None, costs: Any = None, seconds: Any = None) -> Any:
-    """Losses, units per stage by step, and parameters of a run on as many ranks, online if there is a controller."""
-
-    def one(pipeline: Any) -> Any:
-        leads = pipeline.ranks.transport.rank == 0
-        online = OnlineScheduler(pipeline, controller if leads else None) if controller else None
-        losses, lengths = [], []
-        for step in range(STEPS):
-            losses.append(pipeline.step(tokens_of(LLAMA, rows=4, seed=step)).item())
-            pipeline.optimizer_step(1.0)
-            lengths.append(pipeline.plan.lengths)
-            if online is not None:
-                trace = traced(pipeline.plan, costs(pipeline.plan))
-                online.after_step(step + 1, seconds(pipeline.plan), trace)
-        return losses, lengths, pipeline.state_dict()
-
-    answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
-    return answers[0][0], answers[0][1], {n: p for *_, state in answers for n, p in state.items()}
-
-
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_units_leave_a_slow_device_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
     plan = even_plan(devices)
     controller = controlled(plan, tmp_path, steps=10**6, policy=QUICK)
     # The machine's second device takes three times as long for whatever it has.
-    answers = run(plan, controller=controller, costs=lambda p: true_costs(plan, p), seconds=lambda p: step_of(plan, p))
-    losses, lengths, parameters = answers
+    costs, seconds = partial(true_costs, plan), partial(step_of, plan)
+    losses, plans, parameters = trained(plan, controller=controller, costs=costs, seconds=seconds)
+    lengths = [running.lengths for running in plans]
     assert events_of(controller) == [(3, "search"), (3, "adopted"), (6, "kept")]
     assert [len(set(group)) for group in (lengths[:3], lengths[3:])] == [1, 1]
     assert lengths[3][1] < lengths[0][1]
     assert controller.journal.entries[1].units == lengths[3]
     assert f"another order with {', '.join(map(str, lengths[3]))} units" in str(controller.journal.entries[1])
     assert Plan.load(tmp_path / "plan.online.json").lengths == lengths[3]
-    expected, _, weights = run(plan)
-    assert losses == expected
-    assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
+    expected, _, weights = trained(plan)
+    assert_same_run((losses, parameters), (expected, weights))
 
 
 def true_costs(start: Plan, running: Plan) -> Any:
@@ -172,12 +149,13 @@ def test_units_move_if_enough_steps_are_left_to_pay_for_it(steps: int | None, mo
 def test_units_that_made_steps_slower_move_back(tmp_path: Path) -> None:
     plan = even_plan(2)
     controller = controlled(plan, tmp_path, steps=10**6, policy=QUICK)
-    _, lengths, _ = run(
+    losses, plans, _ = trained(
         plan,
         controller=controller,
-        costs=lambda p: true_costs(plan, p),
+        costs=partial(true_costs, plan),
         seconds=lambda p: 1.0 if p.lengths == plan.lengths else 2.0,
     )
     assert events_of(controller) == [(3, "search"), (3, "adopted"), (6, "taken back")]
-    assert lengths[5] != plan.lengths
-    assert lengths[6] == plan.lengths
+    assert plans[5].lengths != plan.lengths
+    assert plans[6].lengths == plan.lengths
+    assert losses == trained(plan)[0]

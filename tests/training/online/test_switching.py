@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.optim import AdamW
 
 import debubble as db
@@ -14,12 +13,11 @@ from debubble.ir import StageCosts
 from debubble.training.online.controller import OnlineScheduler, Policy
 from debubble.training.online.memory_variants import recomputation_variants
 from tests.support import online_cases, runtime_cases
-from tests.support.online_cases import Finished, events_of, traced
-from tests.support.runtime_cases import plan_of, run_threads, tokens_of, with_layers
+from tests.support.online_cases import STEPS, Finished, events_of, traced, trained
+from tests.support.runtime_cases import assert_same_run, plan_of, run_threads, tokens_of, with_layers
 
 LLAMA, GPT2 = with_layers(runtime_cases.LLAMA, 2), with_layers(runtime_cases.GPT2, 2)
 QUICK = Policy(settling=1, window=2)
-STEPS = 7
 COSTS = StageCosts.of(stages=4, activation=2, memory_limit=20, offload=1)
 
 
@@ -32,27 +30,13 @@ def bad_plan(config: Any, dtype: Any, *, costs: Any = COSTS, **options: Any) -> 
     return plan_of(schedule, config, costs=costs, dtype=dtype, sequence_length=12, **options)
 
 
-def losses_and_parameters(
-    plan: Any, *, controller: Any = None, seconds: Any = lambda plan: 1.0, steps: int = STEPS
-) -> Any:
-    """Losses and schedules by step, and parameters, of all ranks, online if there is a controller."""
-
-    def one(pipeline: Any) -> Any:
-        online = (
-            OnlineScheduler(pipeline, None if pipeline.ranks.transport.rank else controller) if controller else None
-        )
-        losses, orders = [], []
-        for step in range(steps):
-            losses.append(pipeline.step(tokens_of(plan.model, rows=4, seed=step)).item())
-            pipeline.optimizer_step(1.0)
-            orders.append(pipeline.plan.schedule)
-            if online is not None:
-                online.after_step(step + 1, seconds(pipeline.plan), traced(pipeline.plan, plan.costs))
-        return losses, orders, {name: p.detach() for name, p in pipeline.named_parameters()}
-
-    answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
-    assert all(orders == answers[0][1] for _, orders, _ in answers)
-    return answers[0][0], answers[0][1], {n: p for *_, held in answers for n, p in held.items()}
+def assert_order_changes(plan: Any, controller: Any) -> Any:
+    """The run goes on with the searched order, and no bit changes; returns that order."""
+    losses, plans, parameters = trained(plan, controller=controller)
+    assert [running.schedule.name for running in plans] == ["gpipe"] * 3 + ["searched"] * 4
+    expected, _, weights = trained(plan)
+    assert_same_run((losses, parameters), (expected, weights))
+    return plans[-1].schedule
 
 
 @pytest.mark.parametrize(
@@ -61,13 +45,9 @@ def losses_and_parameters(
 def test_a_better_order_is_adopted_and_no_bit_changes(config: Any, dtype: str, tmp_path: Path) -> None:
     plan = bad_plan(config, dtype)
     controller = controlled(plan, tmp_path)
-    losses, orders, parameters = losses_and_parameters(plan, controller=controller)
+    assert_order_changes(plan, controller)
     assert events_of(controller) == [(3, "search"), (3, "adopted"), (6, "kept")]
-    assert [order.name for order in orders] == ["gpipe"] * 3 + ["searched"] * 4
     assert (plan.simulate().makespan, controller.plan.simulate().makespan) == (21, 15)
-    expected, _, weights = losses_and_parameters(plan)
-    assert losses == expected
-    assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
 
 
 def recomputing_plan(devices: int, **options: Any) -> Any:
@@ -84,13 +64,12 @@ def test_recomputation_is_given_up_and_no_bit_changes(devices: int, tmp_path: Pa
     plan = recomputing_plan(devices)
     assert len(plan.schedule.fused_recompute) == devices
     controller = controlled(plan, tmp_path)
-    losses, orders, parameters = losses_and_parameters(plan, controller=controller)
+    losses, plans, parameters = trained(plan, controller=controller)
     assert [event for _, event in events_of(controller)][:3] == ["search", "adopted", "kept"]
-    assert not orders[-1].fused_recompute
+    assert not plans[-1].schedule.fused_recompute
     assert {unit.strategy for stage in controller.plan.partition for unit in stage} == {"none"}
-    expected, _, weights = losses_and_parameters(plan)
-    assert losses == expected
-    assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
+    expected, _, weights = trained(plan)
+    assert_same_run((losses, parameters), (expected, weights))
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -100,11 +79,7 @@ def test_steps_on_hosts_stay_where_the_order_changes(devices: int, tmp_path: Pat
     )
     plan = bad_plan(LLAMA, "fp32", costs=costs)
     plan = replace(plan, schedule=plan.schedule.with_host_steps({*range(devices)}))
-    controller = controlled(plan, tmp_path)
-    losses, orders, _ = losses_and_parameters(plan, controller=controller)
-    assert [order.name for order in orders] == ["gpipe"] * 3 + ["searched"] * (STEPS - 3)
-    assert orders[-1].host_steps == {*range(devices)}
-    assert losses == losses_and_parameters(plan)[0]
+    assert assert_order_changes(plan, controlled(plan, tmp_path)).host_steps == {*range(devices)}
 
 
 def test_post_validated_steps_go_on_with_the_shorter_span(tmp_path: Path) -> None:
@@ -125,7 +100,7 @@ def test_post_validated_steps_go_on_with_the_shorter_span(tmp_path: Path) -> Non
     assert controller.plan.simulate().span < plan.simulate().span
     # The switch settles the update of the step before it, whose result the next step then does not give.
     found = {result.step: result.loss for result in answers[0] if result is not None}
-    expected = losses_and_parameters(replace(plan, options=replace(plan.options, post_validation=False)))[0]
+    expected = trained(replace(plan, options=replace(plan.options, post_validation=False)))[0]
     assert [found[step] for step in sorted(found)] == [expected[step] for step in sorted(found)]
 
 
@@ -135,24 +110,7 @@ def test_replicas_switch_together(zero: int, tmp_path: Path) -> None:
     gathers: Any = {"gathered": 1, "static": 2} if zero == 3 else {}
     costs = StageCosts.of(stages=2, activation=2, memory_limit=20, **gathers)
     plan = bad_plan(LLAMA, "fp32", costs=costs, data=2, zero=zero)
-    controller = controlled(plan, tmp_path)
-    losses, orders, _ = losses_and_parameters(plan, controller=controller, steps=5)
-    assert [order.name for order in orders] == ["gpipe"] * 3 + ["searched"] * 2
-    assert losses == losses_and_parameters(plan, steps=5)[0]
-
-
-@pytest.mark.slow
-def test_an_order_that_measures_worse_is_taken_back_by_all_ranks(tmp_path: Path) -> None:
-    plan = bad_plan(LLAMA, "fp32")
-    controller = controlled(plan, tmp_path)
-
-    def seconds(running: Any) -> Any:
-        return 1.0 if running.schedule == plan.schedule else 1.5
-
-    losses, orders, _ = losses_and_parameters(plan, controller=controller, seconds=seconds)
-    assert events_of(controller) == [(3, "search"), (3, "adopted"), (6, "taken back")]
-    assert [order.name for order in orders] == ["gpipe"] * 3 + ["searched"] * 3 + ["gpipe"]
-    assert losses == losses_and_parameters(plan)[0]
+    assert_order_changes(plan, controlled(plan, tmp_path))
 
 
 def test_a_run_measures_what_its_operations_cost(tmp_path: Path) -> None:

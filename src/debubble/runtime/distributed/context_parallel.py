@@ -2,7 +2,7 @@
 
 A sequence is cut into 2n equal chunks, and rank i of n has the chunks i and 2n - 1 - i: so all have as many keys before
 their queries (Llama Team, arXiv:2407.21783, section 3.3.2, which gathers keys and values too).  Gradients of parameters
-are summed over the group as over replicas.  Attention without masks goes around a ring: `models/ring_attention.py`.
+are summed over the group as over replicas.  Attention without masks goes around a ring: `models/attention/ring.py`.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class PinnedMemory(HostMemory):
     """The host's memory, pinned, so that a GPU copies to and from it while it computes; buffers are used again.
 
     torch's own pinned memory rounds every size up to a power of two, nearly twice what is needed at worst.  Here each
-    buffer has the size for which it was made.  Only copies of streams touch a buffer,
-    and a stream that is given one waits for what the stream before it did with it.
+    buffer has the size for which it was made.  Only copies of streams touch a buffer, and a stream that is given one
+    waits for what the stream before it did with it.
     """
 
     def __init__(self) -> None:

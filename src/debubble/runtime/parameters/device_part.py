@@ -73,14 +73,14 @@ class DevicePart:
 
     def shape_of(self, name: str) -> torch.Size:
         """Unsharded shape of a parameter."""
-        return self._weights_of(name).shape(name)
+        return self._weights_of(name).divisions[name].shape
 
     def shards(self) -> Iterator[tuple[str, nn.Parameter, TensorShard]]:
         """This rank's part of each parameter and where it lies in the whole; a tied table goes by the first name."""
         first_name = {} if self.tied is None else {self.tied[1]: self.tied[0]}
         for weights in self.weights.values():
             for name, parameter in weights.masters.items():
-                yield first_name.get(name, name), parameter, weights.shard(name)
+                yield first_name.get(name, name), parameter, weights.divisions[name].shard()
 
     def _weights_of(self, name: str) -> StageWeights:
         return next(weights for weights in self.weights.values() if name in weights.masters)

@@ -1,31 +1,25 @@
-"""Optimizers of one device: steps when the gradient norm is known, steps before it, and the scale of an fp16 loss.
-
-An AdamW step cannot be inverted exactly in floating point.  So a step that may have to be taken back copies what it
-changes first: for AdamW 12 bytes per fp32 parameter (the parameter and two moments), where the parameter is: on the
-host for a stage that the host steps, divided over the replicas with ZeRO.
-"""
+"""Optimizers of one device: those of stages that are stepped inside the step, that of the rest; the scale of fp16."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind
 from debubble.models.runtime_limits import check_averages
 from debubble.plans import Plan
-from debubble.runtime.distributed.gradient_norm import PartialSums, sum_of_squares
+from debubble.runtime.distributed.gradient_norm import sum_of_squares
 from debubble.runtime.distributed.sharding import inner_tensors, local_bytes, local_tensor
 from debubble.runtime.models.hf.names import HEAD_TABLE
 from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.device_part import DevicePart
+from debubble.runtime.parameters.optimizer_states import OptimizerSnapshot, parameters_of, settings_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -142,37 +136,28 @@ class DeviceOptimizers:
         hosted = {self.inside[s] for s, weights in self._part.weights.items() if weights.on_host and s in self.inside}
         return sum(snapshot.nbytes for optimizer, snapshot in self._snapshots.items() if optimizer not in hosted)
 
-    def squares(self, stages: Sequence[int] | None = None) -> float:
-        """Sum of the squares of the gradients of some stages (None: of all) of this device, in double precision."""
-        return sum(self._squares(stage) for stage in (self._counted if stages is None else stages))
+    def squares(self) -> float:
+        """Sum of the squares of the gradients of this device, in double precision."""
+        return sum(map(self._squares_of, self._counted))
+
+    def _squares_of(self, stage: int) -> float:
+        return sum_of_squares(local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None)
+
+    def finish(self, stage: int) -> float:
+        """Let the masters of a stage have their whole gradients.  Returns the sum of their squares."""
+        self._part.weights[stage].finish()
+        return self._squares_of(stage)
 
     def step(self, stage: int) -> None:
         """S, as the plan says: with the stage's gradients as they are; not at all if one of them is inf or NaN."""
-        self._part.weights[stage].finish()
-        if math.isfinite(self.squares([stage])):
+        if math.isfinite(self.finish(stage)):
             self.inside[stage].step()
         self.inside[stage].zero_grad()
-
-    def step_all(self, optimizers: Sequence[Optimizer], total: PartialSums, max_norm: float) -> None:
-        """Step these, clipped by the norm of all gradients; not at all if one of them is inf or NaN."""
-        for optimizer in optimizers:
-            if total.finite:
-                scale_gradients(parameters_of(optimizer), total.scale(max_norm))
-                optimizer.step()
-            optimizer.zero_grad()
-
-    def tentative_update(self, max_norm: float = math.inf, *, optimistic: bool = True) -> TentativeUpdate:
-        """An update of all parameters that may begin before the norm of all gradients is known."""
-        return TentativeUpdate(self, max_norm, optimistic=optimistic)
 
     def snapshot_of(self, optimizer: Optimizer) -> OptimizerSnapshot:
         """The copies that take this optimizer's steps back."""
         with self._lock:
             return self._snapshots.setdefault(optimizer, OptimizerSnapshot(optimizer))
-
-    def finish(self, stage: int) -> None:
-        """Let the masters of a stage have their whole gradients."""
-        self._part.weights[stage].finish()
 
     def _parameters_in_norm(self, shares_table: bool) -> dict[int, list[nn.Parameter]]:
         """The parameters of each stage that count in the norm: a tied table does once, in the first stage."""
@@ -182,147 +167,10 @@ class DeviceOptimizers:
             parameters[stage] = []
             for name, parameter in weights.masters.items():
                 second = shares_table and name == HEAD_TABLE
-                if parameter not in seen and not second and weights.counts_in_norm(name):
+                if parameter not in seen and not second and weights.divisions[name].counts_in_norm:
                     parameters[stage].append(parameter)
                     seen.add(parameter)
         return parameters
-
-    def _squares(self, stage: int) -> float:
-        return sum_of_squares(local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None)
-
-
-class TentativeUpdate:
-    """The update of one step: an optimizer steps if what is known by then lets it, and else waits.
-
-    Gradients are kept until all is known.
-
-    Args:
-        optimizers: All of the device.
-        max_norm: The clip, as far as it is known when the step begins: `finish` has the last word.
-        optimistic: Whether any optimizer may step before the norm of all gradients is known.
-    """
-
-    def __init__(self, optimizers: DeviceOptimizers, max_norm: float, *, optimistic: bool) -> None:
-        self._optimizers, self._optimistic = optimizers, optimistic
-        self.max_norm = max_norm
-        self._steps: list[_TentativeStep] = []
-        self._finished = False
-
-    @property
-    def ahead(self) -> bool:
-        """True if any optimizer has stepped."""
-        return any(step.snapshot is not None for step in self._steps)
-
-    def step(self, stage: int) -> None:
-        """S: all that is known are the gradients of the stage itself."""
-        self._optimizers.finish(stage)
-        self._try(self._optimizers.inside[stage], PartialSums(self._optimizers.squares([stage])))
-
-    def step_outside(self, known: PartialSums) -> None:
-        """Step the rest, after the program."""
-        for optimizer in self._optimizers.outside:
-            self._try(optimizer, known)
-
-    def finish(self, total: PartialSums, max_norm: float) -> None:
-        """Correct wrong steps, step what has waited, and clear the gradients; further calls do nothing."""
-        if self._finished:
-            return
-        for step in self._steps:
-            if step.snapshot is None or not total.within(max_norm):
-                step.correct(total, max_norm)
-            step.optimizer.zero_grad()
-        tried = [step.optimizer for step in self._steps]
-        self._optimizers.step_all([o for o in self._optimizers.outside if o not in tried], total, max_norm)
-        if self._optimizers.averages is not None and total.finite:
-            self._optimizers.averages.update()
-        self._finished = True
-
-    def _try(self, optimizer: Optimizer, known: PartialSums) -> None:
-        steps_now = self._optimistic and known.within(self.max_norm)
-        snapshot = self._optimizers.snapshot_of(optimizer) if steps_now else None
-        self._steps.append(_TentativeStep(optimizer, settings_of(optimizer), snapshot))
-        if snapshot is not None:
-            snapshot.save()
-            optimizer.step()
-            snapshot.end_step()
-
-
-@dataclass(frozen=True)
-class _TentativeStep:
-    """An optimizer's part of a tentative update."""
-
-    optimizer: Optimizer
-    settings: list[dict[str, Any]]
-    """The learning rate and the like: by the time it is stepped again, they may be the next step's."""
-    snapshot: OptimizerSnapshot | None
-    """The copies that take its step back; None: it waits."""
-
-    def correct(self, total: PartialSums, max_norm: float) -> None:
-        """Take the step back, and take it as is right now that all is known."""
-        if self.snapshot is not None:
-            self.snapshot.restore()
-        if total.finite:
-            scale_gradients(parameters_of(self.optimizer), total.scale(max_norm))
-            later = settings_of(self.optimizer)
-            change_settings(self.optimizer, self.settings)
-            self.optimizer.step()
-            change_settings(self.optimizer, later)
-
-
-class OptimizerSnapshot:
-    """Copies that take the last step of one optimizer back, to the bit.  Their buffers stay, for the next step."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._states: dict[Tensor, dict[str, Any]] = {}
-        self._copies: dict[Tensor, Tensor] = {}
-        self._groups: list[dict[str, Any]] = []
-        """Entries of each parameter group: all of them before the step, former values of the changed ones after it."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the copies."""
-        return sum(copy.nbytes for copy in self._copies.values())
-
-    def save(self) -> None:
-        """Copy, before a step, every parameter that has a gradient, and its states."""
-        parameters = [p for p in parameters_of(self._optimizer) if p.grad is not None]
-        self._states = {p: dict(self._optimizer.state.get(p, {})) for p in parameters}
-        states = [value for state in self._states.values() for value in state.values() if isinstance(value, Tensor)]
-        changing = [local_tensor(tensor) for tensor in (*parameters, *states)]
-        if [(t.shape, t.dtype) for t in changing] != [(t.shape, t.dtype) for t in self._copies]:
-            self._copies = {t: torch.empty_like(t) for t in changing}
-        else:
-            self._copies = dict(zip(changing, self._copies.values(), strict=True))
-        for tensor, copy in self._copies.items():
-            copy.copy_(tensor)
-        self._groups = [{k: copied(v) for k, v in group.items()} for group in settings_of(self._optimizer)]
-
-    def end_step(self) -> None:
-        """Forget the entries of groups that the step has left: learning rates may change before it is taken back."""
-        self._groups = [
-            {name: value for name, value in before.items() if not _equal(value, group[name])}
-            for before, group in zip(self._groups, self._optimizer.param_groups, strict=True)
-        ]
-
-    def restore(self) -> None:
-        """Take the step back: everything is as it was before."""
-        for tensor, copy in self._copies.items():
-            tensor.copy_(copy)
-        for parameter, state in self._states.items():
-            self._optimizer.state[parameter] = state
-        change_settings(self._optimizer, self._groups)
-
-
-def copied(value: Any) -> Any:
-    """A copy of a tensor; anything else, which is replaced rather than changed, as it is."""
-    return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.equal(first, second)
-    return bool(first == second)
 
 
 @dataclass
@@ -347,23 +195,6 @@ class LossScale:
             self.value, self.steps_since = self.value * 2, 0
 
 
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Every parameter that an optimizer steps."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def scale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
-    """Multiply the gradients of these, in place."""
-    for parameter in parameters:
-        if parameter.grad is not None and scale != 1.0:
-            local_tensor(parameter.grad).mul_(scale)
-
-
-def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Each group's learning rate and the like."""
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-
-
 def _rebound(before: Optimizer, made: Optimizer) -> Optimizer:
     """The optimizer of before with its settings, on the parameters of another and without states."""
     settings = settings_of(before)
@@ -372,9 +203,3 @@ def _rebound(before: Optimizer, made: Optimizer) -> Optimizer:
         group.update(setting)
     before.state.clear()
     return before
-
-
-def change_settings(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
-    """Give each group of parameters its learning rate and the like."""
-    for group, setting in zip(optimizer.param_groups, settings, strict=True):
-        group.update(setting)

@@ -2,11 +2,12 @@
 
 A stage computes with *working* parameters in the run's dtype.  The optimizer sees *masters*: the same tensors in fp32,
 fp64 and full bf16 training; else for bf16 and fp16 fp32 copies.  Gradients of these are taken after every backward and
-summed in fp32.
-A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters up.
+summed in fp32.  A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters
+up.
+
 Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter; where they divide
-the parameters too (ZeRO-3), a working one is there while it is gathered alone.  Where the ranks of
-a device divide the parameter, the optimizer sees the master as a DTensor (see distributed/sharding.py).
+the parameters too (ZeRO-3), a working one is there while it is gathered alone.  Where the ranks of a device divide the
+parameter, the optimizer sees the master as a DTensor (see distributed/sharding.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from debubble.ir import Op
 from debubble.models.quantization import NF4_BLOCK
 from debubble.runtime.distributed.cuts import Divisions
 from debubble.runtime.distributed.data_parallel import Replicas
-from debubble.runtime.distributed.sharding import TensorShard, viewed_like
+from debubble.runtime.distributed.sharding import viewed_like
 from debubble.runtime.distributed.tensor_parallel import NO_TENSOR_GROUP, TensorGroup
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.streams import used_here
@@ -149,7 +150,7 @@ class StageWeights:
             stored[name] = packed(of_floats, shape, 2)
             # What codes of quantised scales come with belongs to whole weights.
             stored[scales[name][0]] = packed(of_floats, shape, NF4_BLOCK)
-        self._divisions = {
+        self.divisions = {
             name: ParameterDivision(
                 pair,
                 group,
@@ -160,9 +161,10 @@ class StageWeights:
             )
             for name, pair in named.items()
         }
+        """Each parameter as ranks divide it, by Hugging Face name."""
         for name, pair in named.items():
             if pair.master not in pairs.optimizer_views:
-                pairs.optimizer_views[pair.master] = self._divisions[name].optimizer_view()
+                pairs.optimizer_views[pair.master] = self.divisions[name].optimizer_view()
         self.masters: Mapping[str, nn.Parameter] = {
             name: pairs.optimizer_views[pair.master] for name, pair in named.items()
         }
@@ -233,36 +235,24 @@ class StageWeights:
         for parameter in self._gathering:
             parameter.forget()
 
-    def shape(self, name: str) -> torch.Size:
-        """Unsharded shape of a parameter."""
-        return self._divisions[name].shape
-
     def whole(self, name: str) -> Tensor:
         """The master of a parameter with all ranks' parts, in floats; they all call it."""
-        division = self._divisions[name]
+        division = self.divisions[name]
         if not division.scales:
             return division.whole()
-        scales = [self._divisions[scale].whole() for scale in division.scales]
+        scales = [self.divisions[scale].whole() for scale in division.scales]
         return dequantized(division.whole(), *scales).view(division.shape)
-
-    def shard(self, name: str) -> TensorShard:
-        """This rank's part of a master, and where it lies in the whole."""
-        return self._divisions[name].shard()
 
     def load(self, name: str, whole: Tensor) -> None:
         """Give the master of a parameter the values of a whole one, quantised if it is."""
-        division = self._divisions[name]
+        division = self.divisions[name]
         if not division.scales:
             division.load(whole)
             return
         own = division.own(whole).to(division.pair.master.device)
         tensors = quantized(own, double=len(division.scales) > 1)
         for kept, tensor in zip((name, *division.scales), tensors, strict=True):
-            self._divisions[kept].pair.master.data.copy_(tensor)
-
-    def counts_in_norm(self, name: str) -> bool:
-        """Tell whether a parameter's gradient counts here in the norm."""
-        return self._divisions[name].counts_in_norm
+            self.divisions[kept].pair.master.data.copy_(tensor)
 
     def collect(self) -> None:
         """Sum, after a backward, what it gave to working copies, in the masters' dtype."""

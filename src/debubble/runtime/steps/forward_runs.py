@@ -29,78 +29,76 @@ class ForwardRuns:
     """
 
     def __init__(self, runner: StepRunner) -> None:
-        self._plan, self._inputs, self._batches, self._ranks = runner.plan, runner.inputs, runner.batches, runner.ranks
-        self._status, self._lanes = runner.status, runner.operations.lanes
-        self._activations = runner.measured.activations
-        self._stages, self._weights = runner.operations.stages, runner.operations.weights
-        self._schedule = self._plan.schedule.with_whole_sequences()
-        costs = self._plan.costs
+        self._runner, self._lanes = runner, runner.operations.lanes
+        self._schedule, costs = runner.plan.schedule.with_whole_sequences(), runner.plan.costs
         program = lower_forwards(
             self._schedule, costs.replace(slices=1, attention_scale=None) if costs.slices > 1 else costs
         )
         messages = Ledger(self._lanes.device)
         operations = replace(runner.operations, program=program, messages=messages, evaluating=True, arena=None)
-        self._interpreter = Interpreter(operations, self._status)
+        self._interpreter = Interpreter(operations, runner.status)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor:
         """The mean loss over the targets of all batches.  Raises InputError if there is none."""
         total, targets = torch.zeros((), dtype=torch.float64, device=self._lanes.device), 0
-        self._status.enter("evaluates", local=False)
+        self._runner.status.enter("evaluates", local=False)
         with self._evaluation_mode():
             for batch in batches:
-                checked = self._inputs.read(batch)
-                counted, _ = self._batches.agree(checked)
-                state = self._inputs.state(checked, counted, seed=0)
+                checked = self._runner.inputs.read(batch)
+                counted, _ = self._runner.batches.agree(checked)
+                state = self._runner.inputs.state(checked, counted, seed=0)
                 self._lanes.start_step()
                 self._interpreter.run(state)
                 total += state.loss(on=self._lanes.device) * counted
                 targets += counted
         if not targets:
             raise InputError("There is no batch to evaluate.")
-        self._ranks.sum_over_replicas(total)
-        self._ranks.sum_over_pipeline(total)
-        self._status.leave()
-        return (total / targets).to(loss_dtype(self._plan))
+        self._runner.ranks.sum_over_replicas(total)
+        self._runner.ranks.sum_over_pipeline(total)
+        self._runner.status.leave()
+        return (total / targets).to(loss_dtype(self._runner.plan))
 
     def generate(self, prompts: Tensor, *, new_tokens: int, temperature: float, seed: int) -> Tensor:
         """Prompts [rows, length] with what follows them.  Raises InputError if they have another shape."""
-        config = self._plan.model
+        config, ranks = self._runner.plan.model, self._runner.ranks
         if config is None:
             raise InputError("The plan has no language model that could generate tokens.")
-        if self._ranks.context.size > 1:
+        if ranks.context.size > 1:
             raise InputError("Context parallelism divides whole sequences alone: generate with a plan of context 1.")
         if prompts.dim() != 2 or not prompts.numel():
             raise InputError(f"Prompts have shape [rows, length], not {list(prompts.shape)}.")
-        each, rows = self._plan.micro_batches, len(prompts)
+        each, rows = self._runner.plan.micro_batches, len(prompts)
         # The program has so many micro-batches, whatever they hold.
         tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // each) * each) % rows]
         random = torch.Generator(device=self._lanes.device).manual_seed(seed)
-        self._status.enter("generates", local=False)
-        kept = _last_logits(self._schedule, config.vocab, self._stages, self._ranks.device, self._ranks.tensor)
+        self._runner.status.enter("generates", local=False)
+        stages = self._runner.operations.stages
+        kept = _last_logits(self._schedule, config.vocab, stages, ranks.device, ranks.tensor)
         with self._evaluation_mode(), kept as logits:
             for _ in range(new_tokens):
                 batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0, counted=1)
                 self._lanes.start_step()
-                self._interpreter.run(self._inputs.state(batch, 1, seed=0))
+                self._interpreter.run(self._runner.inputs.state(batch, 1, seed=0))
                 following = torch.zeros(len(tokens), dtype=torch.int64, device=self._lanes.device)
                 if logits:
                     following = _choose_tokens(torch.cat([logits.pop(j) for j in range(each)]), temperature, random)
-                self._ranks.sum_over_pipeline(following)
+                ranks.sum_over_pipeline(following)
                 tokens = torch.cat((tokens, following[:, None]), dim=1)
-        self._status.leave()
+        self._runner.status.leave()
         return tokens[:rows]
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
         """Let all modules compute with the newest parameters and be in evaluation mode, and measure nothing."""
-        for weights in self._weights.values():
+        operations = self._runner.operations
+        for weights in operations.weights.values():
             weights.load_working()
-        units = [unit for stage in self._stages.values() for unit in stage.units]
+        units = [unit for stage in operations.stages.values() for unit in stage.units]
         modes = [(module, module.training) for unit in units for module in unit.modules()]
         try:
             for module, _ in modes:
                 module.training = False
-            with self._activations.pause():
+            with self._runner.measured.activations.pause():
                 yield
         finally:
             for module, training in modes:

@@ -1,19 +1,24 @@
-"""Measurements of a pipeline's last step: bytes by its ledgers, and when each instruction ran."""
+"""Measurements of a pipeline's last step: bytes by its ledgers, and when each instruction, and each unit, ran."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from statistics import median
 from typing import NamedTuple
 
 import torch
 
-from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
-from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
+from debubble.ir import Kind
+from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep, UnitTime
+from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, Mark
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.parameters.optimizers import DeviceOptimizers
-from debubble.runtime.steps.unit_times import UnitTimes
 from debubble.runtime.topology import Ranks
 
 
@@ -22,6 +27,45 @@ class AllocatorPeaks(NamedTuple):
 
     allocated: int
     reserved: int
+
+
+_Units = tuple[str, int, int, int]
+"""A kind, a stage, and which of its units, as in UnitTime."""
+_NOT_MEASURED = nullcontext()
+
+
+class UnitTimes:
+    """Marks the moments between units while `enabled`: of forwards unit by unit, of backwards segment by segment."""
+
+    def __init__(self, lanes: CpuLanes | CudaLanes) -> None:
+        self.enabled = False
+        self._lanes = lanes
+        self._marks: list[tuple[_Units, Mark, Mark]] = []
+
+    def start_step(self) -> None:
+        """Forget the step before."""
+        self._marks.clear()
+
+    def observe(self, number: int, stage: Stage) -> None:
+        """Measure the units of this stage from now on."""
+        stage.timed = partial(self._timed, number)
+
+    def medians(self) -> tuple[UnitTime, ...]:
+        """The times of the last step, the median over its micro-batches."""
+        seconds = self._lanes.seconds([mark for _, *marks in self._marks for mark in marks])
+        found: defaultdict[_Units, list[float]] = defaultdict(list)
+        for (units, _, _), start, end in zip(self._marks, seconds[::2], seconds[1::2], strict=True):
+            found[units].append(end - start)
+        return tuple(UnitTime(*units, seconds=median(times)) for units, times in found.items())
+
+    def _timed(self, stage: int, kind: Kind, first: int, count: int) -> AbstractContextManager[None]:
+        return self._between_marks((kind.value, stage, first, count)) if self.enabled else _NOT_MEASURED
+
+    @contextmanager
+    def _between_marks(self, units: _Units) -> Iterator[None]:
+        start = self._lanes.mark()
+        yield
+        self._marks.append((units, start, self._lanes.mark()))
 
 
 class Measurements:
@@ -64,19 +108,16 @@ class Measurements:
         """Forget the step before, as far as this one measures, with micro-batches of these shapes."""
         self.counts_memory = self.every_step or needs_ledger or shapes != self._counted_shapes
         if self.counts_memory:
-            self._counted_shapes = shapes
+            self._counted_shapes, self._gradient_bytes = shapes, 0
             self.activations.start_step()
         self.messages.start_step()
         self.unit_times.start_step()
         self._lanes.start_step()
 
     def count_gradients(self) -> None:
-        """Note the bytes of gradients after a step's program, which may be gone when somebody asks."""
-        self._gradient_bytes = max(self._gradient_bytes, self.optimizers.gradient_bytes)
-
-    def forget_gradients(self) -> None:
-        """Count gradients from nothing."""
-        self._gradient_bytes = 0
+        """Note the bytes of gradients after the program of a step that counts, which may be gone when somebody asks."""
+        if self.counts_memory:
+            self._gradient_bytes = max(self._gradient_bytes, self.optimizers.gradient_bytes)
 
     def count_next_step(self) -> None:
         """Let the next step count memory, whatever its shapes."""

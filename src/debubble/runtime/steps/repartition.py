@@ -18,7 +18,8 @@ from debubble.plans import Plan
 from debubble.runtime.distributed.sharding import inner_tensors, local_tensor, viewed_like
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.parameters.device_part import DevicePart
-from debubble.runtime.parameters.optimizers import DeviceOptimizers, parameters_of
+from debubble.runtime.parameters.optimizer_states import parameters_of
+from debubble.runtime.parameters.optimizers import DeviceOptimizers
 from debubble.runtime.topology import Ranks
 
 PARAMETER, GRADIENT, AVERAGE, STATE = "parameter", "gradient", "average", "state "

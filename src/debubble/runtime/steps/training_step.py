@@ -100,15 +100,11 @@ class StepRunner:
 
     def finish_gradients(self) -> None:
         """Give every parameter its whole gradient."""
-        counts = self.measured.counts_memory
-        if counts:
-            self.measured.forget_gradients()
-        if counts and self.ranks.over_replicas.divided:
+        if self.ranks.over_replicas.divided:
             # Where replicas divide what an optimizer steps, whole gradients take more than what is left of them.
             self.measured.count_gradients()
         self.gradients.finish()
-        if counts:
-            self.measured.count_gradients()
+        self.measured.count_gradients()
 
     def _mean_loss(self, state: StepState) -> Tensor:
         with self.status.phase("sums the loss", local=False):

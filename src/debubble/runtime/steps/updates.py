@@ -16,7 +16,9 @@ from debubble.runtime.distributed.sharding import local_tensor
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.device_part import DevicePart
-from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, scale_gradients
+from debubble.runtime.parameters.optimizer_states import scale_gradients
+from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale
+from debubble.runtime.parameters.tentative_update import TentativeUpdate
 from debubble.runtime.topology import Ranks
 
 
@@ -83,7 +85,7 @@ class ParameterUpdates:
 
     def __init__(self, gradients: DeviceGradients, *, loss_scale: LossScale | None) -> None:
         self._gradients, self._optimizers, self._loss_scale = gradients, gradients.optimizers, loss_scale
-        self._update = self._optimizers.tentative_update()
+        self._update = TentativeUpdate(self._optimizers)
         self._pending = False
         """True if hosts of any device have taken steps that no `finish` has made right."""
         self.rolled_back = 0
@@ -136,7 +138,7 @@ class ParameterUpdates:
             self._loss_scale.update(finite=total.finite)
         unclipped = total.within(clip)
         # Where gradients are clipped, they often are for many steps: the next step's hosts then wait for the norm.
-        self._update, self._pending = self._optimizers.tentative_update(optimistic=unclipped), False
+        self._update, self._pending = TentativeUpdate(self._optimizers, optimistic=unclipped), False
         self.rolled_back = 0 if unclipped else total.ahead
         return total
 

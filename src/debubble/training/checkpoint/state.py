@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from debubble.runtime.distributed.sharding import TensorShard, inner_tensors, local_tensor
-from debubble.runtime.parameters.optimizers import copied, parameters_of
+from debubble.runtime.parameters.optimizer_states import copied, parameters_of
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.checkpoint.dcp_planners import PART_MARK
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,22 +30,6 @@ from debubble.training.data.text import Sequences, Tokens, shuffled_indices
 from debubble.training.user_code import Dataset, current_folder_last
 
 
-class SampleSource(Protocol):
-    """The samples of a run: once, in order, or as an endless row in which every epoch has all of them."""
-
-    @property
-    def separate(self) -> bool:
-        """True if a process of its own is to make the batches, as that may take long."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, first: int, *, count: int) -> Entries:
-        """Samples `first` to `first + count` of the endless row, as `Pipeline.step` takes them."""
-
-    def rows(self, places: Sequence[int]) -> Entries:
-        """The samples at these places, in parallel."""
-
-
 @dataclass(frozen=True)
 class TextSamples:
     """Windows of a text."""
@@ -54,12 +38,13 @@ class TextSamples:
     separator: int | None = None
     """The token that ends a text where tokens attend to their own text alone; None: to all before them."""
     separate = False
+    """True if a process of its own is to make the batches, as that may take long."""
 
     def __len__(self) -> int:
         return self.sequences.per_epoch
 
     def batch(self, first: int, *, count: int) -> Entries:
-        """[count, length + 1], or a mapping with positions."""
+        """Samples `first` to `first + count` of the endless row: [count, length + 1], or a mapping with positions."""
         return self._entries(self.sequences.batch(first, count=count))
 
     def rows(self, places: Sequence[int]) -> Entries:
@@ -76,29 +61,6 @@ class TextSamples:
         begins = torch.nn.functional.pad(inputs[:, :-1] == self.separator, (1, 0), value=True)
         begun = torch.where(begins, place, 0).cummax(1).values
         return {"input_ids": inputs, "targets": targets, "position_ids": place - begun}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValidationSet:
-    """All samples of a source once, in order, in batches for the replicas of a run."""
-
-    source: SampleSource
-    rows: int
-    """Samples per batch and replica."""
-    replicas: int = 1
-
-    def batches(self, replica: int) -> Iterator[Mapping[str, Tensor]]:
-        """A replica's batches, [rows, length] each; what the last one lacks is filled with rows without targets."""
-        last = len(self.source) - 1
-        for first in range(0, last + 1, self.rows * self.replicas):
-            places = range(first + self.rows * replica, first + self.rows * (replica + 1))
-            entries = self.source.rows([min(place, last) for place in places])
-            if isinstance(entries, Tensor):
-                entries = {"input_ids": entries[:, :-1], "targets": entries[:, 1:]}
-            name = "labels" if "labels" in entries else "targets"
-            targets = entries[name].clone()
-            targets[torch.tensor(places) > last] = IGNORED
-            yield {**entries, name: targets}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +101,33 @@ class DatasetSamples:
             except Exception as error:
                 raise UserCodeError.of(error, f"Item {place} of the dataset cannot be made") from error
             return _as_tensors(item, place, self.sequence_length)
+
+
+SampleSource = TextSamples | DatasetSamples
+"""The samples of a run: once, in order, or as an endless row in which every epoch has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSet:
+    """All samples of a source once, in order, in batches for the replicas of a run."""
+
+    source: SampleSource
+    rows: int
+    """Samples per batch and replica."""
+    replicas: int = 1
+
+    def batches(self, replica: int) -> Iterator[Mapping[str, Tensor]]:
+        """A replica's batches, [rows, length] each; what the last one lacks is filled with rows without targets."""
+        last = len(self.source) - 1
+        for first in range(0, last + 1, self.rows * self.replicas):
+            places = range(first + self.rows * replica, first + self.rows * (replica + 1))
+            entries = self.source.rows([min(place, last) for place in places])
+            if isinstance(entries, Tensor):
+                entries = {"input_ids": entries[:, :-1], "targets": entries[:, 1:]}
+            name = "labels" if "labels" in entries else "targets"
+            targets = entries[name].clone()
+            targets[torch.tensor(places) > last] = IGNORED
+            yield {**entries, name: targets}
 
 
 def _side_by_side(items: Sequence[Any]) -> Entries:

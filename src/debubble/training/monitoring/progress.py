@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from debubble.errors import readable
+from debubble.ir import Lane, Op
+from debubble.ir.trace import TraceEvent
+from debubble.simulator.timeline import BUSY_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,33 @@ class StepReport:
         if self.bubble_fraction is not None:
             figures.append(f"bubble {100 * self.bubble_fraction:.0f}%")
         return "   ".join([*figures, f"peak {readable(max(self.peak_memory))}"])
+
+
+class DeviceWork(NamedTuple):
+    """Work of one device in one step, in seconds."""
+
+    busy: float
+    """Computing time, recomputation included."""
+    start: float
+    """First start on any lane."""
+    end: float
+    """Last end on any lane."""
+
+    @staticmethod
+    def of(events: Sequence[TraceEvent]) -> DeviceWork:
+        """The work in a device's own events."""
+        computing = [e for e in events if e.lane is Lane.COMPUTE and Op.parse(e.name).kind in BUSY_KINDS]
+        busy = sum(e.end - e.start for e in computing)
+        return DeviceWork(busy, min(e.start for e in events), max(e.end for e in events))
+
+
+NO_WORK = DeviceWork(0.0, 0.0, 0.0)
+
+
+def bubble_fraction(devices: Sequence[DeviceWork]) -> float:
+    """1 - busy / (devices x makespan), as a timeline has it, without gathering the whole trace."""
+    makespan = max(d.end for d in devices) - min(d.start for d in devices)
+    return 1 - sum(d.busy for d in devices) / (len(devices) * makespan)
 
 
 MIN_BAR_WIDTH = 140

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -57,19 +57,6 @@ class Policy:
     """Effort of a search, in seconds of the reference machine; the paper's for up to 8 devices."""
 
 
-class OrderSearch(Protocol):
-    """A search that continues by itself (see `SearchProcess`)."""
-
-    def newest(self) -> BetterOrder | None:
-        """The best order found, if it is newer than at the last call; else None."""
-
-    def failure(self) -> str | None:
-        """The reason why the search has failed, as text; None if it has not."""
-
-    def close(self) -> None:
-        """End the search, even if it is not done."""
-
-
 @dataclass(frozen=True)
 class SwitchTrial:
     """A switch whose effect is being measured."""
@@ -98,7 +85,7 @@ class Controller:
         self,
         plan: Plan,
         *,
-        search: Callable[[Plan, int], OrderSearch],
+        search: Callable[[Plan, int], SearchProcess],
         journal: Journal,
         policy: Policy | None = None,
         steps: int | None = None,
@@ -114,7 +101,7 @@ class Controller:
         """Costs that the search assumes; None before the first search."""
         self._before: StageCosts | None = None
         """Costs that the window before this one measured."""
-        self._search: OrderSearch | None = None
+        self._search: SearchProcess | None = None
         self._found: BetterOrder | None = None
         """Newest answer of the search."""
         self._predicted: float | None = None

@@ -17,8 +17,7 @@ from debubble.runtime.distributed.context_parallel import NO_CONTEXT_GROUP, Cont
 from debubble.runtime.models.attention.blocks import Scores
 from debubble.runtime.models.attention.masked import masked_attention
 from debubble.runtime.models.attention.ring import ring_attention
-from debubble.runtime.models.attention.sliced import sliced_attention
-from debubble.runtime.models.attention.slices import LayerSlice
+from debubble.runtime.models.attention.slices import LayerSlice, sliced_attention
 from debubble.runtime.operators import call
 
 
@@ -97,19 +96,20 @@ def attention(
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device):
         q, k, v = (t.to(torch.get_autocast_dtype(device)) for t in (q, k, v))
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
     before = 0 if layer is None else layer.start
     whole_window = window is None or window >= before + k.shape[-2] * context.size
     if dropout or cap is not None or documents is not None or not whole_window:
         drop = partial(_drop, p=dropout, seed=seed, first_head=first_head) if dropout else None
-        scores = Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, cap=cap, drop=drop)
+        scores = Scores(scale=factor, cap=cap, drop=drop)
         result = masked_attention(
             q, k, v, scores, window=None if whole_window else window, documents=documents, context=context,
             layer=layer,
         )  # fmt: skip
     elif layer is not None:
-        result = sliced_attention(q, k, v, scale=scale, layer=layer)
+        result = sliced_attention(q, k, v, scale=factor, layer=layer)
     elif context.size > 1:
-        result = ring_attention(q, k, v, scale=scale, context=context)
+        result = ring_attention(q, k, v, scale=factor, context=context)
     else:
         result = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=k.shape[1] != q.shape[1]

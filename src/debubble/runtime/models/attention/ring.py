@@ -19,12 +19,12 @@ from debubble.runtime.models.attention.blocks import Attended, Scores, attend_to
 from debubble.runtime.operators import call, widen
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, context: ContextGroup) -> Tensor:
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, context: ContextGroup) -> Tensor:
     """Causal attention of this rank's queries to the whole sequence, [batch, heads, own length, head_dim].
 
     k and v are this rank's, and may have fewer heads.  It keeps these, the result, and one number per query and head.
     """
-    return call(_RingAttention, q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, context)
+    return call(_RingAttention, q, k, v, scale, context)
 
 
 class _RingAttention(Function):

@@ -1,4 +1,7 @@
-"""Sequences in slices: what one slice's attention leaves for the slices after it, and they for its backward.
+"""Sequences in slices: their attention, what it leaves for the slices after it, and they for its backward.
+
+A slice attends to a causal block of its own and whole blocks before it, which are merged by the logarithms of their
+sums, as in a ring (see `ring`).
 
 Keys and values of a slice stay from its forward to its backward, whatever is recomputed or offloaded.  Backwards go
 from the last slice to the first, and each adds to the gradients of the keys and values before it, in fp32 at least.
@@ -10,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from debubble.runtime.memory.activations import Ledger, SavedTensor
-from debubble.runtime.operators import widen
+from debubble.runtime.models.attention.blocks import Attended, Scores, attend_to_block, block_gradients
+from debubble.runtime.operators import call, widen
 
 
 class Counted(NamedTuple):
@@ -113,3 +118,39 @@ class LayerSlice(SequenceSlice):
 def own_storage(tensor: Tensor) -> Tensor:
     """The tensor on a storage that has nothing else, so that keeping it keeps no more."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def sliced_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, layer: LayerSlice) -> Tensor:
+    """Causal attention of a slice's queries to its sequence so far, [batch, heads, own length, head_dim].
+
+    k and v are what `layer` keeps of the slice, and may have fewer heads.  It keeps q, the result, and one number per
+    query and head.
+    """
+    return call(_SlicedAttention, q, k, v, scale, layer)
+
+
+class _SlicedAttention(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: LayerSlice) -> Tensor:
+        whole = attend_to_block(q, k, v, Scores(scale=scale, causal=True)).widen()
+        for _, (keys, values) in layer.before():
+            whole.merge(attend_to_block(q, keys, values, Scores(scale=scale)), slice(None))
+        output = whole.output.to(q.dtype)
+        ctx.save_for_backward(q, output, whole.log_sum)
+        ctx.scale, ctx.layer = scale, layer
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, output, log_sum = ctx.saved_tensors
+        (gradient,), scale, layer = gradients, ctx.scale, ctx.layer
+        whole = Attended(output, log_sum)
+        keys, values = layer.own
+        of_q, *own = block_gradients(gradient, q, keys, values, whole, Scores(scale=scale, causal=True))
+        of_q = widen(of_q)
+        for index, (keys, values) in layer.before():
+            of_block, *of_pair = block_gradients(gradient, q, keys, values, whole, Scores(scale=scale))
+            of_q = of_q.add_(of_block)
+            layer.give(index, torch.stack(of_pair))
+        of_k, of_v = layer.take_gradients(torch.stack(own))
+        return of_q.to(q.dtype), of_k, of_v, None, None

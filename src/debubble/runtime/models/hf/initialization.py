@@ -6,6 +6,7 @@ So any rank gets the values that the whole model has, whatever the partition.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError
-from debubble.runtime.models.seeded_random import DRAWING, drawn
 
 INITIALISING = Lock()
 """Held while transformers builds or initialises modules: building replaces functions of `torch.nn.init` everywhere."""
@@ -62,7 +62,27 @@ class _NamedRandomness(TorchFunctionMode):
         self._name, self._draws = name, 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function not in DRAWING:
+        if function not in _DRAWING:
             return function(*args, **(kwargs or {}))
         self._draws += 1
-        return drawn(function, args, kwargs or {}, seed=zlib.crc32(f"{self._name} {self._draws}".encode()))
+        return _drawn(function, args, kwargs or {}, seed=zlib.crc32(f"{self._name} {self._draws}".encode()))
+
+
+_LIKE: Mapping[Any, Any] = {torch.rand_like: Tensor.uniform_, torch.randn_like: Tensor.normal_}
+_DRAWING = frozenset(
+    (
+        Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.bernoulli_, torch.bernoulli, torch.rand,
+        torch.randn, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, *_LIKE,
+    )
+)  # fmt: skip
+"""The functions whose random numbers are replaced."""
+
+
+def _drawn(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, seed: int) -> Any:
+    """Call one of them with a generator of that seed, on the device where the numbers are to be."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+    generator = torch.Generator(device=device).manual_seed(seed)
+    if function in _LIKE:
+        return _LIKE[function](torch.empty_like(*args, **kwargs), generator=generator)
+    return function(*args, **{**kwargs, "generator": generator})
