@@ -70,11 +70,11 @@ SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 """Shares of 100 moves: those below the first number shift units between stages; then they change levels, shares of
 offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
 STAGE_BY_STAGE = 2
-"""One in so many random points goes back stage by stage, where hosts have to step."""
+"""One in so many random points goes back stage by stage, where devices are crowded."""
 LEAST_KEPT = 3
 """One in so many random points keeps as little of activations on devices as can be, where states leave little room."""
 CHUNK, RUN = 5, 2
-"""One in so many changes is made to all stages of a chunk; where hosts have to step, one in so many others to a run of
+"""One in so many changes is made to all stages of a chunk; where devices are crowded, one in so many others to a run of
 stages, as what is best often changes with depth alone there."""
 
 
@@ -98,7 +98,7 @@ class Space(NamedTuple):
         longest: Longer than any step that is not stuck.
         offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
-        overfull: 1 if it has to, as devices have no room for all states.
+        crowded: 1 if states would take most of the devices' memory, or have no room there.
         full: 1 if states take most of devices' memory in the points that are drawn.
         tails: The time after the last operation if hosts step everything, if devices step next to nothing of their
             states, and if they step all.
@@ -120,7 +120,7 @@ class Space(NamedTuple):
     longest: float
     offloads: int
     hostable: int
-    overfull: int
+    crowded: int
     full: int
     tails: Floats
 
@@ -230,7 +230,7 @@ def change(a: Space, point: Ints, choice: int, to: int, s: int, random: Ints) ->
     if draw(random, CHUNK) == 0:
         first = s // devices * devices
         point[choice, first : first + devices] = to
-    elif a.overfull and draw(random, RUN) == 0:
+    elif a.crowded and draw(random, RUN) == 0:
         point[choice, s : s + 1 + draw(random, point.shape[1] - s)] = to
     else:
         point[choice, s] = to
@@ -280,13 +280,15 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         # What a step needs last, the shallow chunks' activations, is worth the most time to bring back.
         level, share = np.sort(level)[::-1], np.sort(share)[::-1]
     hosted = draw(random, chunks + 1) if a.hostable else 0
+    # Deeper chunks, whose backwards come last, may keep their states.
+    deeper = draw(random, chunks - hosted + 1) if hosted and a.crowded and draw(random, 2) == 0 else 0
     for s in range(S):
         point[COUNT, s], point[MOST, s] = counts[s], UNLIMITED
         point[LEVEL, s], point[SHARE, s] = level[s // P], share[s // P]
-        point[ON_HOST, s] = 1 if s // P >= chunks - hosted and not a.on_device[s] else 0
+        point[ON_HOST, s] = 1 if chunks - hosted - deeper <= s // P < chunks - deeper and not a.on_device[s] else 0
     for n in range(len(policy)):
         policy[n] = a.choices[n, draw(random, a.options[n])]
-    if a.overfull and draw(random, STAGE_BY_STAGE) == 0:
+    if a.crowded and draw(random, STAGE_BY_STAGE) == 0:
         # The deepest stages' hosts step beside all that is left, while activations wait on hosts.
         point[LEVEL] = draw(random, levels)
         if offloads:

@@ -35,7 +35,7 @@ from debubble.planners.joint.orders import (
 )
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.search.effort import CORES, Effort
+from debubble.search.effort import CORES, Deadline, Effort
 
 NOT_COMPILED = (
     "Its kernels are not compiled yet, which takes a minute once on a machine: plan without --deadline, or with a"
@@ -52,8 +52,8 @@ STARTS_ON_DEVICES, MUCH_FASTER = 10, 0.93
 """Chains that are added where hosts may step but need not, and draw plans with all states on devices, which leave
 little for activations: few changes do not lead from one kind to the other.  They are annealed if the best is this much
 faster."""
-DRAW_SHARE = 0.1
-"""The part of the effort in which they draw their first points at random."""
+DRAW_SHARE, CROWDED_DRAW_SHARE = 0.1, 0.2
+"""The part of the effort in which they draw their first points at random, and the part where devices are crowded."""
 FEWEST_STARTS, MOST_STARTS, MIN_POINTS = 10, 30, 500
 """The least and the most chains that are annealed, and the points that each of them tries at least if there are more.
 They find soon most of what they find, and differ more by where they begin than by how long they continue."""
@@ -66,19 +66,23 @@ class Round(NamedTuple):
 
     Attributes:
         share: Of the effort.
-        divisor: Of the number of chains; at least MIN_CHAINS are left.
+        divisor: Of the number of chains.
         warm: The first temperature.
+        least: The least chains that are left.
     """
 
     share: float
     divisor: int
     warm: float
+    least: int = 4
 
 
 FIRST_ROUND, ROUNDS = Round(0.16, 1, 0.005), (Round(0.1, 3, 0.004), Round(0.09, 8, 0.003))
-ROUNDS_OF_WIDE_GAPS = (Round(0.4, 3, 0.004), Round(0.34, 8, 0.003))
+ROUNDS_OF_WIDE_GAPS = (Round(0.4, 3, 0.004, least=2), Round(0.34, 8, 0.003, least=2))
 """The rounds that then follow the first."""
-MIN_CHAINS = 4
+FURTHER_ROUND, MOST_FURTHER, FURTHER_GAIN = Round(0.5, 16, 0.006, least=2), 4, 0.004
+"""The round that follows where the gap stays wide, with effort of its own, how often at most, and the share of the step
+that each must gain for another one."""
 MAX_SIMULATED = 6
 """Plans that are simulated."""
 MIN_ORDERED, BRIEF_SHARE = 4, 0.3
@@ -133,7 +137,7 @@ def _draft(
     starts = max(STARTS_PER_PLACEMENT, count // len(levers))
     chains = [PointChain(each, starts * problem.seed + start) for each in levers for start in range(starts)]
     effort.deadline.extend_for_kernels(compile_kernels(chains[0].levers))
-    side_by_side([chain.draw for chain in chains], effort, DRAW_SHARE * problem.effort)
+    side_by_side([chain.draw for chain in chains], effort, _draw_share(levers) * problem.effort)
     chains = sorted(chains, key=lambda chain: chain.least)
     if units.hostable:
         chains = _with_states_on_devices(problem, levers, chains, effort)
@@ -145,6 +149,8 @@ def _draft(
     chains = _annealed(problem, chains, count, FIRST_ROUND, effort)
     for each in later[has_wide_gap(problem, chains[0].least)]:
         chains = _annealed(problem, chains, count, each, effort)
+    if later[True] is ROUNDS_OF_WIDE_GAPS:
+        chains = _annealed_further(problem, chains, count, effort.deadline)
     if best < math.inf and effort.deadline.passed:
         return
     try:
@@ -174,24 +180,53 @@ def _annealed(
     problem: Problem, chains: Sequence[PointChain], count: int, round_: Round, effort: Effort
 ) -> list[PointChain]:
     """The chains, the best first, after a round of annealing of the first of them."""
-    left = chains[: max(count // round_.divisor, MIN_CHAINS)]
+    left = _varied(chains, max(count // round_.divisor, round_.least))
     searches = [partial(each.run, warm=round_.warm, cold=FINAL_TEMPERATURE) for each in left]
     side_by_side(searches, effort, round_.share * problem.effort)
     return sorted(chains, key=lambda chain: chain.least)
+
+
+def _draw_share(levers: Sequence[Levers]) -> float:
+    """The part of the effort in which chains draw."""
+    return CROWDED_DRAW_SHARE if levers[0].crowded else DRAW_SHARE
+
+
+def _annealed_further(problem: Problem, chains: list[PointChain], count: int, deadline: Deadline) -> list[PointChain]:
+    """The chains after further rounds, as long as the gap is wide and a round gains enough."""
+    for _ in range(MOST_FURTHER):
+        before = chains[0].least
+        if not has_wide_gap(problem, before):
+            break
+        further = Effort(FURTHER_ROUND.share * problem.effort, deadline=deadline)
+        chains = _annealed(problem, chains, count, FURTHER_ROUND, further)
+        if chains[0].least > (1 - FURTHER_GAIN) * before:
+            break
+    return chains
+
+
+def _varied(chains: Sequence[PointChain], count: int) -> list[PointChain]:
+    """So many chains, the best first, at most half of them of one placement if there are others."""
+    taken: list[PointChain] = []
+    others: list[PointChain] = []
+    for chain in chains:
+        alike = sum(each.levers is chain.levers for each in taken)
+        (taken if alike < max(count // 2, 1) else others).append(chain)
+    return [*taken, *others][:count]
 
 
 def _with_states_on_devices(
     problem: Problem, levers: Sequence[Levers], chains: list[PointChain], effort: Effort
 ) -> list[PointChain]:
     """Chains in turn with others whose first points keep all states on devices, if these are much faster."""
-    fitting = [each for each in levers if not each.overfull]
+    share = _draw_share(levers)
+    fitting = [] if exceeds_devices(problem, levers[0].units) else levers
     starts = -(-STARTS_ON_DEVICES // max(len(fitting), 1))
     others = [
         PointChain(each, starts * problem.seed + start, hosts=False) for each in fitting for start in range(starts)
     ]
     if not others:
         return chains
-    side_by_side([chain.draw for chain in others], effort, DRAW_SHARE * problem.effort * len(others) / len(chains))
+    side_by_side([chain.draw for chain in others], effort, share * problem.effort * len(others) / len(chains))
     others.sort(key=lambda chain: chain.least)
     if others[0].least > MUCH_FASTER * chains[0].least:
         return chains
