@@ -52,8 +52,8 @@ STARTS_ON_DEVICES, MUCH_FASTER = 10, 0.93
 """Chains that are added where hosts may step but need not, and draw plans with all states on devices, which leave
 little for activations: few changes do not lead from one kind to the other.  They are annealed if the best is this much
 faster."""
-DRAW_SHARE, CROWDED_DRAW_SHARE = 0.1, 0.2
-"""The part of the effort in which they draw their first points at random, and the part where devices are crowded."""
+DRAW_SHARE = 0.1
+"""The part of the effort in which they draw their first points at random."""
 FEWEST_STARTS, MOST_STARTS, MIN_POINTS = 10, 30, 500
 """The least and the most chains that are annealed, and the points that each of them tries at least if there are more.
 They find soon most of what they find, and differ more by where they begin than by how long they continue."""
@@ -137,7 +137,7 @@ def _draft(
     starts = max(STARTS_PER_PLACEMENT, count // len(levers))
     chains = [PointChain(each, starts * problem.seed + start) for each in levers for start in range(starts)]
     effort.deadline.extend_for_kernels(compile_kernels(chains[0].levers))
-    side_by_side([chain.draw for chain in chains], effort, _draw_share(levers) * problem.effort)
+    _draw(problem, chains, DRAW_SHARE, effort)
     chains = sorted(chains, key=lambda chain: chain.least)
     if units.hostable:
         chains = _with_states_on_devices(problem, levers, chains, effort)
@@ -186,9 +186,12 @@ def _annealed(
     return sorted(chains, key=lambda chain: chain.least)
 
 
-def _draw_share(levers: Sequence[Levers]) -> float:
-    """The part of the effort in which chains draw."""
-    return CROWDED_DRAW_SHARE if levers[0].crowded else DRAW_SHARE
+def _draw(problem: Problem, chains: Sequence[PointChain], share: float, effort: Effort) -> None:
+    """Draw first points with a share of the effort; where devices are crowded once more, with effort of its own."""
+    draws, seconds = [chain.draw for chain in chains], share * problem.effort
+    side_by_side(draws, effort, seconds)
+    if chains[0].levers.crowded:
+        side_by_side(draws, Effort(seconds, deadline=effort.deadline), seconds)
 
 
 def _annealed_further(problem: Problem, chains: list[PointChain], count: int, deadline: Deadline) -> list[PointChain]:
@@ -218,7 +221,6 @@ def _with_states_on_devices(
     problem: Problem, levers: Sequence[Levers], chains: list[PointChain], effort: Effort
 ) -> list[PointChain]:
     """Chains in turn with others whose first points keep all states on devices, if these are much faster."""
-    share = _draw_share(levers)
     fitting = [] if exceeds_devices(problem, levers[0].units) else levers
     starts = -(-STARTS_ON_DEVICES // max(len(fitting), 1))
     others = [
@@ -226,7 +228,7 @@ def _with_states_on_devices(
     ]
     if not others:
         return chains
-    side_by_side([chain.draw for chain in others], effort, share * problem.effort * len(others) / len(chains))
+    _draw(problem, others, DRAW_SHARE * len(others) / len(chains), effort)
     others.sort(key=lambda chain: chain.least)
     if others[0].least > MUCH_FASTER * chains[0].least:
         return chains
