@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.shell.scripts import TRAINING_ARGUMENTS, ScriptRun, Started
+from debubble.imports.shell.script_run import TRAINING_ARGUMENTS, ScriptRun, Started
 from debubble.imports.training_scripts import SCRIPT, is_other_script, swift_command
 from debubble.ir import InputError
 

@@ -19,7 +19,8 @@ import yaml
 from debubble.files import parse, read_file
 from debubble.imports.command_line import CommandLine
 from debubble.imports.script_arguments import named_arguments, training_command
-from debubble.imports.shell.scripts import RANKS, TRAINING_ARGUMENTS, follow, named_file
+from debubble.imports.shell.script_run import RANKS, TRAINING_ARGUMENTS, named_file
+from debubble.imports.shell.scripts import follow
 from debubble.imports.training_scripts import COMMAND, swift_command, swift_file
 from debubble.ir import InputError
 

@@ -15,7 +15,7 @@ from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import meant
 from debubble.imports.settings import OVERWRITTEN, RECIPE
-from debubble.imports.shell.scripts import RANKS
+from debubble.imports.shell.script_run import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.targets.offload import MODULES
