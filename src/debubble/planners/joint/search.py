@@ -212,8 +212,8 @@ def _varied(chains: Sequence[PointChain], count: int) -> list[PointChain]:
     taken: list[PointChain] = []
     others: list[PointChain] = []
     for chain in chains:
-        alike = sum(each.levers is chain.levers for each in taken)
-        (taken if alike < max(count // 2, 1) else others).append(chain)
+        of_placement = sum(each.levers is chain.levers for each in taken)
+        (taken if of_placement < max(count // 2, 1) else others).append(chain)
     return [*taken, *others][:count]
 
 
