@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from debubble.costs.host_memory import check_host_memory
+from debubble.errors import HostMemoryError
 from debubble.ir import (
     DebubbleError,
     Kind,
@@ -217,7 +218,11 @@ def _better_orders(
             found = replace(solution, schedule=timeline.program.schedule, timeline=timeline)
             if not found.schedule.deeper:
                 found = _without_deeper_level(found)
-            time = step_time(problem, found)
+            try:
+                time = step_time(problem, found)
+            except HostMemoryError:
+                # The order search does not know the hosts' limits.
+                continue
             if time < value:
                 value = time
                 yield time, found
