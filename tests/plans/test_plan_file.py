@@ -142,6 +142,15 @@ def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
     assert plan.cluster.memory_limits == (60 * 2**30,) * 2
 
 
+def test_a_plan_of_more_devices_than_its_cluster_is_refused(tmp_path: Path) -> None:
+    content = json.loads(Path(__file__).with_name("llama_tiny.json").read_text())
+    content["options"]["data"] = 64
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+
+    with pytest.raises(InputError, match=r"take 128 devices, and its cluster has \d+: make the plan again"):
+        Plan.load(tmp_path / "plan.json")
+
+
 def test_a_bound_above_the_plans_own_step_is_refused(tmp_path: Path) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=4, planner="dapple")
     content = msgspec.to_builtins(plan.to_file())

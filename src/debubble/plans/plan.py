@@ -316,9 +316,9 @@ class Plan(Simulated):
 
 
 def _check_ranks(plan: Plan) -> None:
-    """Raise InputError if a plan's degrees are not those of its cluster's devices."""
+    """Raise InputError if a plan's degrees take more devices than its cluster has."""
     described = plan.model_on_cluster
-    if described is not None and described.cluster.count != plan.ranks:
+    if described is not None and described.cluster.count < plan.ranks:
         raise InputError(
             f"The plan's degrees take {plan.ranks} devices, and its cluster has {described.cluster.count}: make the"
             " plan again with `debubble plan`."
