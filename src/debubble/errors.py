@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -33,7 +34,20 @@ class DeadlockError(DebubbleError):
 
     def __init__(self, cycle: tuple[str, ...]) -> None:
         self.cycle = cycle
-        super().__init__(f"The schedule deadlocks: {' waits for '.join((*cycle, cycle[0]))}.")
+        computing = [name for name in cycle if "SEND" not in name and "RECV" not in name]
+        told = _ends_of_runs(computing if len(computing) > 1 else cycle)
+        super().__init__(
+            f"The schedule deadlocks: {' waits for '.join((*told, told[0]))}; one of these has to come earlier in its"
+            " device's order."
+        )
+
+
+def _ends_of_runs(names: Sequence[str]) -> list[str]:
+    """Names of operations without those between two of one stage and kind, which follow each other in an order."""
+    kinds = [name.rstrip("0123456789") for name in names]
+    inner = range(1, len(names) - 1)
+    dropped = {n for n in inner if kinds[n - 1] == kinds[n] == kinds[n + 1]}
+    return [name for n, name in enumerate(names) if n not in dropped]
 
 
 class InfeasibleError(DebubbleError):

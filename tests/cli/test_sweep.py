@@ -74,7 +74,7 @@ def test_over_wins_over_the_job_files_entry(json_of: Any, tmp_path: Path, over: 
     [
         ("colour=red,blue", "--over varies one of model, cluster, memory-limit"),
         ("tensor=1", "--over takes two values or more"),
-        ("tensor=1,two", "takes whole numbers, not 'two'"),
+        ("tensor=1,two", "takes whole numbers, 0 or more, not 'two'"),
         ("tensor=1,2 --tensor 1", "--over has the values of --tensor: leave out --tensor"),
         ("cluster=2xL4,4xL4", "leave out --cluster"),
     ],

@@ -81,3 +81,12 @@ def test_blocking_messages_that_deadlock_name_their_devices() -> None:
     with pytest.raises(db.DeadlockError) as caught:
         db.simulate(schedule, StageCosts.of(stages=3, communication=1, communication_model="blocking"))
     assert caught.value.cycle == ("0B0", "1B0", "1F1", "0F1")
+
+
+def test_the_sentence_on_a_deadlock_has_ends_of_runs_and_what_to_do() -> None:
+    error = db.DeadlockError(("1F2", "1RECV_F2", "0SEND_F2", "0F2", "0B1", "1B1", "1B0", "1B2", "1B3"))
+
+    assert str(error) == (
+        "The schedule deadlocks: 1F2 waits for 0F2 waits for 0B1 waits for 1B1 waits for 1B3 waits for 1F2; one of"
+        " these has to come earlier in its device's order."
+    )

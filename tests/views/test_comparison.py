@@ -65,6 +65,18 @@ def test_the_drift_names_what_is_furthest_off() -> None:
     )
 
 
+def test_devices_that_wait_longer_in_a_shorter_step_are_told() -> None:
+    plan = small_plan(schedule="interleaved", chunks=2, communication=0, memory_limit=None)
+    faster = dict.fromkeys(("forward", "backward_input", "backward_weight"), 0.1)
+
+    drift = compare(plan, trace_of(replace(plan, costs=plan.costs.replace(**faster, communication=0.8)))).drift
+
+    assert drift == (
+        "The pipeline took 0.38 times as long as predicted; its operations took 0.10 times as long as predicted, but"
+        " devices waited longer."
+    )
+
+
 @pytest.mark.parametrize(
     ("times", "said"),
     [

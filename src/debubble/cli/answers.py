@@ -107,7 +107,8 @@ class PlanFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     partition: Annotated[list[list[PlannedUnit]], Meta(description="Per stage, its units with their strategies.")]
     recompute: Annotated[list[str], Meta(description="Per stage, a summary of its units' strategies.")]
     solve_seconds: Annotated[float, Meta(description="How long the planner took.")]
-    cut_off: Annotated[list[str], Meta(description="Planners that the deadline stopped.")]
+    cut_off: Annotated[list[str], Meta(description="Planners that the deadline stopped, or a Ctrl-C.")]
+    interrupted: Annotated[bool, Meta(description="A Ctrl-C ended the search: this is the best until then.")]
     target: Annotated[str | None, Meta(description="The framework that the plan was searched for.")]
     runs_in: Annotated[
         list[str], Meta(description="Frameworks that run the plan as it is; adapters are configured there by hand.")

@@ -53,6 +53,7 @@ def plan_dict(
         "recompute": plan.recompute,
         "solve_seconds": plan.solve_seconds,
         "cut_off": plan.cut_off,
+        "interrupted": plan.interrupted,
         "target": plan.target,
         "runs_in": plan_runs_in(plan),
         **({} if plan.robustness is None else {"robustness": plan.robustness}),

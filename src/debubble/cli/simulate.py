@@ -97,8 +97,9 @@ def simulate(
             if several
             else render_scenes(scenes, details=True, width=console().width)
         )
-    if any(isinstance(error, InputError) for error in errors.values()):
-        raise typer.Exit(InputError.exit_code)
+    wrong = [error.exit_code for error in errors.values() if isinstance(error, DeadlockError | InputError)]
+    if wrong:
+        raise typer.Exit(max(wrong))
 
 
 def _scene(

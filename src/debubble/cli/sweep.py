@@ -149,7 +149,7 @@ def _values(over: str) -> tuple[str, list[Any]]:
         return name, values
     wrong = next((word for word in values if not word.isdecimal()), None)
     if wrong is not None:
-        raise InputError(f"--over {name.replace('_', '-')} takes whole numbers, not '{wrong}'.")
+        raise InputError(f"--over {name.replace('_', '-')} takes whole numbers, 0 or more, not '{wrong}'.")
     return name, list(map(int, values))
 
 

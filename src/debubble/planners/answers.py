@@ -101,7 +101,10 @@ class Answers:
         self._tell()
 
     def take(self, name: str, ask: Callable[[], Result]) -> Iterator[Solution]:
-        """Keep a planner's answer; yield it if it is the fastest so far."""
+        """Keep a planner's answer; yield it if it is the fastest so far.
+
+        Raises KeyboardInterrupt if one ended its search.
+        """
         try:
             with changing_news(self._with_best_bound):
                 answer = ask()
@@ -111,6 +114,7 @@ class Answers:
             self._fail(name, failure(error))
         else:
             yield from self._keep(name, answer)
+            answer.solution.raise_if_interrupted()
         self._tell()
 
     def _tell(self) -> None:

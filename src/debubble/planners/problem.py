@@ -277,6 +277,11 @@ class Solution(Simulated):
     cut_off: bool = False
     interrupted: bool = False
 
+    def raise_if_interrupted(self) -> None:
+        """Raise the KeyboardInterrupt that ended its search, in a search of which it is a part."""
+        if self.interrupted or any(candidate.interrupted for candidate in self.candidates):
+            raise KeyboardInterrupt
+
     @property
     def complexity(self) -> tuple[int, int, float]:
         """Stages, operations and bytes: of answers that are equally fast the one with fewest is taken.

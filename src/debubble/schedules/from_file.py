@@ -33,6 +33,8 @@ def named_schedule(text: str) -> str:
     """
     match = _NAMED.fullmatch(text)
     if match is None:
+        if text.endswith((".py", ".py:")):
+            raise InputError(f"{text.rstrip(':')} is a file of Python: name its function, {text.rstrip(':')}:NAME.")
         return text
     name = _registered(f"{match['file']}:{match['function']}", Path(match["file"]), match["function"])
     return f"{name}{match['chunks'] or ''}"

@@ -10,7 +10,7 @@ from debubble.costs.calibration import other_frameworks, unlike
 from debubble.costs.devices.known_hardware import PCIE_LATENCY
 from debubble.costs.frameworks import TARGET
 from debubble.formatting import days_words, size_words, time_words
-from debubble.planners.analysis.likely_fit import safe_limit
+from debubble.planners.analysis.likely_fit import is_of_cpus, safe_limit
 from debubble.planners.analysis.what_if import MIN_SHOWN_GAIN, gains
 from debubble.plans import Plan
 from debubble.targets.target import targets
@@ -24,7 +24,7 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
         return
     if plan.model_on_cluster is None:
         return
-    if _of_cpus(plan):
+    if is_of_cpus(plan):
         yield "how far the step is off is not known"
         yield "no run on CPUs was compared"
         yield "`profile` measures yours"
@@ -89,7 +89,3 @@ def _kernels(plan: Plan) -> str:
     # Primus has Megatron-LM's kernels, and comes after it.
     title = next((target.title for target in targets.values() if target.framework == priced), priced)
     return f", {title}'s kernels{f' with {traits}' if traits else ''}"
-
-
-def _of_cpus(plan: Plan) -> bool:
-    return plan.cluster is not None and plan.cluster.slowest.name == "CPU"

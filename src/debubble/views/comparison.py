@@ -87,7 +87,7 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
         busy=busy,
         peak_memory=tuple(map(pair, predicted.peak_memory, measured_peaks(trace) or measured.peak_memory)),
         worst=tuple(OperationPair(operation=p.name, **_figures(p.duration, m.duration)) for p, m in worst),
-        drift=" ".join([_drift(makespan, compute), *_unlike_device(busy)]),
+        drift=" ".join([_drift(makespan, compute, devices=len(busy)), *_unlike_device(busy)]),
         around=_around(trace),
         seconds=trace.typical.seconds,
     )
@@ -122,7 +122,7 @@ def _around(trace: Trace) -> dict[str, float]:
     return {what: total / trace.devices for what, total in sums.items()}
 
 
-def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]]) -> str:
+def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]], *, devices: int) -> str:
     """A sentence on how the step differs, and which kind of operation on which stage differs most in that direction."""
     sentence = f"The pipeline took {makespan.measured / makespan.predicted:.2f} times as long as predicted"
     groups: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
@@ -138,8 +138,11 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]])
     too_little = sign * (most.measured - most.predicted) <= abs(makespan.measured - makespan.predicted) / 2
     if too_little or sign * (measured - predicted) <= 0:
         ratio = measured / predicted
-        waited = "waited for most of the rest" if sign > 0 else "waited less"
-        return f"{sentence}; its operations took {ratio:.2f} times as long as predicted, and devices {waited}."
+        longer = devices * makespan.measured - measured > devices * makespan.predicted - predicted
+        waited = "but devices waited longer" if longer else "and devices waited less"
+        if sign > 0 and longer:
+            waited = "and devices waited for most of the rest"
+        return f"{sentence}; its operations took {ratio:.2f} times as long as predicted, {waited}."
     return f"{sentence}; most of that is {KIND_WORDS[kind]} on stage {stage}, at {most.ratio:.2f} times its prediction."
 
 

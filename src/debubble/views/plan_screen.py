@@ -336,6 +336,8 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     """The parts that the search left out, each with the option that includes it."""
     if not plan.searched:
         return
+    if plan.interrupted:
+        yield "the rest of the search (Ctrl-C)"
     if plan.degree_search is None:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:
@@ -353,7 +355,8 @@ def _not_tried(plan: Plan) -> Iterator[str]:
             yield "papers' planners (--compare)"
     elif plan.planner != "auto" and plan.degree_search is None:
         yield "other planners (--planner auto)"
-    if plan.planner in ("auto", "joint") and plan.gap > LONGER_SEARCH_GAP and not _says_effort(plan):
+    searched = plan.planner in ("auto", "joint") and not plan.interrupted
+    if searched and plan.gap > LONGER_SEARCH_GAP and not _says_effort(plan):
         yield f"a longer search (--effort {LONGER * DEFAULT_EFFORT:.0f})"
 
 

@@ -14,7 +14,7 @@ from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import quickest, search_degrees
 from debubble.planners.degrees.space import Job, configurations, ordinary_choices
 from debubble.planners.problem import Problem, Solution
-from debubble.planners.progress import Progress
+from debubble.planners.progress import Improvement, Progress, progress_listener
 from debubble.planners.registry import verify
 
 TINY = db.models["llama-tiny"]
@@ -92,6 +92,17 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
     assert best.search.interrupted
     assert best.degrees == seen[-1].best
     assert float(best.result.time) == pytest.approx(seen[-1].step_time)
+
+
+def test_ctrl_c_in_the_search_of_one_choice_ends_the_whole() -> None:
+    def interrupt(news: Progress | Improvement) -> None:
+        if isinstance(news, Improvement) and news.planner != "quick plan":
+            raise KeyboardInterrupt
+
+    with progress_listener(interrupt):
+        best = search_degrees(job())
+
+    assert best.search.interrupted
 
 
 def interrupt_at_once(_: Progress) -> None:

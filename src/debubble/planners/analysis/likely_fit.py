@@ -12,10 +12,15 @@ from debubble.plans import Plan
 
 
 def plan_accuracy(what: Figure, plan: Plan) -> Accuracy | None:
-    """Accuracy of a plan's step or memory by published runs; None where its costs were measured or given."""
-    if plan.profile is not None or plan.model_on_cluster is None:
+    """Accuracy of a plan's step or memory by published runs; None for measured or given costs, and on CPUs."""
+    if plan.profile is not None or plan.model_on_cluster is None or is_of_cpus(plan):
         return None
     return accuracy_of(what, *plan.model_on_cluster, plan.options)
+
+
+def is_of_cpus(plan: Plan) -> bool:
+    """True if the plan is for CPUs, of which no run was compared."""
+    return plan.cluster is not None and plan.cluster.slowest.name == "CPU"
 
 
 def memory_excess(plan: Plan) -> float | None:

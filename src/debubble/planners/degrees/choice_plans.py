@@ -43,13 +43,18 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe",)) -> Soluti
             else:
                 left = None if problem.deadline is None else max(clock.left, MIN_SECONDS_LEFT)
                 answers.append(planners[name](replace(problem, deadline=left)))
+                if answers[-1].solution.interrupted:
+                    break
         except DebubbleError as reason:
             reasons.append(reason)
     if not answers:
         raise next((reason for reason in reasons if isinstance(reason, CutOffError)), closest(reasons))
     fastest = min(answer.time for answer in answers)
     best = next(answer for answer in answers if answer.time <= fastest * (1 + NEGLIGIBLE))
-    return replace(best.solution, lower_bound=best.pipeline_bound, remark=None, candidates=(best.summary,))
+    interrupted = answers[-1].solution.interrupted
+    return replace(
+        best.solution, lower_bound=best.pipeline_bound, remark=None, candidates=(best.summary,), interrupted=interrupted
+    )
 
 
 def summary_of(job: Job, degrees: Degrees, problem: Problem, result: Result) -> ConfigurationSummary:

@@ -274,6 +274,7 @@ def _host_remedy(change: str, job: Job, clock: Deadline) -> Iterator[Remedy]:
                 answer = planners[name](replace(problems[degrees], effort=TRIAL_EFFORT, deadline=clock.left))
             except DebubbleError:
                 continue
+            answer.solution.raise_if_interrupted()
             on_host = "optimizers" if answer.solution.schedule.host_steps else "activations"
             found.append((float(answer.time), degrees, on_host))
     if found:

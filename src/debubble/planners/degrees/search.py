@@ -285,6 +285,7 @@ class _DegreesSearch(FoundPlans):
                     self._refuse(degrees, refusal)
                 else:
                     self._keep(degrees, answer)
+                    solution.raise_if_interrupted()
                 self._report()
 
     def _plan_further(self) -> None:
@@ -455,6 +456,7 @@ class _DegreesSearch(FoundPlans):
             self._keep(degrees, answer)
             if answer is not self.results[degrees]:
                 self.simpler[degrees] = answer
+            solution.raise_if_interrupted()
         self._report()
 
     def _keep(self, degrees: Degrees, answer: Result) -> None:
