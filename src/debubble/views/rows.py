@@ -201,7 +201,7 @@ def configuration_rows(search: DegreeSearch, cluster: Cluster | None, *, most: i
     timed += [(math.inf if u.configuration is None else u.configuration.step_time, _usual_row(u)) for u in usual]
     left = f"; {search.unplanned} were not looked at" if search.unplanned else ""
     misfits = "".join(f"  {words}" for words in map(_misfit_words, usual) if words)
-    drafts = "  The others are drafts: planned alone they may be some percent faster." if others else ""
+    drafts = "  Most others are drafts: planned alone they may be some percent faster." if others else ""
     counts = f"By quick plans {search.too_large} do not fit, and {search.slower} cannot be faster{left}."
     return Rows(
         title=f"Degrees: the best {len(best)} of {search.legal}{', and usual ones' * bool(usual)}",

@@ -111,7 +111,7 @@ def search(problem: Problem, units: Units, *, draft: bool) -> Iterator[Solution]
         InfeasibleError: If no plan of those that were tried fits.
     """
     effort = problem.begun()
-    for best in _draft(problem, units, effort, (ROUNDS, ROUNDS_OF_WIDE_GAPS if draft else ROUNDS)):
+    for best in _draft(problem, units, effort, alone=draft):
         yield best
     if not draft:
         for better in improved_order(problem, best, effort):
@@ -121,12 +121,10 @@ def search(problem: Problem, units: Units, *, draft: bool) -> Iterator[Solution]
         yield replace(best, cut_off=True)
 
 
-def _draft(
-    problem: Problem, units: Units, effort: Effort, later: tuple[Sequence[Round], Sequence[Round]]
-) -> Iterator[Solution]:
+def _draft(problem: Problem, units: Units, effort: Effort, *, alone: bool) -> Iterator[Solution]:
     """Draw, anneal, refine, and search orders briefly; ROUNDS leave a third of the effort.
 
-    After the first round follow those of `later`, the first of them unless the gap is wide.
+    `alone` tells that no order search follows with this effort: where the gap is wide, rounds may have all of it.
     Raises InfeasibleError if no plan of those that were tried fits.
     """
     if not may_compile(effort.deadline):
@@ -147,9 +145,10 @@ def _draft(
         best, solution = _simulated(problem, chains, Effort(math.inf, deadline=effort.deadline), plans=1)[0]
         yield solution
     chains = _annealed(problem, chains, count, FIRST_ROUND, effort)
-    for each in later[has_wide_gap(problem, chains[0].least)]:
+    later = ROUNDS_OF_WIDE_GAPS if alone and has_wide_gap(problem, chains[0].least) else ROUNDS
+    for each in later:
         chains = _annealed(problem, chains, count, each, effort)
-    if later[True] is ROUNDS_OF_WIDE_GAPS:
+    if alone:
         chains = _annealed_further(problem, chains, count, effort.deadline)
     if best < math.inf and effort.deadline.passed:
         return
