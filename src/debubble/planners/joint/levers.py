@@ -179,6 +179,8 @@ class Levers:
             hostable=int(units.hostable),
             crowded=int(self.crowded),
             full=0,
+            rooms=self._rooms,
+            saved=self._saved,
             tails=self._tails,
         )
 
@@ -193,6 +195,22 @@ class Levers:
         """The time after the pipeline's last operation if devices step nothing, next to nothing, or all themselves."""
         tail = self.problem.tail
         return np.array([0.0 if tail is None else tail.after(unstepped=share) for share in (0.0, 1e-12, 1.0)])
+
+    @property
+    def _saved(self) -> Floats:
+        """Per stage of the balanced counts, the bytes of its states that a host which steps it takes from the device."""
+        saved = [0.0 if u.on_host is None else float(u.static - u.on_host.static) for u in self.units.units]
+        return self._of_stages(saved)
+
+    @property
+    def _rooms(self) -> Floats:
+        """Per device, the bytes beside all states of its units of the balanced counts."""
+        states = self._of_stages([float(unit.static) for unit in self.units.units])
+        return self.limits - float(self.units.static) - np.bincount(self.device_of, states)
+
+    def _of_stages(self, of_units: Sequence[float]) -> Floats:
+        """The sums of units' figures by stage of the balanced counts."""
+        return np.add.reduceat(of_units, np.concatenate(([0], np.cumsum(self.balanced_counts[:-1]))))
 
     @property
     def most_units(self) -> int:
