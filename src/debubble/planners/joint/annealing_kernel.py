@@ -109,8 +109,7 @@ class Space(NamedTuple):
         crowded: 1 if states would take most of the devices' memory, or have no room there.
         full: 1 if states take most of devices' memory in the points that are drawn.
         rooms: Per device, bytes beside all states of the units that it has at first; negative if these do not fit.
-        saved: Per stage, bytes of its states that a host which steps it takes from the device, of the units that it
-            has at first.
+        saved: Per stage, bytes of states that leave the device if a host steps it, of the units that it has at first.
         tails: The time after the last operation if hosts step everything, if devices step next to nothing of their
             states, and if they step all.
     """
@@ -271,7 +270,7 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
         to = UNLIMITED if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
         change(a, point, MOST, to, s, random)
     elif dice < HOSTS and a.hostable:
-        other = draw(random, S)
+        other = draw(random, S) if a.crowded else s
         if a.device_of[other] == a.device_of[s] and point[ON_HOST, other] != point[ON_HOST, s]:
             point[ON_HOST, other], point[ON_HOST, s] = point[ON_HOST, s], point[ON_HOST, other]
         else:

@@ -198,7 +198,7 @@ class Levers:
 
     @property
     def _saved(self) -> Floats:
-        """Per stage of the balanced counts, the bytes of its states that a host which steps it takes from the device."""
+        """Per stage of the balanced counts, the bytes of states that leave the device if a host steps it."""
         saved = [0.0 if u.on_host is None else float(u.static - u.on_host.static) for u in self.units.units]
         return self._of_stages(saved)
 

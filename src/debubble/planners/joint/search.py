@@ -24,8 +24,10 @@ from debubble.planners.joint.exact import exact_plans
 from debubble.planners.joint.levers import Levers, exceeds_devices
 from debubble.planners.joint.orders import (
     BRIEF,
+    WIDE_GAP,
     affordable,
     evaluated,
+    gap_of,
     has_wide_gap,
     improved_order,
     improved_orders,
@@ -197,7 +199,7 @@ def _annealed_further(problem: Problem, chains: list[PointChain], count: int, de
     """The chains after further rounds, as long as the gap is wide and a round gains enough."""
     for _ in range(MOST_FURTHER):
         before = chains[0].least
-        if not has_wide_gap(problem, before):
+        if gap_of(problem, before) <= WIDE_GAP:
             break
         further = Effort(FURTHER_ROUND.share * problem.effort, deadline=deadline)
         chains = _annealed(problem, chains, count, FURTHER_ROUND, further)
