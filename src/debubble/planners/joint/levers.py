@@ -102,6 +102,10 @@ CROWDED_SHARE = 0.6
 """The part of devices' room that states may take before plans are drawn as where hosts have to step: four settings
 between the two are 2.4% faster so."""
 
+SHORT_SHARE = 0.8
+"""The part above which plans are drawn whose hosts step as little as they have to, from the deepest stages on: seven
+settings are 5% faster in the mean so (llama2-70b on 16 H100 by 17%), and three below it 0.6% slower."""
+
 
 def exceeds_devices(problem: Problem, units: Units) -> bool:
     """True if devices have no room for all states, so that hosts have to step."""
@@ -178,8 +182,9 @@ class Levers:
             offloads=int(units.offload_bandwidth is not None),
             hostable=int(units.hostable),
             crowded=int(self.crowded),
+            short=int(self.crowded and _states_share(self.problem, units) > SHORT_SHARE),
             full=0,
-            rooms=self._rooms,
+            free=self._free,
             saved=self._saved,
             tails=self._tails,
         )
@@ -203,7 +208,7 @@ class Levers:
         return self._of_stages(saved)
 
     @property
-    def _rooms(self) -> Floats:
+    def _free(self) -> Floats:
         """Per device, the bytes beside all states of its units of the balanced counts."""
         states = self._of_stages([float(unit.static) for unit in self.units.units])
         return self.limits - float(self.units.static) - np.bincount(self.device_of, states)
