@@ -215,7 +215,8 @@ class Levers:
 
     def _of_stages(self, of_units: Sequence[float]) -> Floats:
         """The sums of units' figures by stage of the balanced counts."""
-        return np.add.reduceat(of_units, np.concatenate(([0], np.cumsum(self.balanced_counts[:-1]))))
+        begins = [0, *accumulate(self.balanced_counts[:-1])]
+        return np.add.reduceat(of_units, begins)
 
     @property
     def most_units(self) -> int:
