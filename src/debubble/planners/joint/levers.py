@@ -117,6 +117,11 @@ def is_crowded(problem: Problem, units: Units) -> bool:
     return units.hostable and _states_share(problem, units) > CROWDED_SHARE
 
 
+def is_short(problem: Problem, units: Units) -> bool:
+    """True if states would take nearly all of the devices' memory, and hosts may step."""
+    return units.hostable and _states_share(problem, units) > SHORT_SHARE
+
+
 def _states_share(problem: Problem, units: Units) -> float:
     """The share of the devices' memory that all states would take there."""
     rooms = sum(problem.limits) - len(problem.limits) * float(units.static)
@@ -182,7 +187,7 @@ class Levers:
             offloads=int(units.offload_bandwidth is not None),
             hostable=int(units.hostable),
             crowded=int(self.crowded),
-            short=int(self.crowded and _states_share(self.problem, units) > SHORT_SHARE),
+            short=int(is_short(self.problem, units)),
             full=0,
             free=self._free,
             saved=self._saved,
