@@ -309,6 +309,8 @@ def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
 
 def _bound(plan: Plan, scene: Scene) -> str:
     """The lower bound and the gap."""
+    if not plan.lower_bound:
+        return "none is known"
     gap = plan.gap_at(scene.step_time)
     which = "no plan" if plan.model is None else "no plan with these degrees"
     return f"{which} takes less than {time_words(plan.lower_bound, seconds=scene.seconds)} (gap {100 * gap:.1f}%)"
