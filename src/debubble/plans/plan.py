@@ -315,11 +315,13 @@ class Plan(Simulated):
 
 
 def _check_ranks(plan: Plan) -> None:
-    """Raise InputError if a plan's degrees take another number of devices than its cluster has."""
-    described = plan.model_on_cluster
-    if described is not None and described.cluster.count != plan.ranks:
+    """Raise InputError if a plan's degrees take more devices than its cluster has, or a planner's answer fewer."""
+    if plan.cluster is None:
+        return
+    unused = plan.cluster.count - plan.ranks
+    if unused < 0 or (unused and plan.candidates):
         raise InputError(
-            f"The plan's degrees take {plan.ranks} devices, and its cluster has {described.cluster.count}: make the"
+            f"The plan's degrees take {plan.ranks} devices, and its cluster has {plan.cluster.count}: make the"
             " plan again with `debubble plan`."
         )
 

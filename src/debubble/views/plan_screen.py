@@ -343,9 +343,10 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     if plan.degree_search is None:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:
-        yield f"{left} choices of degrees and CPU optimizers, for lack of time"
+        remedy = "more --deadline" if plan.degree_search.cut_off else _more_effort(plan)
+        yield f"{left} choices of degrees and CPU optimizers ({remedy})"
     elif plan.degree_search.cut_off:
-        yield "more planners for the best degrees, for lack of time (--deadline)"
+        yield "more planners for the best degrees (more --deadline)"
     elif MIN_GAP < plan.gap <= plan.degree_search.tolerance:
         yield "closing the remaining gap (--fastest)"
     batch, ranks = plan.degrees.global_batch, plan.ranks
@@ -358,8 +359,9 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     elif plan.planner != "auto" and plan.degree_search is None:
         yield "other planners (--planner auto)"
     searched = plan.planner in ("auto", "joint") and not plan.interrupted
-    if searched and plan.gap > LONGER_SEARCH_GAP and not _says_effort(plan):
-        yield f"a longer search (--effort {LONGER * DEFAULT_EFFORT:.0f})"
+    left_out = plan.degree_search is not None and plan.degree_search.unplanned
+    if searched and plan.gap > LONGER_SEARCH_GAP and not left_out and not _says_effort(plan):
+        yield f"a longer search ({_more_effort(plan)})"
 
 
 def _runs_with_other_degrees(plan: Plan) -> bool:
@@ -390,6 +392,11 @@ def framework_to_plan_for(plan: Plan) -> str:
 def _call(plan: Plan) -> list[str]:
     """The words of the command that made the plan; none if that was no command."""
     return [] if plan.origin is None else shlex.split(plan.origin.command)
+
+
+def _more_effort(plan: Plan) -> str:
+    """The option that asks for a longer search."""
+    return "more --effort" if _says_effort(plan) else f"--effort {LONGER * DEFAULT_EFFORT:.0f}"
 
 
 def _says_effort(plan: Plan) -> bool:
