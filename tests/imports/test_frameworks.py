@@ -355,6 +355,7 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
         ),
         ("mindformers", "a.yaml", "runner_config: {batch_size: 1}\n", "give it with --model"),
         ("automodel", "a.ini", "", "no configuration that is read here"),
+        ("torchtitan", "a.ini", "", "there are: .json, .toml, .yaml, .yml, .py."),
         ("automodel", "a.yaml", AUTOMODEL.replace("2048", "long"), "dataset.seq_length is 'long', which is no whole"),
         (
             "torchtitan",

@@ -51,7 +51,7 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
         InputError: if it is neither.
     """
     if path.suffix != ".py":
-        return dict(_renamed(read_settings(path)))
+        return dict(_renamed(read_settings(path, others=[".py"])))
     constants = read_constants(path)
     if "PARALLELISM" not in constants:
         raise InputError(
