@@ -5,8 +5,8 @@
 2. Quick plans of the others are made (`estimate`) in the order of their lower bounds, until these are above the fifth
    best step: no other choice can be among the five best quick plans.  Choices that take the same step count as one.
 3. The best of them, and those of the five best that are close to it, are planned by `adapipe`; then `joint` plans
-   choices that quick plans may have passed over, by successive halving, and the fastest goes to `auto` (or all five to
-   the planner that was asked for).
+   choices that quick plans may have passed over, by successive halving.  The fastest goes to `auto`, and up to two more
+   that may become the answer (or all five go to the planner that was asked for).
 4. Of all plans within the job's tolerance of the fastest, the simplest is the answer (`simplest`).
 
 All of it is counted in work, so that the same call gives the same plan on every machine.
