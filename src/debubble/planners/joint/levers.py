@@ -102,9 +102,9 @@ CROWDED_SHARE = 0.6
 """The part of devices' room that states may take before plans are drawn as where hosts have to step: four settings
 between the two are 2.4% faster so."""
 
-SHORT_SHARE = 0.8
-"""The part above which plans are drawn whose hosts step as little as they have to, from the deepest stages on: seven
-settings are 5% faster in the mean so (llama2-70b on 16 H100 by 17%), and three below it 0.6% slower."""
+SHORT_SHARE = 0.85
+"""The part above which plans are drawn whose hosts step as little as they have to, from the deepest stages on: five
+settings are 7% faster in the mean so (llama2-70b on 16 H100 by 17%), and three below it 0.6% slower."""
 
 
 def exceeds_devices(problem: Problem, units: Units) -> bool:
