@@ -20,6 +20,8 @@ _OTHER_LAYERS = re.compile(
     r"|vision-model-type|disable-vision-class-token|patch-size|mrope-section|model-provider|task)"
 )
 """Arguments of layers that are not read here."""
+_ZERO = ("0", "0.0")
+"""The ratios of a model without such layers."""
 _NAMED_MODEL_ARGUMENTS = re.compile(
     r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|window-.*|softmax-type)"
 )
@@ -273,7 +275,11 @@ def _check_layers(arguments: Arguments, pattern: str | None) -> None:
             f"{arguments.path}: Megatron-DeepSpeed has experts in every second layer or as --expert-interval says,"
             " which is not read here: give the model's config.json with --model."
         )
-    unlike = [name for name in arguments.names if _OTHER_LAYERS.fullmatch(name) and name in arguments]
+    unlike = [
+        name
+        for name in arguments.names
+        if _OTHER_LAYERS.fullmatch(name) and name in arguments and str(arguments.get(name)) not in _ZERO
+    ]
     if arguments.word("--model-type", "gpt") != "gpt" and pattern is None:
         unlike.append("--model-type")
     tokenizer = arguments.word("--tokenizer-type")

@@ -64,7 +64,9 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
 def with_command_line(path: Path, given: CommandLine | None) -> Mapping[str, Any]:
     """The settings of a recipe, or of an experiment of Primus, and of the command line that starts it."""
     line, settings = given or CommandLine({}), read_recipe(path)
-    return line.changed(read_experiment(settings, path, line) if is_experiment(settings) else settings)
+    if is_experiment(settings):
+        settings = dict(_renamed(read_experiment(settings, path, line)))
+    return line.changed(settings)
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
