@@ -86,7 +86,7 @@ def test_arguments_of_the_trainer_that_cost_nothing_are_known(tmp_path: Path) ->
     assert job(tmp_path, f"{WORDS} {costs_nothing}").rest.unknown == ()
 
 
-@pytest.mark.parametrize("argument", ["--max_seq_length", "--max_length"])
+@pytest.mark.parametrize("argument", ["--max_seq_length", "--max_length", "--block_size"])
 def test_the_length_is_told_by_the_name_that_it_was_given(tmp_path: Path, argument: str) -> None:
     words = WORDS.replace("--max_seq_length", argument)
     as_given, other = job(tmp_path, words), job(tmp_path, words, sequence_length=4096)

@@ -37,12 +37,20 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     return dict(_flat(read_tree(path)))
 
 
+SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
+"""The endings of scripts that start a job."""
+
+
 def read_tree(path: Path) -> Mapping[Any, Any]:
     """The settings of a file as it nests them.
 
     Raises:
         InputError: if it cannot be read, or is none of the formats.
     """
+    if path.suffix in SCRIPTS:
+        raise InputError(
+            f"{path} is a script: give the configuration that it names, with its further arguments in --args."
+        )
     if path.suffix not in _READERS:
         raise InputError(f"{path} is no configuration that is read here; there are: {', '.join(_READERS)}.")
     refusal = f"{path} is no {path.suffix[1:].upper()}"
@@ -105,7 +113,6 @@ _BRIDGE = re.compile(
     r"(?:\b|_)(run_recipe|run_script|setup_experiment)\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py"
 )
 """What a command has that starts a recipe of Megatron-Bridge."""
-_SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
 _DUMP = 10
 """Lines of a log that make it the list of a run's arguments."""
 
@@ -138,7 +145,7 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
             )
         if recipes:
             return {RECIPE: recipes.pop() + (() if given is None else given.words)}
-        started = [word for each in script.commands for word in each.words if word.endswith(_SCRIPTS)]
+        started = [word for each in script.commands for word in each.words if word.endswith(SCRIPTS)]
         command = training_command(script, path)
         arguments = named_arguments(command.words)
         if script.missing and arguments:

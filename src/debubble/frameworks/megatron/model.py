@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.swift import SWIFT, with_further_layers
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
-from debubble.imports.training_scripts import SCRIPT
+from debubble.imports.training_scripts import SCRIPT, is_family_script
 from debubble.ir import InputError
 from debubble.models import Model, hub_model
 
@@ -265,7 +266,8 @@ def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
 def _check_layers(arguments: Arguments, pattern: str | None) -> None:
     """Raise InputError if the arguments describe layers that are not read here."""
     script = arguments.word(SCRIPT)
-    if script is not None and pattern is None:
+    plain = _activation(arguments) == "gelu"
+    if script is not None and pattern is None and (plain or not is_family_script(Path(script).stem)):
         raise InputError(
             f"{arguments.path} runs {script}, which trains no GPT that is read from arguments: give its config.json"
             " with --model."
@@ -356,12 +358,26 @@ def vocabulary(arguments: Arguments) -> int:
 def _tokenizer_words(arguments: Arguments) -> int | None:
     """The size of a tokenizer's vocabulary; None if the tokenizer is not known."""
     kind = arguments.word("--tokenizer-type") or (GPT2 if takes_gpt2_words(arguments) else "")
-    if kind in _TOKENIZERS:
-        return _TOKENIZERS[kind]
-    names = [arguments.word(name) or "" for name in ("--tokenizer-model", "--tokenizer-name-or-path")]
-    name = next(filter(None, names), "").rstrip("/")
+    fixed = _TOKENIZERS.get(kind)
+    if fixed is not None and kind != LLAMA2:
+        return fixed
+    name = _tokenizer_name(arguments)
     model = hub_model(name)
-    return model.vocab if model is not None else _TOKENIZERS.get(name.rpartition("/")[2])
+    return model.vocab if model is not None else fixed or _TOKENIZERS.get(name.rpartition("/")[2])
+
+
+def _tokenizer_name(arguments: Arguments) -> str:
+    """The tokenizer's file, folder or name at the hub; empty if there is none."""
+    names = [arguments.word(name) or "" for name in ("--tokenizer-model", "--tokenizer-name-or-path")]
+    return next(filter(None, names), "").rstrip("/")
+
+
+def guesses_words(arguments: Arguments) -> bool:
+    """Tell whether the vocabulary is Llama 2's although its tokenizer's file may be another model's."""
+    name = _tokenizer_name(arguments)
+    said = any(arguments.count(each) for each in ("--vocab-size", "--padded-vocab-size", "--pad-vocab-size-to"))
+    kind = arguments.word("--tokenizer-type")
+    return kind == LLAMA2 and not said and hub_model(name) is None and "llama" not in name.lower()
 
 
 def _patched_words(arguments: Arguments) -> int:
@@ -387,9 +403,9 @@ def takes_gpt2_words(arguments: Arguments) -> bool:
     return bool(arguments.settings.get("--merge-file")) and not any(arguments.settings.get(name) for name in said)
 
 
-GPT2 = "GPT2BPETokenizer"
+GPT2, LLAMA2 = "GPT2BPETokenizer", "Llama2Tokenizer"
 _TOKENIZERS = {
-    GPT2: 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256, "MixtralTokenizer": 32000,
+    GPT2: 50257, LLAMA2: 32000, "Llama3Tokenizer": 128256, "MixtralTokenizer": 32000,
     "Llama4Tokenizer": 202048, "DeepSeekV2Tokenizer": 102400, "DeepSeekV3Tokenizer": 129280, "MiniMax-M2": 200064,
     "MiniMax-M2.5": 200064, "t5-small": 32100, "mt5-base": 250100, "gpt2": 50257, "tokenizer": 250680,
 }  # fmt: skip

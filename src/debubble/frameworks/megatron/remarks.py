@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.mindspeed import SWAPS
-from debubble.frameworks.megatron.model import dropout, has_biases
+from debubble.frameworks.megatron.model import LLAMA2, dropout, guesses_words, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
@@ -51,6 +51,11 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield "Biases of the experts are not in the prediction."
     if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
+    if guesses_words(arguments):
+        yield (
+            f"--tokenizer-type {LLAMA2} is predicted with Llama 2's 32,000 words: give --args '--vocab-size N' if the"
+            " tokenizer's file has others."
+        )
     hidden = dropout(arguments, "--hidden-dropout")
     described = "--hidden-dropout" in arguments.settings or "--hidden-size" in arguments
     if hidden and not model.residual_dropout and described:
@@ -201,7 +206,7 @@ _VALUES = {
     "--exp-avg-sq-dtype": "fp32 fp16 bf16 fp8",
     "--main-grads-dtype": "fp32 bf16",
     "--main-params-dtype": "fp32 fp16",
-    "--optimizer": "adam sgd muon dist_muon adaptive_muon lion soap",
+    "--optimizer": "adam fusedadam fusedadamw sgd muon dist_muon adaptive_muon lion soap",
     "--fp8": "e4m3 hybrid",
     "--fp4-format": "e2m1",
     "--fp4": "e2m1",

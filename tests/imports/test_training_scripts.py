@@ -1,0 +1,48 @@
+"""What the name of a training script and of its tokenizer tell of the model, and names of Adam in forks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from debubble.imports.job import ImportedJob
+from debubble.ir import InputError
+from tests.support import imported_jobs
+
+PLAIN = (
+    "torchrun --nproc_per_node 4 {} --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256"
+    " --micro-batch-size 1 --global-batch-size 8 --bf16 --max-position-embeddings 256 {}\n"
+)
+TOKENIZER = "--tokenizer-type Llama2Tokenizer --tokenizer-model"
+
+
+def job(folder: Path, script: str, words: str) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "a.sh", PLAIN.format(script, words))
+
+
+@pytest.mark.parametrize("script", ["pretrain_llama.py", "forks/finetune_qwen2.py", "tools/hf_weight_converter.py"])
+def test_a_script_of_a_family_that_says_no_layers_is_refused(script: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"runs \S+\.py, which trains no GPT that is read .* with --model"):
+        job(tmp_path, script, "--vocab-size 32000")
+
+
+def test_a_script_of_a_family_may_describe_its_layers(tmp_path: Path) -> None:
+    assert job(tmp_path, "pretrain_llama.py", "--vocab-size 32000 --swiglu").model.gated
+
+
+@pytest.mark.parametrize("said", ["'your tokenizer'", "/data/llama-2-7b/tokenizer.model", "x --vocab-size 64000"])
+def test_words_of_a_file_that_are_guessed_are_told(said: str, tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} {said}")
+
+    assert any("32,000 words" in line for line in read.unread) == (said == "'your tokenizer'")
+
+
+def test_a_tokenizer_named_as_at_the_hub_has_its_words(tmp_path: Path) -> None:
+    assert job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} mistralai/Mistral-Nemo-Base-2407").model.vocab == 131072
+
+
+def test_adam_of_habanas_fork_is_adam(tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 32000 --deepspeed --zero-stage 1 --optimizer fusedadamw")
+
+    assert (read.options.optimizer, read.warnings) == ("adamw", ())
