@@ -14,6 +14,7 @@ PLAIN = (
     "torchrun --nproc_per_node 4 {} --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256"
     " --micro-batch-size 1 --global-batch-size 8 --bf16 --max-position-embeddings 256 {}\n"
 )
+SIZES = "--num-layers: 2, --hidden-size: 64, --num-attention-heads: 4"
 TOKENIZER = "--tokenizer-type Llama2Tokenizer --tokenizer-model"
 
 
@@ -46,3 +47,24 @@ def test_adam_of_habanas_fork_is_adam(tmp_path: Path) -> None:
     read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 32000 --deepspeed --zero-stage 1 --optimizer fusedadamw")
 
     assert (read.options.optimizer, read.warnings) == ("adamw", ())
+
+
+def test_words_of_models_of_the_same_sizes_are_offered(tmp_path: Path) -> None:
+    sizes = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 14336"
+
+    with pytest.raises(
+        InputError, match=r"--vocab-size N' \(such as the 128256 of llama3\.1-8b or the 32768 of mistra"
+    ):
+        job(tmp_path, "pretrain_gpt.py", f"{sizes} --tokenizer-type HuggingFaceTokenizer --tokenizer-model x")
+
+
+def test_a_number_that_is_a_template_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is '<WORDS>', which is no whole number .* give it with --args '--vocab-size"):
+        imported_jobs.job("megatron", tmp_path, "a.yaml", f"MODEL_ARGS: {{{SIZES}, --vocab-size: <WORDS>}}\n")
+
+
+def test_a_dtype_of_bridge_is_that_of_its_model(tmp_path: Path) -> None:
+    text = "model: {hf_model_id: gpt2-tiny, seq_length: 64, bf16: true}\ntrain: {global_batch_size: 4}\n"
+    read = imported_jobs.job("megatron", tmp_path, "a.yaml", f"{text}optimizer: {{bf16: false}}\n")
+
+    assert read.options.dtype == "bf16"

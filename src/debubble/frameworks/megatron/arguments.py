@@ -122,7 +122,7 @@ class Arguments(SettingsReader):
         try:
             return int(word)
         except ValueError:
-            hint = "which is no whole number that is known here"
+            hint = f"which is no whole number that is known here: give it with --args '{name} N'"
             if "$" in word:
                 sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
                 variables = f"{how_to_give(word, {})}, or" if variables_in(word) else "give it with"

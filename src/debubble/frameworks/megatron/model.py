@@ -13,7 +13,7 @@ from debubble.frameworks.megatron.swift import SWIFT, with_further_layers
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.imports.training_scripts import SCRIPT, is_family_script
 from debubble.ir import InputError
-from debubble.models import Model, hub_model
+from debubble.models import Model, hub_model, models
 
 _OTHER_LAYERS = re.compile(
     r"--(hybrid-attention-ratio|hybrid-mlp-ratio|heterogeneous-layers.*|linear-attention-.*|encoder-num-layers|spec"
@@ -347,12 +347,23 @@ def vocabulary(arguments: Arguments) -> int:
     if words is None:
         raise InputError(
             f"{arguments.path} does not say --vocab-size, which Megatron-LM takes from the tokenizer: give it with"
-            " --args '--vocab-size N', the model with --model, or a log with the padded_vocab_size that it prints."
+            f" --args '--vocab-size N'{_words_of_models_like(arguments)}, the model with --model, or a log with the"
+            " padded_vocab_size that it prints."
         )
     if arguments.word("framework") == "megatron-bridge":
         return words
     multiple = arguments.size("--make-vocab-size-divisible-by", 128) * arguments.size("--tensor-model-parallel-size", 1)
     return -(-words // multiple) * multiple
+
+
+def _words_of_models_like(arguments: Arguments) -> str:
+    """What the known models of the same sizes have for words, in parentheses; empty if there are none."""
+    names = ("--num-layers", "--hidden-size", "--num-attention-heads", "--ffn-hidden-size")
+    sizes = tuple(arguments.count(name) for name in names)
+    known = {name: models[name] for name in models}
+    like = {m.vocab: name for name, m in known.items() if (m.layers, m.hidden, m.heads, m.ffn) == sizes}
+    said = [f"{words} of {name}" for words, name in like.items()]
+    return f" (such as the {' or the '.join(said)})" if said else ""
 
 
 def _tokenizer_words(arguments: Arguments) -> int | None:

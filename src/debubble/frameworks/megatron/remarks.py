@@ -206,7 +206,7 @@ _VALUES = {
     "--exp-avg-sq-dtype": "fp32 fp16 bf16 fp8",
     "--main-grads-dtype": "fp32 bf16",
     "--main-params-dtype": "fp32 fp16",
-    "--optimizer": "adam fusedadam fusedadamw sgd muon dist_muon adaptive_muon lion soap",
+    "--optimizer": "adam adamw fusedadam fusedadamw sgd muon dist_muon adaptive_muon lion soap",
     "--fp8": "e4m3 hybrid",
     "--fp4-format": "e2m1",
     "--fp4": "e2m1",
