@@ -59,7 +59,7 @@ def test_words_of_models_of_the_same_sizes_are_offered(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_a_template_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is '<WORDS>', which is no whole number .* give it with --args '--vocab-size"):
+    with pytest.raises(InputError, match=r"is '<WORDS>', which is no .*: give it with --args '--vocab-size"):
         imported_jobs.job("megatron", tmp_path, "a.yaml", f"MODEL_ARGS: {{{SIZES}, --vocab-size: <WORDS>}}\n")
 
 
