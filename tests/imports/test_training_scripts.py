@@ -68,3 +68,9 @@ def test_a_dtype_of_bridge_is_that_of_its_model(tmp_path: Path) -> None:
     read = imported_jobs.job("megatron", tmp_path, "a.yaml", f"{text}optimizer: {{bf16: false}}\n")
 
     assert read.options.dtype == "bf16"
+
+
+def test_signs_of_a_layout_may_be_quoted_for_a_shell(tmp_path: Path) -> None:
+    words = r"--vocab-size 512 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et\|\(t\)*3L'"
+
+    assert job(tmp_path, "pretrain_gpt.py", words).layers == (1, 3)
