@@ -74,3 +74,11 @@ def test_signs_of_a_layout_may_be_quoted_for_a_shell(tmp_path: Path) -> None:
     words = r"--vocab-size 512 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et\|\(t\)*3L'"
 
     assert job(tmp_path, "pretrain_gpt.py", words).layers == (1, 3)
+
+
+@pytest.mark.parametrize("word", ["--kd", "--mos"])
+def test_a_teacher_of_megatron_deepspeed_is_warned_of(word: str, tmp_path: Path) -> None:
+    words = "--vocab-size 512 --deepspeed --num-layers-teacher 8 --load-teacher t"
+
+    assert not any("teacher" in line for line in job(tmp_path, "pretrain_gpt.py", words).warnings)
+    assert any("student alone" in line for line in job(tmp_path, "pretrain_gpt.py", f"{words} {word}").warnings)

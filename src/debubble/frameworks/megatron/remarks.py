@@ -137,7 +137,9 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         yield f"--stage {stage}: training alone is predicted, and the passes of other models next to it are not."
     if arguments.flag("--perform-rl-step"):
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
-    of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES)]
+    distils = any([arguments.flag(name) for name in ("--kd", "--mos")])
+    endings = "-teacher" if distils else ()
+    of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES) or name.endswith(endings)]
     if of_teacher:
         yield f"{of_teacher[0]}: the student alone is predicted, and the time and memory of its teacher are not."
     for name in of_teacher:
