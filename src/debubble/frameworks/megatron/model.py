@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.mindspeed import is_mindspeed
 from debubble.frameworks.megatron.swift import SWIFT, with_further_layers
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.imports.training_scripts import SCRIPT, is_family_script
@@ -80,6 +81,7 @@ def _described_model(arguments: Arguments) -> Model:
         qkv_bias=arguments.flag("--add-qkv-bias"),
         linear_bias=has_biases(arguments) and not gated,
         qk_norm=arguments.flag("--qk-layernorm"),
+        post_norm=is_mindspeed(arguments.settings) and arguments.flag("--post-norm"),
         length=arguments.size("--max-position-embeddings", 4096),
         experts=_experts(arguments, layers, ffn),
         latent=_latent(arguments),
