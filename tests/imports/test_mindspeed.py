@@ -156,4 +156,4 @@ def test_tensor_ranks_that_extend_expert_ranks_have_whole_experts(tmp_path: Path
 
 def test_gemmas_further_parts_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--spec describes layers that are not read here"):
-        job(tmp_path, "--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec --output-logit-softcapping 30.0")
+        job(tmp_path, "--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec --post-norm --input-embeds-norm")
