@@ -82,3 +82,10 @@ def test_a_teacher_of_megatron_deepspeed_is_warned_of(word: str, tmp_path: Path)
 
     assert not any("teacher" in line for line in job(tmp_path, "pretrain_gpt.py", words).warnings)
     assert any("student alone" in line for line in job(tmp_path, "pretrain_gpt.py", f"{words} {word}").warnings)
+
+
+def test_arguments_behind_a_lost_backslash_are_warned_of(tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 512\n    --checkpoint-activations --lr 1")
+
+    assert read.strategies == {}
+    assert "--checkpoint-activations begins a command of its own" in " ".join(read.warnings)

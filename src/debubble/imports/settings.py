@@ -105,6 +105,8 @@ SOURCED = "source"
 """The entry of a script with the names of those that it sources and that are not there."""
 OVERWRITTEN = "overwritten"
 """The entry of a script with the variables that it is given and sets otherwise, in words."""
+LOST = "lost"
+"""The entry of a script with the arguments that begin a command, as the line before does not end with a backslash."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 """A line of the list, which launchers and schedulers may have put a rank or a time before."""
 RECIPE = "recipe"
@@ -152,6 +154,8 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
             arguments[SOURCED] = script.missing
         if script.overwritten:
             arguments[OVERWRITTEN] = script.overwritten
+        if lost := tuple(each.words[0] for each in script.commands if each.words[:1] and each.words[0][:2] == "--"):
+            arguments[LOST] = lost
         if script.world_size is not None:
             arguments.setdefault("--world-size", script.world_size)
         if (swift := swift_command(command.words)) is not None:

@@ -14,7 +14,7 @@ from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swif
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import meant
-from debubble.imports.settings import OVERWRITTEN, RECIPE
+from debubble.imports.settings import LOST, OVERWRITTEN, RECIPE
 from debubble.imports.shell.script_run import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
@@ -146,6 +146,8 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         arguments.get(name)
     for words in arguments.words(OVERWRITTEN):
         yield f"--args has {words}: change it there."
+    for name in arguments.words(LOST):
+        yield f"{name} begins a command of its own, as no backslash ends the line before: the training does not get it."
     arguments.get("--world-size")
     for names in _WORLD_SIZES:
         # The last of a launcher's own arguments is followed by the training script.
