@@ -89,3 +89,9 @@ def test_arguments_behind_a_lost_backslash_are_warned_of(tmp_path: Path) -> None
 
     assert read.strategies == {}
     assert "--checkpoint-activations begins a command of its own" in " ".join(read.warnings)
+
+
+def test_arguments_of_rollouts_are_warned_of(tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 512 --grpo-group-size 16 --grpo-iterations 1")
+
+    assert "--grpo-group-size: training alone is predicted" in " ".join(read.warnings)

@@ -14,7 +14,7 @@ from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swif
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import meant
-from debubble.imports.settings import LOST, OVERWRITTEN, RECIPE
+from debubble.imports.settings import LOST, OVERWRITTEN, RECIPE, SCRIPTS
 from debubble.imports.shell.script_run import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
@@ -135,8 +135,15 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
     stage = arguments.word("--stage", "sft") or ""
     if _MORE_THAN_TRAINING.search(stage):
         yield f"--stage {stage}: training alone is predicted, and the passes of other models next to it are not."
+    # A log has the arguments of all steps, whether the run takes them or not.
+    in_script = arguments.path.suffix in SCRIPTS
+    steps = [name for name in arguments.names if in_script and name.startswith("--grpo-") and name in arguments]
     if arguments.flag("--perform-rl-step"):
-        yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
+        steps.insert(0, "--perform-rl-step")
+    if steps:
+        yield f"{steps[0]}: training alone is predicted, and the rollouts and their log probabilities are not."
+    for name in steps:
+        arguments.get(name)
     distils = any([arguments.flag(name) for name in ("--kd", "--mos")])
     endings = "-teacher" if distils else ()
     of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES) or name.endswith(endings)]
