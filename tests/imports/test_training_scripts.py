@@ -63,6 +63,12 @@ def test_a_number_that_is_a_template_is_asked_for(tmp_path: Path) -> None:
         imported_jobs.job("megatron", tmp_path, "a.yaml", f"MODEL_ARGS: {{{SIZES}, --vocab-size: <WORDS>}}\n")
 
 
+def test_a_named_model_needs_no_vocabulary(tmp_path: Path) -> None:
+    text = "model: {hf_model_id: gpt2-tiny, seq_length: 64, vocab_size: <WORDS>}\ntrain: {global_batch_size: 4}\n"
+
+    assert imported_jobs.job("megatron", tmp_path, "a.yaml", text).model.layers > 0
+
+
 def test_a_dtype_of_bridge_is_that_of_its_model(tmp_path: Path) -> None:
     text = "model: {hf_model_id: gpt2-tiny, seq_length: 64, bf16: true}\ntrain: {global_batch_size: 4}\n"
     read = imported_jobs.job("megatron", tmp_path, "a.yaml", f"{text}optimizer: {{bf16: false}}\n")

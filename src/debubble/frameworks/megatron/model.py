@@ -387,10 +387,11 @@ def _tokenizer_name(arguments: Arguments) -> str:
 
 def guesses_words(arguments: Arguments) -> bool:
     """Tell whether the vocabulary is Llama 2's although its tokenizer's file may be another model's."""
+    if arguments.word("--tokenizer-type") != LLAMA2:
+        return False
     name = _tokenizer_name(arguments)
-    said = any(arguments.count(each) for each in ("--vocab-size", "--padded-vocab-size", "--pad-vocab-size-to"))
-    kind = arguments.word("--tokenizer-type")
-    return kind == LLAMA2 and not said and hub_model(name) is None and "llama" not in name.lower()
+    said = any(each in arguments for each in ("--vocab-size", "--padded-vocab-size", "--pad-vocab-size-to"))
+    return not said and hub_model(name) is None and "llama" not in name.lower()
 
 
 def _patched_words(arguments: Arguments) -> int:
