@@ -231,12 +231,21 @@ def test_many_more_damaged_files_are_answered_or_refused(
         check(kind, seed, files, tmp_path, capsys.readouterr)
 
 
-@pytest.mark.parametrize("command", [("show",), ("export", "--to", "torch")])
-def test_an_edited_plan_is_told_before_anything_is_done(run: Any, tmp_path: Path, command: tuple[str, ...]) -> None:
+EDITS = [
+    ("sequence_length", 8192, ("show",)),
+    ("sequence_length", 8192, ("export", "--to", "torch")),
+    ("zero", 3, ("show",)),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "command"), EDITS)
+def test_an_edited_plan_is_told_before_anything_is_done(
+    run: Any, tmp_path: Path, option: str, value: int, command: tuple[str, ...]
+) -> None:
     plan = db.plan("llama-tiny", "2xL40S-48GB", planner="dapple", micro_batches=4)
     plan.save(tmp_path / "plan.json")
     edited = json.loads((tmp_path / "plan.json").read_text())
-    edited["options"]["sequence_length"] *= 2
+    edited["options"][option] = value
     (tmp_path / "edited.json").write_text(json.dumps(edited))
     said = "The plan's costs are not what its partition, options and cluster cost now"
     for name, told in (("plan.json", False), ("edited.json", True)):

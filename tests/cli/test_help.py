@@ -76,7 +76,7 @@ def test_an_empty_path_is_no_working_directory(run: Any) -> None:
     [
         ("pla llama-tiny", "'pla' may be plan or planners: write more of it."),
         ("pln llama-tiny", "There is no command 'pln'; did you mean 'plan'?"),
-        ("plann llama-tiny", "'plann' is read as 'planners': Got unexpected extra argument"),
+        ("plann llama-tiny", "'plann' is read as 'planners' (did you mean 'plan'?): Got unexpected extra argument"),
         ("simulate --micro 4", "'--micro' may be --micro-batches or --micro-batch-size: write more of it."),
         ("simulate --microbatches=4", "There is no option '--microbatches'; did you mean '--micro-batches'"),
         ("simulate --schedule zb-", "'zb-' may be zb-h1, zb-h2 or zb-v: write more of it."),

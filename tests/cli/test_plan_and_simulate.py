@@ -412,8 +412,9 @@ def test_plan_lowers_its_answer_once(run: Any, tmp_path: Path, monkeypatch: pyte
     words = ("llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "8", "--details", "-o", str(file))
     code, _, _ = run("plan", *words, "--planner", "adapipe", "--html", str(tmp_path / "plan.html"))
     assert code == 0
+    of_command = tuple(lowered)
     answer = Plan.load(file).schedule
-    assert sum(each.orders == answer.orders and each.name == answer.name for each in lowered) == 1
+    assert sum(each.orders == answer.orders and each.name == answer.name for each in of_command) == 1
 
 
 def test_a_plan_without_an_output_file_is_kept_in_the_cache(

@@ -328,3 +328,10 @@ def test_a_given_variable_stands_for_what_a_command_tells() -> None:
     [command] = follow("N=$(nproc | tail -1); run $((N * 4))", Path("job.sh"), CommandLine.of("N=2")).commands
 
     assert command.words == ("run", "8")
+
+
+@pytest.mark.parametrize("given", ["70b", "SIZE=70b"])
+def test_an_argument_that_ends_a_script_with_an_error_is_named(given: str) -> None:
+    script = "case ${SIZE:-$1} in 7b) TP=1;; 13b|14b) TP=2;; *) echo what; exit 1;; esac; run $TP"
+    with pytest.raises(InputError, match="error in line 1 for '70b': give --args with another: 7b or 13b or 14b"):
+        follow(script, Path("job.sh"), CommandLine.of(given))

@@ -258,6 +258,7 @@ def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("--attention-backend flash", "--attention-backend flash is predicted as any fused attention; a plan"),
         ("--rotary-percent 0.5", "--rotary-percent 0.5: it costs nothing, and a model that is exported rotates whole"),
         (
             "--apply-layernorm-1p",

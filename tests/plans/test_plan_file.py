@@ -142,12 +142,15 @@ def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
     assert plan.cluster.memory_limits == (60 * 2**30,) * 2
 
 
-def test_a_plan_of_more_devices_than_its_cluster_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("data", "devices", "said"), [(64, "2xCPU", "128 devices"), (1, "4xCPU", "2 devices")])
+def test_a_plan_of_other_devices_than_its_cluster_is_refused(
+    tmp_path: Path, data: int, devices: str, said: str
+) -> None:
     content = json.loads(Path(__file__).with_name("llama_tiny.json").read_text())
-    content["options"]["data"] = 64
+    content["options"]["data"], content["cluster"]["devices"] = data, devices
     (tmp_path / "plan.json").write_text(json.dumps(content))
 
-    with pytest.raises(InputError, match=r"take 128 devices, and its cluster has \d+: make the plan again"):
+    with pytest.raises(InputError, match=rf"take {said}, and its cluster has \d+: make the plan again"):
         Plan.load(tmp_path / "plan.json")
 
 
@@ -159,6 +162,15 @@ def test_a_bound_above_the_plans_own_step_is_refused(tmp_path: Path) -> None:
         Plan.load(tmp_path / "plan.json")
     (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": plan.step_time * (1 + 1e-9)}))
     assert Plan.load(tmp_path / "plan.json").gap == 0
+
+
+def test_costs_edited_below_the_bound_leave_none(tmp_path: Path) -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=4, planner="dapple")
+    content = msgspec.to_builtins(plan.to_file())
+    for name in ("forward", "backward_input", "backward_weight", "communication"):
+        content["costs"][name] = 1e-9
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    assert Plan.load(tmp_path / "plan.json").lower_bound == 0
 
 
 def test_a_bound_without_candidates_is_held_against_the_step(content: dict[str, Any], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 import debubble as db
 from debubble.costs import load_units
 from debubble.ir import InputError
+from debubble.runtime.models.loss import cross_entropy
 
 ROWS, LENGTH, WIDTH = 2, 8, 16
 TOKENS = torch.zeros(ROWS, LENGTH + 1, dtype=torch.int64)
@@ -76,6 +77,22 @@ def test_a_plan_of_measured_modules_runs_in_their_dtype(
     db.profile(model, TOKENS, dtype=dtype, repetitions=1, output=units)
     run("plan", "--units", str(units), "--devices", "2", "--planner", "dapple", "-o", str(plan))
     assert db.Plan.load(plan).options.dtype == dtype
+
+
+def test_modules_on_cpus_are_measured_with_a_thread_as_ranks_have(model: nn.Sequential) -> None:
+    before = torch.get_num_threads()
+    seen: set[int] = set()
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.get_num_threads())
+        return cross_entropy(output, targets)
+
+    torch.set_num_threads(2)
+    try:
+        db.profile(model, TOKENS, loss=loss, dtype="fp32", repetitions=1)
+        assert (seen, torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_model_is_left_as_it_is(model: nn.Sequential) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from debubble import processes
+from debubble.interrupts import INTERRUPTED
 from debubble.ir import InputError
 from debubble.processes import PYTHON, own_cores
 from debubble.runtime.launch import launcher
@@ -116,6 +117,7 @@ def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signal
         launch("tests.support.launched_rank", f"wait {tmp_path}", ranks=2, interrupts=False)
     sender.join()
     assert str(caught.value).startswith(f"The run was ended by {heard.name}")
+    assert caught.value.exit_code == (INTERRUPTED if sent == signal.SIGINT else 1)
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from debubble.ir import InputError
 from debubble.runtime.launch.failures import RunError
-from debubble.training.checks import check
+from debubble.training.checks import check, check_unlocked
 from debubble.training.run_lock import LOCK, locked
 from tests.support.training_cases import train_alone
 
@@ -28,6 +28,14 @@ def test_what_a_dead_process_left_locks_nobody_out(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("process 1 on here")
     with locked(tmp_path):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_what_a_dead_run_left_is_removed(tmp_path: Path, options: Any) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    (folder / LOCK).write_text("process 1 on here")
+    check_unlocked(replace(options, checkpoint=folder))
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("option", ["checkpoint", "save"])

@@ -121,7 +121,7 @@ def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster: str, said: Any
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_on_cluster": None}, "has no model to run"),
+        ({"model_on_cluster": None}, "names no model to train"),
         ({"partition": "backwards"}, "does not list the units of its model in order"),
     ],
 )

@@ -198,6 +198,11 @@ def test_waiting_and_no_device_is_blamed_where_all_are_fast(written: Callable[..
     )
 
 
+def test_a_run_in_no_folder_is_not_waited_for(tmp_path: Path, run: Any) -> None:
+    code, _, err = run("watch", str(tmp_path / "nowhere" / "run"))
+    assert (code, f"There is no folder {tmp_path / 'nowhere'}" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

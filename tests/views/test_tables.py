@@ -368,3 +368,12 @@ def test_a_wide_gap_says_that_a_longer_search_was_not_tried(share: float, wide: 
     bounded = replace(plan, lower_bound=share * plan.step_time)
     text = printed(render_plan(bounded, Scene.predicted(bounded)))
     assert ("a longer search (--effort 12)" in " ".join(text.split())) == wide
+
+
+@pytest.mark.parametrize(("cut_off", "remedy"), [(False, "--effort 12"), (True, "more --deadline")])
+def test_choices_that_were_not_looked_at_name_the_remedy(cut_off: bool, remedy: str) -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", global_batch=4, sequence_length=128, effort=0.1)
+    assert plan.degree_search is not None
+    left = replace(plan, degree_search=replace(plan.degree_search, unplanned=5, cut_off=cut_off))
+    text = printed(render_plan(left, Scene.predicted(left)))
+    assert f"5 choices of degrees and CPU optimizers ({remedy})" in " ".join(text.split())

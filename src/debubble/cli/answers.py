@@ -154,7 +154,10 @@ class PlanFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
     other_values: Annotated[
         list[DegreeValue] | UnsetType,
-        Meta(description="With --global-batch: other values of the degrees, and what they cost at best."),
+        Meta(
+            description="With --global-batch: other values of the degrees, and what they cost at best; `lower_bound` is"
+            " that of quick plans, which a longer search may beat."
+        ),
     ] = UNSET
     search: SearchFigures | UnsetType = UNSET
     pareto: Annotated[

@@ -24,9 +24,7 @@ from typer.models import CommandFunctionType
 from debubble import __version__
 from debubble.cli.help import CommandGroup, SectionedCommand
 from debubble.errors import DebubbleError, InputError
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+from debubble.interrupts import INTERRUPTED, SENTENCE
 
 
 class App(typer.Typer):
@@ -161,5 +159,5 @@ def _flush() -> None:
 
 
 def _interrupted() -> int:
-    sys.stderr.write("debubble: interrupted.\n")
+    sys.stderr.write(SENTENCE)
     return INTERRUPTED

@@ -30,7 +30,7 @@ def hardware(json: Json = False) -> None:
         fp8 = f"{d.fp8_flops / 1e12:g}" if d.fp8_flops else ""
         rates.add_row(
             d.name,
-            f"{d.memory / 2**30:.3g}",
+            f"{d.memory / 2**30:.4g}",
             f"{d.flops / 1e12:g}",
             fp8,
             *(f"{b / 1e9:g}" for b in bandwidths),

@@ -108,9 +108,16 @@ def _refusals_as_input_errors(ctx: Any) -> Iterator[None]:
             raise InputError(f"{place}: {taken or error.message.rstrip('.')}.") from None
         if taken is not None:
             raise InputError(f"{error.param.opts[-1]} {taken}.") from None
-        whole = ctx.command.name
-        read = "" if ctx.parent is None or ctx.info_name == whole else f"'{ctx.info_name}' is read as '{whole}': "
-        raise InputError(f"{read}{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None
+        raise InputError(f"{_read_as(ctx)}{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None
+
+
+def _read_as(ctx: Any) -> str:
+    """The beginning of a refusal that says which command was understood, if its name was written in part."""
+    said, whole = ctx.info_name, ctx.command.name
+    if ctx.parent is None or said == whole:
+        return ""
+    meant = next((f" (did you mean '{name}'?)" for name in ctx.parent.command.commands if said.startswith(name)), "")
+    return f"'{said}' is read as '{whole}'{meant}: "
 
 
 TAKEN = {

@@ -153,7 +153,8 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
         job = request.job
         if job.deadline is not None:
             job = replace(job, deadline=max(job.deadline - (time.monotonic() - begin), LEAST_SECONDS))
-        answer = misfit(job, str(error))
+        planner = request.asked.planner
+        answer = misfit(job, str(error), planner=None if planner == "auto" else planner)
         if output.html is not None:
             from debubble.views.html.infeasible import misfit_page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from debubble.cli.app import app
 from debubble.cli.names import name_argument, report_names
 from debubble.cli.output import Json, console, log, print_answer
 from debubble.files import check_folder, check_writable
+from debubble.interrupts import without_interrupts
 from debubble.ir import InputError
 
 if TYPE_CHECKING:
@@ -87,8 +88,16 @@ def _compute(names: Sequence[str], *, draw: bool, places: Sequence[str]) -> Iter
     for name in names:
         log().print(f"Computing {name} ...")
     with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
-        for future in [pool.submit(report, name, draw=draw) for name in names]:
-            yield future.result()
+        try:
+            with without_interrupts():
+                futures = [pool.submit(report, name, draw=draw) for name in names]
+            for future in futures:
+                yield future.result()
+        except BaseException:
+            # To leave the pool waits for what it computes.
+            for process in active_children():
+                process.terminate()
+            raise
 
 
 def _print_begin(entry: Entry) -> None:

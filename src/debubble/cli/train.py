@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -142,7 +143,7 @@ def train(
     loaded = Plan.load(file)
     check_started(loaded.ranks)  # before torch is imported, and data read
     warn_of_other_costs(loaded)
-    from debubble.training.checks import check
+    from debubble.training.checks import check, check_unlocked
     from debubble.training.options import TrainOptions, start_remarks, with_settings
 
     options = TrainOptions(
@@ -163,7 +164,12 @@ def train(
         check_writable(records.trace, records.html, makes_folders=True)
         for remark in start_remarks(options, checked):
             log().print(remark)
-    start(
-        "debubble.training.rank", encode_options(options), ranks=checked.ranks, hang_timeout=options.hang_timeout,
-        interrupts=options.checkpoint is None,
-    )  # fmt: skip
+    try:
+        start(
+            "debubble.training.rank", encode_options(options), ranks=checked.ranks, hang_timeout=options.hang_timeout,
+            interrupts=options.checkpoint is None,
+        )  # fmt: skip
+    finally:
+        if not is_torchrun_rank():
+            with suppress(InputError):
+                check_unlocked(options)  # ranks that were killed have left their locks there

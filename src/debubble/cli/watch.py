@@ -17,6 +17,7 @@ from rich.text import Text
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, figure_table, log, print_answer
 from debubble.formatting import cores_words, size_words, time_words
+from debubble.ir import InputError
 
 if TYPE_CHECKING:
     from debubble.training.monitoring.watched_run import WatchedRun
@@ -63,9 +64,14 @@ def watch(
 
 
 def _wait_for(run: Path) -> None:
-    """Wait until a run has begun its record; Ctrl-C ends the command."""
+    """Wait until a run has begun its record; Ctrl-C ends the command.
+
+    Raises InputError if not even the folder is there in which the run's is made.
+    """
     from debubble.training.monitoring.run_record import has_begun
 
+    if not run.absolute().parent.is_dir():
+        raise InputError(f"There is no folder {run.parent}, so no run begins in it: give the run's --checkpoint.")
     if not has_begun(run):
         log().print(f"Waiting for a run to begin in {run}; Ctrl-C leaves.")
     while not has_begun(run):

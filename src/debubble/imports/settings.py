@@ -32,17 +32,21 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-def read_settings(path: Path) -> Mapping[str, Any]:
-    """The settings of a file, by their paths; InputError as `read_tree`."""
-    return dict(_flat(read_tree(path)))
+def read_settings(path: Path, *, others: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The settings of a file, by their paths; arguments and InputError as of `read_tree`."""
+    return dict(_flat(read_tree(path, others=others)))
 
 
 SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
 """The endings of scripts that start a job."""
 
 
-def read_tree(path: Path) -> Mapping[Any, Any]:
+def read_tree(path: Path, *, others: Sequence[str] = ()) -> Mapping[Any, Any]:
     """The settings of a file as it nests them.
+
+    Args:
+        path: The file.
+        others: Endings of other files that the caller reads itself.
 
     Raises:
         InputError: if it cannot be read, or is none of the formats.
@@ -52,7 +56,8 @@ def read_tree(path: Path) -> Mapping[Any, Any]:
             f"{path} is a script: give the configuration that it names, with its further arguments in --args."
         )
     if path.suffix not in _READERS:
-        raise InputError(f"{path} is no configuration that is read here; there are: {', '.join(_READERS)}.")
+        there_are = ", ".join((*_READERS, *others))
+        raise InputError(f"{path} is no configuration that is read here; there are: {there_are}.")
     refusal = f"{path} is no {path.suffix[1:].upper()}"
     text = parse(bytes.decode, read_file(path, "configuration"), refusal)
     # PyYAML lets what its constructors of dates and numbers raise pass.

@@ -148,7 +148,8 @@ class DegreeValue:
     step_time: float | None = None
     """Seconds of its best plan, by a quick plan at least; None: none was made, or none fits."""
     lower_bound: float | None = None
-    """Seconds that its quick plans take at least, where the best was pruned; None next to None: no quick plan fits."""
+    """Seconds that its quick plans take at least, where the best was pruned, which a longer search may beat; None next
+    to None: no quick plan fits."""
     too_large: bool = False
     """True if no plan at all can fit."""
 

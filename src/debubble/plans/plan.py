@@ -311,33 +311,43 @@ class Plan(Simulated):
             model_on_cluster=_model_on_cluster(file),
         )
         _check_ranks(plan)
-        _check_bound(plan)
-        return plan
+        return _with_own_bound(plan)
 
 
 def _check_ranks(plan: Plan) -> None:
-    """Raise InputError if a plan's degrees take more devices than its cluster has."""
-    described = plan.model_on_cluster
-    if described is not None and described.cluster.count < plan.ranks:
+    """Raise InputError if a plan's degrees take more devices than its cluster has, or a planner's answer fewer."""
+    if plan.cluster is None:
+        return
+    unused = plan.cluster.count - plan.ranks
+    if unused < 0 or (unused and plan.candidates):
         raise InputError(
-            f"The plan's degrees take {plan.ranks} devices, and its cluster has {described.cluster.count}: make the"
+            f"The plan's degrees take {plan.ranks} devices, and its cluster has {plan.cluster.count}: make the"
             " plan again with `debubble plan`."
         )
 
 
-def _check_bound(plan: Plan) -> None:
-    """Raise InputError if a plan's bound is above its own step; one that does not fit, or has no price, has no step."""
-    step = plan.candidates[0].step_time if plan.candidates else None
-    if step is None and plan.lower_bound:
-        try:
-            step = plan.step_time
-        except (DeadlockError, InfeasibleError, InputError):
-            return
-    if step is not None and plan.lower_bound > step * (1 + BOUND_TOLERANCE):
+def _with_own_bound(plan: Plan) -> Plan:
+    """The plan, without its bound if its costs were edited so that its step is shorter.
+
+    Raises InputError if the bound was never one: it is above the step that the planner told.  A plan that does not fit,
+    or has no price, has no step.
+    """
+    if not plan.lower_bound:
+        return plan
+    try:
+        step = plan.step_time
+    except (DeadlockError, InfeasibleError, InputError):
+        return plan
+    most = plan.lower_bound / (1 + BOUND_TOLERANCE)
+    if step >= most:
+        return plan
+    told = plan.candidates[0].step_time if plan.candidates else None
+    if told is None or told < most:
         raise InputError(
             f"The plan's lower_bound is {plan.lower_bound:g}, and its own step takes {step:g}: no bound is above the"
             " step of a plan that fits; make the plan again with `debubble plan`."
         )
+    return replace(plan, lower_bound=0.0, bound_argument=None)
 
 
 BOUND_TOLERANCE = 1e-6

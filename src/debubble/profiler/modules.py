@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from debubble.costs.files import units_to_dict
 from debubble.costs.units import Units
 from debubble.files import check_writable, write_json
 from debubble.ir import InputError, PlannedUnit, RunOptions
-from debubble.profiler.profile import host_step_bandwidth, offload_bandwidth, static_bytes
+from debubble.profiler.profile import host_step_bandwidth, offload_bandwidth, static_bytes, threads_of_rank
 from debubble.profiler.units import DTYPES, UnitSequence, measured_unit, samples_at
 from debubble.runtime.models.loss import Loss, cross_entropy
 from debubble.runtime.models.modules import ModuleUnit, modules_of
@@ -31,7 +33,8 @@ def profile(
 ) -> Units:
     """Measure forward, backward, recomputation and bytes of each module of your own model, on the device where it is.
 
-    It measures in this process alone, and no messages between devices.  The model itself is left as it is.
+    It measures in this process alone, on CPUs with one thread, as ranks have, and no messages between devices.  The
+    model itself is left as it is.
 
     Args:
         model: An `nn.Sequential`, or a module with a method `pipeline_units()` that returns its modules in order.
@@ -77,23 +80,36 @@ def profile(
         name = type(module).__name__
         planned.append(PlannedUnit(name, seen[name]))
         seen[name] += 1
-    sequence = UnitSequence(
-        built, planned, [("none", "full")] * len(built), inputs=inputs, targets=part.targets, device=device
-    )
-    measured, run = sequence.measure(repetitions=repetitions), RunOptions(dtype=dtype)
-    units = Units(
-        units=tuple(
-            measured_unit(unit, samples_at(index, measured), static=static_bytes(built[index], run))
-            for index, unit in enumerate(planned)
-        ),
-        seconds=True,
-        dtype=dtype,
-        offload_bandwidth=offload_bandwidth(sequence, repetitions=repetitions),
-        host_step_bandwidth=host_step_bandwidth(run, repetitions=repetitions),
-    )
+    run = RunOptions(dtype=dtype)
+    with _threads(threads_of_rank(device.type)):
+        sequence = UnitSequence(
+            built, planned, [("none", "full")] * len(built), inputs=inputs, targets=part.targets, device=device
+        )
+        measured = sequence.measure(repetitions=repetitions)
+        units = Units(
+            units=tuple(
+                measured_unit(unit, samples_at(index, measured), static=static_bytes(built[index], run))
+                for index, unit in enumerate(planned)
+            ),
+            seconds=True,
+            dtype=dtype,
+            offload_bandwidth=offload_bandwidth(sequence, repetitions=repetitions),
+            host_step_bandwidth=host_step_bandwidth(run, repetitions=repetitions),
+        )
     if file is not None:
         write_json(file, units_to_dict(units))
     return units
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads of this process, which then has as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _modules_of(model: nn.Module) -> list[nn.Module]:

@@ -214,11 +214,13 @@ def _unit(measured: Unit, layer: int | None) -> Unit:
 
 def _device(kind: str) -> torch.device:
     """This process's device: the CPU with one thread, or the GPU that the process has chosen."""
-    if kind == "cuda":
-        torch.set_num_threads(own_cores())  # as ranks have them, for what hosts step
-        return torch.device("cuda", torch.cuda.current_device())
-    torch.set_num_threads(1)
-    return torch.device(kind)
+    torch.set_num_threads(threads_of_rank(kind))
+    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def threads_of_rank(kind: str) -> int:
+    """Threads of a rank with such a device: one on a CPU, all of its cores for what hosts step next to a GPU."""
+    return own_cores() if kind == "cuda" else 1
 
 
 def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:

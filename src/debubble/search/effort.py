@@ -17,6 +17,8 @@ import math
 import time
 from typing import Any
 
+from debubble.interrupts import solve_interruptibly
+
 CORES = 2
 """Cores of the reference machine."""
 MOVE, MOVE_PER_PAIR = 1e-6, 20e-9
@@ -163,6 +165,7 @@ def solver_of(effort: Effort, *, seed: int = 0) -> Any:
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False
     solver.parameters.random_seed = seed
     if effort.left < math.inf:
         solver.parameters.max_deterministic_time = effort.left / DETERMINISTIC
@@ -173,7 +176,8 @@ def solver_of(effort: Effort, *, seed: int = 0) -> Any:
 
 def status_of(solver: Any, model: Any, effort: Effort, callback: Any = None) -> str:
     """Solve a model and count what that took: the name of the solver's status."""
-    status: str = solver.status_name(solver.solve(model, callback))
+    answer = solve_interruptibly(lambda: solver.solve(model, callback), solver.stop_search)
+    status: str = solver.status_name(answer)
     effort.spend(solver.response_proto.deterministic_time * DETERMINISTIC)
     if status in ("FEASIBLE", "UNKNOWN") and effort.left > 0:
         effort.deadline.check()

@@ -75,12 +75,15 @@ def check(options: TrainOptions) -> Plan:
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     if os.environ.get("RANK", "0") == "0":
-        _check_unlocked(options)
+        check_unlocked(options)
     return plan
 
 
-def _check_unlocked(options: TrainOptions) -> None:
-    """Refuse folders that another run writes to; rank 0 locks them when the run begins."""
+def check_unlocked(options: TrainOptions) -> None:
+    """Refuse folders that another run writes to, and remove the locks of runs that are gone.
+
+    Rank 0 locks them when the run begins.
+    """
     for folder in (options.checkpoint, options.save):
         if folder is not None and folder.is_dir():
             with locked(folder):

@@ -215,6 +215,13 @@ INSTEAD_OF_DAMAGED = "--auto-resume in place of --resume goes on from the newest
 """What to do where the checkpoint to resume is damaged."""
 
 
+NO_MODEL = (
+    "is of given costs and names no model to train: run your own modules with `debubble.Pipeline(modules, plan)` under"
+    " torchrun, or plan a MODEL."
+)
+"""What is said of a plan of units or stages that are the user's own."""
+
+
 def runnable(path: Path) -> Plan:
     """Load a plan that `debubble train` can run.
 
@@ -223,7 +230,7 @@ def runnable(path: Path) -> Plan:
     """
     plan = Plan.load(path)
     if plan.model is None:
-        raise InputError(f"{path} was made from abstract costs and has no model to run: plan a MODEL instead.")
+        raise InputError(f"{path} {NO_MODEL}")
     from debubble.runtime.assembly import check_runnable
 
     check_runnable(plan, plan.ranks)
@@ -233,7 +240,7 @@ def runnable(path: Path) -> Plan:
 def model_of(plan: Plan) -> ModelConfig:
     """The model that a plan trains.  Raises InputError if it was made from abstract costs."""
     if plan.model is None:
-        raise InputError("The plan was made from abstract costs and has no model to run: plan a MODEL instead.")
+        raise InputError(f"The plan {NO_MODEL}")
     return plan.model
 
 

@@ -309,6 +309,8 @@ def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
 
 def _bound(plan: Plan, scene: Scene) -> str:
     """The lower bound and the gap."""
+    if not plan.lower_bound:
+        return "none is known"
     gap = plan.gap_at(scene.step_time)
     which = "no plan" if plan.model is None else "no plan with these degrees"
     return f"{which} takes less than {time_words(plan.lower_bound, seconds=scene.seconds)} (gap {100 * gap:.1f}%)"
@@ -341,9 +343,10 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     if plan.degree_search is None:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:
-        yield f"{left} choices of degrees and CPU optimizers, for lack of time"
+        remedy = "more --deadline" if plan.degree_search.cut_off else _more_effort(plan)
+        yield f"{left} choices of degrees and CPU optimizers ({remedy})"
     elif plan.degree_search.cut_off:
-        yield "more planners for the best degrees, for lack of time (--deadline)"
+        yield "more planners for the best degrees (more --deadline)"
     elif MIN_GAP < plan.gap <= plan.degree_search.tolerance:
         yield "closing the remaining gap (--fastest)"
     batch, ranks = plan.degrees.global_batch, plan.ranks
@@ -356,8 +359,9 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     elif plan.planner != "auto" and plan.degree_search is None:
         yield "other planners (--planner auto)"
     searched = plan.planner in ("auto", "joint") and not plan.interrupted
-    if searched and plan.gap > LONGER_SEARCH_GAP and not _says_effort(plan):
-        yield f"a longer search (--effort {LONGER * DEFAULT_EFFORT:.0f})"
+    left_out = plan.degree_search is not None and plan.degree_search.unplanned
+    if searched and plan.gap > LONGER_SEARCH_GAP and not left_out and not _says_effort(plan):
+        yield f"a longer search ({_more_effort(plan)})"
 
 
 def _runs_with_other_degrees(plan: Plan) -> bool:
@@ -388,6 +392,11 @@ def framework_to_plan_for(plan: Plan) -> str:
 def _call(plan: Plan) -> list[str]:
     """The words of the command that made the plan; none if that was no command."""
     return [] if plan.origin is None else shlex.split(plan.origin.command)
+
+
+def _more_effort(plan: Plan) -> str:
+    """The option that asks for a longer search."""
+    return "more --effort" if _says_effort(plan) else f"--effort {LONGER * DEFAULT_EFFORT:.0f}"
 
 
 def _says_effort(plan: Plan) -> bool:

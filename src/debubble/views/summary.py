@@ -185,6 +185,8 @@ def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
 
     Where devices share cores, both are those of devices with a core each.
     """
+    if not plan.lower_bound:
+        return "No lower bound of the step is known."
     gap = plan.gap_at(scene.step_time if scene.cores is None else plan.step_time)
     alone = "" if scene.cores is None else "With a core for each device: "
     which = f"{alone}No plan" if plan.model is None else f"{alone}No plan with these degrees"

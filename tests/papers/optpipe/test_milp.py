@@ -39,6 +39,15 @@ def test_a_program_that_is_too_large_for_the_effort_is_refused() -> None:
         planners["milp"](problem(8, 32, 10))
 
 
+def test_ctrl_c_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("debubble.papers.optpipe.program.milp.solve_milp", interrupted)
+    solution = planners["milp"].find(problem(3, 3, 10))
+    assert solution.interrupted
+
+
 def test_blocking_messages_are_refused() -> None:
     with pytest.raises(InputError, match="asynchronous messages"):
         planners["milp"](problem(2, 2, 10, communication_model="blocking"))

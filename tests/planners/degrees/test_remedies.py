@@ -1,3 +1,5 @@
+import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +85,7 @@ def test_where_no_change_fits_that_is_said() -> None:
         model=db.models["gpt3-175b"], global_batch=1, options=RunOptions(sequence_length=2048, lora=16),
         cluster=db.Cluster.from_dict({"devices": "1xA100-40GB", "memory_limit": ["1GiB"]}),
     )  # fmt: skip
-    assert str(misfit(asked, "Why.")).endswith("No change that was tried fits.")
+    assert str(misfit(asked, "Why.")).endswith("No change was found that fits.")
 
 
 def test_a_deadline_ends_the_trials_of_changes_and_says_so() -> None:
@@ -179,3 +181,18 @@ def test_own_degrees_with_zero_are_told_once() -> None:
     told = [remedy.change for remedy in remedies(job("8xA100-40GB", batch=32, data=8, zero=0))]
     assert told[0] == "--data 8 --zero 3"
     assert len(told) == len(set(told))
+
+
+def test_a_suggestion_added_to_the_call_gives_its_step(run: Any) -> None:
+    call = ("plan", "qwen3-4b", "--cluster", "4xA100-40GB", "--micro-batches", "16")
+    code, _, said = run(*call, "--planner", "dapple")
+    assert code == 1
+    (change, quoted) = re.findall(r"^  (.*--data 4.*): (.*) s per step$", said, re.MULTILINE)[0]
+    code, answer, _ = run(*call, *change.split(), "--effort", "0.1", "--json")
+    assert code == 0
+    assert json.loads(answer)["step_time"] == pytest.approx(float(quoted), rel=0.01)
+
+
+def test_suggestions_do_without_the_planner_that_was_asked() -> None:
+    found = Misfit(job=job(), reason="Why.", remedies=(Remedy(change="--zero 3", degrees=Degrees(), step_time=2.0),))
+    assert "\nWhat fits without --planner dapple (tried); add" in str(replace(found, planner="dapple"))

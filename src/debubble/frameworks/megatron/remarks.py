@@ -93,6 +93,9 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     share = arguments.word("--rotary-percent", "1")
     if share not in ("1", "1.0"):
         yield f"--rotary-percent {share}: it costs nothing, and a model that is exported rotates whole heads."
+    backend = arguments.word("--attention-backend", "auto")
+    if backend in ("flash", "fused"):
+        yield f"--attention-backend {backend} is predicted as any fused attention; a plan that is exported has auto."
     for name in _COUNTED:
         arguments.get(name)
     for name in _COUNTED_SWITCHES:

@@ -59,7 +59,7 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
             f" arguments in --args; where that is Python, {_SAVED}."
         )
     if path.suffix != ".py":
-        return dict(_renamed(read_settings(path)))
+        return dict(_renamed(read_settings(path, others=[".py"])))
     constants = read_constants(path)
     if "PARALLELISM" not in constants:
         raise InputError(f"{path} is Python, of which only debubble's own plan.py is read: {_SAVED}.")

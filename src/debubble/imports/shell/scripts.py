@@ -27,7 +27,9 @@ from debubble.imports.shell.statements import (
     assigned_names,
     commands_of,
     condition_words,
+    ends_in_failure,
     fails,
+    failure_words,
     only_prints,
     place_of,
     resubmits,
@@ -94,6 +96,7 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
         reader.given = arguments.variables
         reader.variables.values |= arguments.variables
         reader.variables.arguments = list(arguments.words)
+        reader.said = frozenset((*arguments.variables.values(), *arguments.words))
     try:
         with suppress(_ExitError):
             reader.run(parse(text, str(path)))
@@ -141,6 +144,8 @@ class _Follower:
     nothing."""
     given: Mapping[str, str] = field(default_factory=dict)
     """The environment's variables, which tell what conditions leave open."""
+    said: frozenset[str] = frozenset()
+    """The values of these, and the script's arguments."""
     deciding: bool = False
     """True in a condition, which the success of a command does not tell."""
     steps: int = 0
@@ -222,6 +227,8 @@ class _Follower:
                 if not is_known(word) and not all(pattern == "*" for pattern in patterns):
                     break
                 if is_known(word) or len(statement.branches) == 1:
+                    if word in self.said and ends_in_failure(body):
+                        raise InputError(f"{self.path} {failure_words(statement, word)}")
                     return self.run(body)
         if not is_known(word):
             for _, body in statement.branches:

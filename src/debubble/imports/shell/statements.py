@@ -64,6 +64,19 @@ def fails(command: Command) -> bool:
     return words[0] == "exit" and words[1:] not in ([], ["0"])
 
 
+def ends_in_failure(body: Statement) -> bool:
+    """Tell whether the last command of a statement ends the script with an error."""
+    *_, last = (None, *commands_of(body))
+    return last is not None and fails(last)
+
+
+def failure_words(statement: CaseStatement, word: str) -> str:
+    """A sentence, without its subject, on a script that ends with an error for a word that it was given."""
+    others = [pattern for patterns, _ in statement.branches for pattern in patterns if pattern != "*"]
+    instead = f": {' or '.join(others)}" if others else ""
+    return f"ends with an error in line {place_of(statement)[0]} for '{word}': give --args with another{instead}."
+
+
 def asks(statement: Statement | None) -> bool:
     """Tell whether a statement is a program of its own, whose success is no more told than its output."""
     if not isinstance(statement, Command) or assigned_names(statement) is not None:

@@ -18,6 +18,7 @@ static.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from debubble.ir import DebubbleError, InfeasibleError, InputError, Number, Placement
@@ -112,7 +113,7 @@ class _Beginning:
 
 
 @planner("milp", paper="OptPipe, sections 3 and 4", searches=True)
-def milp(problem: Problem) -> Solution:
+def milp(problem: Problem) -> Iterator[Solution]:
     """Solve OptPipe's mixed-integer program, from the fastest published schedule that fits.
 
     Raises InputError if it does not hold these costs, or is too large for the effort; InfeasibleError if micro-batches
@@ -122,28 +123,33 @@ def milp(problem: Problem) -> Solution:
         raise InfeasibleError("The MILP has micro-batches of one length; 'optpipe' orders those of several.")
     effort = problem.begun()
     choices = list(placed_stages(problem))
-    found: list[tuple[Incumbent, PlacedStages, str]] = []
+    best: Incumbent | None = None
+    solution: Solution | None = None
     reason: InfeasibleError | None = None
     for rank, stages in enumerate(choices):
         orders = replace(stages.order_problem(problem.micro_batches), recompute=False)
         try:
-            best, remark = _solve_milp(orders, effort.part(effort.left / (len(choices) - rank)))
+            for found, remark in _solve_milp(orders, effort.part(effort.left / (len(choices) - rank))):
+                if best is not None and found.value > best.value:
+                    continue
+                best, solution = found, replace(_milp_solution(problem, stages, found), remark=remark)
+                yield solution
         except InfeasibleError as error:
             reason = error
-            continue
-        found.append((best, stages, remark))
-    if not found:
+    if solution is None:
         raise InfeasibleError(str(reason))
-    best, stages, remark = min(found, key=lambda entry: entry[0].value)
+    yield replace(solution, cut_off=effort.cut_off)
+
+
+def _milp_solution(problem: Problem, stages: PlacedStages, best: Incumbent) -> Solution:
+    """A schedule of the program as the planner's answer."""
     # Another partition may beat its bound, and so may recomputation or, with offload, micro-batches in another order.
-    orders = stages.order_problem(1)
-    everything = isinstance(problem.workload, FixedStages) and not orders.frees_memory
-    solution = stages.solution(best.schedule, lower_bound=best.bound if everything else 0)
-    return replace(solution, remark=remark, cut_off=effort.cut_off)
+    everything = isinstance(problem.workload, FixedStages) and not stages.order_problem(1).frees_memory
+    return stages.solution(best.schedule, lower_bound=best.bound if everything else 0)
 
 
-def _solve_milp(problem: OrderProblem, effort: Effort) -> tuple[Incumbent, str]:
-    """The best schedule of the program, and what there is to say of it."""
+def _solve_milp(problem: OrderProblem, effort: Effort) -> Iterator[tuple[Incumbent, str]]:
+    """Better and better schedules of the program, and what there is to say of each."""
     rows = _rows(problem)
     if ROW * rows > effort.left:
         raise InputError(
@@ -157,12 +163,12 @@ def _solve_milp(problem: OrderProblem, effort: Effort) -> tuple[Incumbent, str]:
 
     program, backend = MilpModel(problem, Reductions(triangles="lazy")), best_backend()
     start = next(iter(initial(problem, effort.part(0))), None)
-    stream = list(milp_incumbents(program, effort=effort, start=start, backend=backend))
-    if not stream:
+    best: Incumbent | None = None
+    for best in milp_incumbents(program, effort=effort, start=start, backend=backend):
+        left = "proves that none of its orders is faster" if best.optimal else f"leaves a gap of {best.gap:.1%}"
+        yield best, f"{backend} {left}, with {program.binaries} binary variables and {program.rows} rows"
+    if best is None:
         raise InfeasibleError(f"{backend} found no schedule of the MILP with this effort; give it more.")
-    best = stream[-1]
-    left = "proves that none of its orders is faster" if best.optimal else f"leaves a gap of {best.gap:.1%}"
-    return best, f"{backend} {left}, with {program.binaries} binary variables and {program.rows} rows"
 
 
 def _rows(problem: OrderProblem) -> int:

@@ -50,6 +50,8 @@ OTHER_COSTS = (
     " version; plan again."
 )
 """Said of a plan whose file contradicts itself."""
+COMPARED = ("forward", "backward_input", "backward_weight", "recompute", "activation", "activation_recomputed")
+"""The costs of stages that are computed again; next to them the bytes of each device."""
 COST_TOLERANCE = 0.01
 """Share by which a stage's time or memory may differ from what is computed for it."""
 
@@ -80,9 +82,10 @@ def has_other_costs(plan: Plan) -> bool:
     costs = units.stage_costs(partition, placement, on_host=plan.schedule.host_steps)
     pairs = [
         (float(old), float(new))
-        for name in ("forward", "activation", "recompute", "activation_recomputed")
+        for name in COMPARED
         for old, new in zip(getattr(known, name), getattr(costs, name), strict=True)
     ]
+    pairs += [(float(known.static_of(device)), float(costs.static_of(device))) for device in range(plan.devices)]
     return any(abs(old - new) > COST_TOLERANCE * max(old, new) for old, new in pairs)
 
 

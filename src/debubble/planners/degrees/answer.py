@@ -167,10 +167,7 @@ class FoundPlans:
 
     def _simplest(self) -> tuple[PlannedChoice, tuple[str, ...]]:
         """The plan to recommend, which becomes its choice's result, and the levers of the fastest plan."""
-        plans = [
-            PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
-            for degrees, result in self.results.items()
-        ]
+        plans = [self._planned(degrees) for degrees in self.results]
         fastest = min(plans, key=lambda plan: plan.step)
         if self.planner == "auto":
             near = fastest.step * (1 + self.job.tolerance)
@@ -197,6 +194,10 @@ class FoundPlans:
             known.append(result)
             plans.remove(plan)
             plans.append(replace(plan, solution=result.solution, step=float(result.time)))
+
+    def _planned(self, degrees: Degrees) -> PlannedChoice:
+        result = self.results[degrees]
+        return PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
 
     def _runs(self, plan: PlannedChoice) -> bool:
         """Tell whether debubble's runtime runs the plan, or some framework accepts its options."""

@@ -75,7 +75,15 @@ def remedies(job: Job, clock: Deadline | None = None) -> list[Remedy]:
     framework runs are passed over.  No change is begun after the job's deadline, or that of `clock`, by which
     planners end that are asked.
     """
-    return list(islice(_remedies(job, clock or _clock(job)), MOST))
+    return [_with_batch(remedy, job) for remedy in islice(_remedies(job, clock or _clock(job)), MOST)]
+
+
+def _with_batch(remedy: Remedy, job: Job) -> Remedy:
+    """The remedy with the micro-batches of each replica that keep the step's sequences, if those were given."""
+    given, needed = job.fixed.get("micro_batches"), remedy.degrees.micro_batches
+    if given is None or given == needed:
+        return remedy
+    return replace(remedy, change=f"{remedy.change} --micro-batches {needed}")
 
 
 def _clock(job: Job) -> Deadline:
@@ -93,12 +101,14 @@ class Misfit:
         job: The job.
         reason: Why nothing fits.
         remedies: What fits.
+        planner: The planner that was asked, other than `auto`, which the changes do without.
         cut_off: Whether time ended before every change was tried.
     """
 
     job: Job
     reason: str
     remedies: tuple[Remedy, ...]
+    planner: str | None = None
     cut_off: bool = False
 
     def __str__(self) -> str:
@@ -106,15 +116,20 @@ class Misfit:
         asked = f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.options.sequence_length} tokens"
         changes = [f"  {remedy}" for remedy in self.remedies]
         instead = ", its degrees in place of the job's" if job.fixed else ""
-        tried = f"What fits (tried); add one of these{instead}:" if changes else self.without_remedy
+        tried = f"What fits{self.elsewhere} (tried); add one of these{instead}:" if changes else self.without_remedy
         return "\n".join((f"Nothing fits {devices} with {asked} per step.", self.reason, self.states, tried, *changes))
+
+    @property
+    def elsewhere(self) -> str:
+        """What is to be left out of the call for any change, in words."""
+        return "" if self.planner is None else f" without --planner {self.planner}"
 
     @property
     def without_remedy(self) -> str:
         """What is said where nothing is known to help."""
         if self.cut_off and self.job.deadline is not None:
             return "The deadline passed before a change was found that fits."
-        return "No change that was tried fits."
+        return "No change was found that fits."
 
     @property
     def states(self) -> str:
@@ -128,10 +143,11 @@ class Misfit:
         return f"{words}, and {limit} {self.job.cluster.count} devices together, activations included."
 
 
-def misfit(job: Job, reason: str) -> Misfit:
-    """Try changes of a job that does not fit, for a reason that planners gave."""
+def misfit(job: Job, reason: str, *, planner: str | None = None) -> Misfit:
+    """Try changes of a job that does not fit, for a reason that planners gave, or this one if it alone was asked."""
     clock = _clock(job)
-    return Misfit(job=job, reason=reason, remedies=tuple(remedies(job, clock)), cut_off=clock.exceeded)
+    found = tuple(remedies(job, clock))
+    return Misfit(job=job, reason=reason, remedies=found, planner=planner, cut_off=clock.exceeded)
 
 
 def _states(job: Job) -> tuple[float, float]:

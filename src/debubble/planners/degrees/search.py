@@ -65,6 +65,9 @@ RANKING_TOLERANCE = 1.1
 with hosts."""
 FINAL_TOLERANCE = 1.05
 """Factor of the fastest step up to which the fastest usual choice is given to `auto`, too."""
+MOST_FINISHED, DRAFTS_DIFFER = 3, 1.02
+"""The most of the fastest choices that are given to `auto`, and the factor of the fastest draft up to which: with more
+effort drafts change places within it."""
 WITH_HOSTS = 4
 """Choices that are planned with hosts."""
 UNEVEN_CHOICES = 2
@@ -412,19 +415,33 @@ class _DegreesSearch(FoundPlans):
         return problem.devices * problem.micro_batches
 
     def _finish(self) -> None:
-        """Give the fastest choice to `auto`, and the fastest usual one if it is close.
+        """Give the fastest choices to `auto`, and the fastest usual one if it is close.
 
-        Skipped where the gap is within the tolerance: a faster plan would not be recommended in its place.
+        Those whose gap is within the tolerance are left: a faster plan would not be recommended in their place.
         """
         if not self.results or self.late:
             return
-        best = self._fastest()
-        usual = [each for each in self.usual.values() if isinstance(each, Degrees) and each in self.results]
-        close = [each for each in usual if self.results[each].time <= FINAL_TOLERANCE * self.results[best].time]
-        simple = min(close, key=lambda degrees: self.results[degrees].time, default=best)
-        for degrees in dict.fromkeys((best, simple)):
-            if degrees not in self.asked and self.results[degrees].gap > self.job.tolerance and not self.late:
+        times = {degrees: result.time for degrees, result in self.results.items()}
+        ranked = sorted(times, key=lambda degrees: times[degrees])
+        improvable = [each for each in ranked if self.results[each].gap > self.job.tolerance]
+        # Choices that only divide their tokens otherwise take equal times; the first of them stands for all.
+        unlike = [*{f"{times[each]:.9g}": each for each in reversed(improvable)}.values()][::-1]
+        close = [each for each in unlike[:MOST_FINISHED] if times[each] <= DRAFTS_DIFFER * times[ranked[0]]]
+        usual = [each for each in improvable if each in self.usual.values()][:1]
+        simple = [each for each in usual if times[each] <= FINAL_TOLERANCE * times[ranked[0]]]
+        gain = 1.0
+        for degrees in dict.fromkeys((*close, *simple)):
+            if degrees not in self.asked and not self.late and self._may_be_answer(degrees, gain):
                 self._ask(degrees)
+                gain = min(gain, float(self.results[degrees].time / times[degrees]))
+
+    def _may_be_answer(self, degrees: Degrees, gain: float) -> bool:
+        """Tell whether a choice that gains as much as others did is the fastest, or as good as that and simpler."""
+        fastest, hoped = self._planned(self._fastest()), gain * float(self.results[degrees].time)
+        if hoped <= fastest.step:
+            return True
+        simpler = len(self._planned(degrees).levers) < len(fastest.levers)
+        return simpler and hoped <= (1 + self.job.tolerance) * fastest.step
 
     def _refuse(self, degrees: Degrees, refusal: DebubbleError) -> None:
         """Keep why a choice does not fit: of several reasons the one that misses by least."""

@@ -26,12 +26,14 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     DROPPED,
     FORWARD,
     FREED,
+    HORIZON,
     HOSTED,
     INPUT,
     KEPT,
     LOAD,
     MOVED,
     OUT_LEAD,
+    PREFETCH,
     SEND,
     STEP,
     TRANSFER,
@@ -71,6 +73,12 @@ SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
 STAGE_BY_STAGE = 2
 """One in so many random points goes back stage by stage, where devices are crowded."""
+FEWEST_HOSTED = 2
+"""One in so many random points has hosts step as few stages of each device as a share of its memory is to be left."""
+FREE_SHARES = 24
+"""The largest of these shares, in parts of 64."""
+SOON, FEW = 16, 3
+"""How many of the first choices of the list scheduler's horizon and prefetch are drawn with it."""
 LEAST_KEPT = 3
 """One in so many random points keeps as little of activations on devices as can be, where states leave little room."""
 CHUNK, RUN = 5, 2
@@ -99,7 +107,10 @@ class Space(NamedTuple):
         offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
         crowded: 1 if states would take most of the devices' memory, or have no room there.
+        short: 1 if they would take nearly all of it, or have no room.
         full: 1 if states take most of devices' memory in the points that are drawn.
+        free: Per device, bytes beside all states of the units that it has at first; negative if these do not fit.
+        saved: Per stage, bytes of states that leave the device if a host steps it, of the units that it has at first.
         tails: The time after the last operation if hosts step everything, if devices step next to nothing of their
             states, and if they step all.
     """
@@ -121,7 +132,10 @@ class Space(NamedTuple):
     offloads: int
     hostable: int
     crowded: int
+    short: int
     full: int
+    free: Floats
+    saved: Floats
     tails: Floats
 
 
@@ -258,11 +272,34 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
         to = UNLIMITED if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
         change(a, point, MOST, to, s, random)
     elif dice < HOSTS and a.hostable:
-        change(a, point, ON_HOST, 1 - point[ON_HOST, s], s, random)
+        other = draw(random, S) if a.short else s
+        if a.device_of[other] == a.device_of[s] and point[ON_HOST, other] != point[ON_HOST, s]:
+            point[ON_HOST, other], point[ON_HOST, s] = point[ON_HOST, s], point[ON_HOST, other]
+        else:
+            change(a, point, ON_HOST, 1 - point[ON_HOST, s], s, random)
         point[ON_HOST] *= 1 - a.on_device
     else:
         n = draw(random, len(policy))
         policy[n] = a.choices[n, draw(random, a.options[n])]
+
+
+@jit
+def _host_fewest(a: Space, point: Ints, deeper: int, share: float) -> None:
+    """Have hosts step each device's deepest stages but those of so many chunks, until a share of its memory is free.
+
+    Where states leave as much on all devices, the point remains as it is.
+    """
+    S, P = point.shape[1], len(a.limits)
+    free = a.free - share * a.limits
+    if free.min() >= 0:
+        return
+    point[ON_HOST] = 0
+    for n in range(S):
+        s = S - 1 - (n + deeper * P) % S
+        d = a.device_of[s]
+        if free[d] < 0 and not a.on_device[s]:
+            point[ON_HOST, s] = 1
+            free[d] += a.saved[s]
 
 
 @jit
@@ -286,6 +323,8 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         point[COUNT, s], point[MOST, s] = counts[s], UNLIMITED
         point[LEVEL, s], point[SHARE, s] = level[s // P], share[s // P]
         point[ON_HOST, s] = 1 if chunks - hosted - deeper <= s // P < chunks - deeper and not a.on_device[s] else 0
+    if hosted and a.short and draw(random, FEWEST_HOSTED) == 0:
+        _host_fewest(a, point, deeper, (1 + draw(random, FREE_SHARES)) / 64)
     for n in range(len(policy)):
         policy[n] = a.choices[n, draw(random, a.options[n])]
     if a.crowded and draw(random, STAGE_BY_STAGE) == 0:
@@ -294,6 +333,10 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         if offloads:
             point[SHARE] = QUARTERS
         policy[BACKWARDS] = BY_STAGE + draw(random, 2)
+        if a.short:
+            # Earlier reloads fill the memory that the forwards before them need.
+            policy[HORIZON] = a.choices[HORIZON, draw(random, min(SOON, a.options[HORIZON]))]
+            policy[PREFETCH] = a.choices[PREFETCH, draw(random, FEW)]
     elif offloads and a.full and draw(random, LEAST_KEPT) == 0:
         point[LEVEL], point[SHARE] = levels - 1, QUARTERS
 

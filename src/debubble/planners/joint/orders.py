@@ -79,9 +79,12 @@ T = TypeVar("T")
 
 def has_wide_gap(problem: Problem, step: Number) -> bool:
     """Tell whether a step is so far above its bound that better points are worth more than better orders."""
-    if problem.devices * problem.micro_batches < WIDE_PAIRS:
-        return False
-    return float(proven_step_bound(problem).time) < (1 - WIDE_GAP) * float(step)
+    return problem.devices * problem.micro_batches >= WIDE_PAIRS and gap_of(problem, step) > WIDE_GAP
+
+
+def gap_of(problem: Problem, step: Number) -> float:
+    """The share by which a step is above what is proven."""
+    return 1 - float(proven_step_bound(problem).time) / float(step)
 
 
 def side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, seconds: float) -> list[T]:

@@ -21,11 +21,13 @@ from debubble.ir import (
 )
 from debubble.planners.joint.chain import PointChain, compile_kernels, may_compile, price_of_point
 from debubble.planners.joint.exact import exact_plans
-from debubble.planners.joint.levers import Levers, exceeds_devices
+from debubble.planners.joint.levers import Levers, exceeds_devices, is_short
 from debubble.planners.joint.orders import (
     BRIEF,
+    WIDE_GAP,
     affordable,
     evaluated,
+    gap_of,
     has_wide_gap,
     improved_order,
     improved_orders,
@@ -46,6 +48,9 @@ CHUNKS = (1, 2, 3, 4, 5, 6)
 CHUNKS_WITH_HOSTS, FEW_DEVICES = (2, 4, 6, 8, 12), 4
 """Stages per device where hosts have to step, and the most devices of such problems: hosts begin with the first stages
 that are done, and small ones are done soon."""
+CHUNKS_OF_SHORT = (2, 3, 4, 5, 6, 8)
+"""Stages per device on more devices where states would take nearly all of their memory: 0.9% faster in the mean of five
+settings and five seeds."""
 STARTS_PER_PLACEMENT = 3
 """Chains that begin in every placement; more where there are few placements."""
 STARTS_ON_DEVICES, MUCH_FASTER = 10, 0.93
@@ -197,7 +202,7 @@ def _annealed_further(problem: Problem, chains: list[PointChain], count: int, de
     """The chains after further rounds, as long as the gap is wide and a round gains enough."""
     for _ in range(MOST_FURTHER):
         before = chains[0].least
-        if not has_wide_gap(problem, before):
+        if gap_of(problem, before) <= WIDE_GAP:
             break
         further = Effort(FURTHER_ROUND.share * problem.effort, deadline=deadline)
         chains = _annealed(problem, chains, count, FURTHER_ROUND, further)
@@ -250,6 +255,8 @@ def _placements(problem: Problem, units: Units) -> list[Placement]:
         chunks = (problem.chunks,)
     elif problem.devices <= min(FEW_DEVICES, len(units.units) // CHUNKS_WITH_HOSTS[-1]):
         chunks = CHUNKS_WITH_HOSTS if exceeds_devices(problem, units) else CHUNKS
+    elif is_short(problem, units) and problem.devices * CHUNKS_OF_SHORT[0] <= len(units.units):
+        chunks = CHUNKS_OF_SHORT
     return [
         make(problem.devices, v)
         for v in chunks

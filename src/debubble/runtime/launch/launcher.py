@@ -26,7 +26,13 @@ import torch.distributed as dist
 
 from debubble.processes import child_command, end_with_parent, is_stopped
 from debubble.runtime.launch.failures import LAUNCH_FOLDER, exit_rank
-from debubble.runtime.launch.rank_reports import RankFailedError, first_failure, reasons_in, stopped_rank
+from debubble.runtime.launch.rank_reports import (
+    InterruptedRunError,
+    RankFailedError,
+    first_failure,
+    reasons_in,
+    stopped_rank,
+)
 from debubble.torchrun import TORCHRUN_VARIABLES, check_started, is_torchrun_rank
 
 T = TypeVar("T")
@@ -79,12 +85,14 @@ def launch(
     SIGTERM and SIGUSR1 are forwarded to the ranks, as the request to end, and so is the first Ctrl-C as SIGTERM unless
     it `interrupts`: ranks that write checkpoints write one first.  Signal handlers of this process are as they
     were when the ranks have ended.  Raises RankFailedError if one fails, or a signal has stopped it for `hang_timeout`
-    seconds (the others may have ended, and then none sees it), KeyboardInterrupt on Ctrl-C.
+    seconds (the others may have ended, and then none sees it), InterruptedRunError if one ends after a Ctrl-C that was
+    forwarded, KeyboardInterrupt on Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="debubble-") as folder, _received_signals() as received:
         environments = [_environment(Path(folder), rank, ranks=ranks) for rank in range(ranks)]
         processes: list[RankProcess] = []
         requested: signal.Signals | None = None
+        interrupted = False
         stops: dict[int, float] = {}
         try:
             processes += (start_rank(module, argument, environment) for environment in environments)
@@ -92,7 +100,7 @@ def launch(
                 for number in _taken(received):
                     if number == signal.SIGINT and not interrupts and requested is None:
                         print(ENDING_MESSAGE, file=sys.stderr)
-                        number = signal.SIGTERM
+                        number, interrupted = signal.SIGTERM, True
                     if number in FINAL_SIGNALS:
                         _end(processes)
                         if number == signal.SIGINT:
@@ -110,7 +118,8 @@ def launch(
                 _wait(processes, POLL_INTERVAL if requested is None else REQUESTED_GRACE_SECONDS)
                 failed, ending = _failures(processes), time.monotonic()
                 _end(processes)
-                raise first_failure(failed, reasons_in(Path(folder)), ending=ending, requested=requested)
+                failure = first_failure(failed, reasons_in(Path(folder)), ending=ending, requested=requested)
+                raise InterruptedRunError(str(failure)) if interrupted else failure
         finally:
             _end(processes)
 

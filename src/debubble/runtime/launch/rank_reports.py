@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from debubble.interrupts import INTERRUPTED
 from debubble.ir import DebubbleError
 
 MAX_RANKS_SHOWN = 4
@@ -18,6 +19,12 @@ MAX_RANKS_SHOWN = 4
 
 class RankFailedError(DebubbleError):
     """A rank died or raised; the sentence says which one and why."""
+
+
+class InterruptedRunError(RankFailedError):
+    """The run has ended after a Ctrl-C."""
+
+    exit_code = INTERRUPTED
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ def _answers(misfit: Misfit) -> list[dict[str, Any]]:
         first, *others = misfit.remedies
         host = "" if first.on_host is None else f", with {first.on_host} on the host"
         step = f"A step then takes {time_words(first.step_time, seconds=True)}{host}."
-        call = "These were tried and fit; what is given twice in a call counts as it is given last."
+        call = f"These were tried{misfit.elsewhere} and fit; what is given twice in a call counts as it is given last."
         help_ = {"answer": f"Add {first.change}", "more": [step, *(f"Or {other}." for other in others), call]}
     return [
         {"question": "Does it fit?", "answer": "No", "more": [misfit.states]},

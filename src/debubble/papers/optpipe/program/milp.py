@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from ortools.math_opt.python import mathopt
 
+from debubble.interrupts import solve_interruptibly
 from debubble.ir import InfeasibleError, InputError, Schedule
 from debubble.papers.optpipe.program.milp_model import MilpModel
 from debubble.search.effort import ITERATION, ROW, Effort
@@ -67,13 +68,18 @@ def solve_milp(
     if program.reductions.triangles == "lazy":
         program.relaxation()
     limit = timedelta(seconds=max(1e-3, effort.deadline.left)) if math.isfinite(effort.deadline.left) else None
+    parameters = mathopt.SolveParameters(time_limit=limit, node_limit=nodes or None)
+    parameters.gscip.bool_params["misc/catchctrlc"] = False
     hints = [] if start is None else [program.hint(start)]
     try:
-        result = mathopt.solve(
-            program.model,
-            _SOLVERS[backend],
-            params=mathopt.SolveParameters(time_limit=limit, node_limit=nodes or None),
-            model_params=mathopt.ModelSolveParameters(solution_hints=hints),
+        result = solve_interruptibly(
+            partial(
+                mathopt.solve,
+                program.model,
+                _SOLVERS[backend],
+                params=parameters,
+                model_params=mathopt.ModelSolveParameters(solution_hints=hints),
+            )
         )
     except RuntimeError as error:
         raise InputError(f"{backend} cannot be used here ({error}); SCIP and HIGHS always can.") from None

@@ -21,11 +21,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from ortools.math_opt.python import mathopt
 
+from debubble.interrupts import solve_interruptibly
 from debubble.ir import InputError, Kind, Number, Op, Schedule
 from debubble.search.problem import OrderProblem
 from debubble.simulator import simulate
@@ -228,7 +230,8 @@ class MilpModel:
         for variable in variables:
             variable.integer = False
         bound = math.inf
-        while (result := mathopt.solve(self.model, mathopt.SolverType.GLOP)).has_primal_feasible_solution():
+        relaxed = partial(mathopt.solve, self.model, mathopt.SolverType.GLOP)
+        while (result := solve_interruptibly(relaxed)).has_primal_feasible_solution():
             bound = float(result.objective_value())
             if self.reductions.triangles != "lazy" or not self._add_violated(result.variable_values()):
                 break
