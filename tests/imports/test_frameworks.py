@@ -355,6 +355,8 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
         ),
         ("mindformers", "a.yaml", "runner_config: {batch_size: 1}\n", "give it with --model"),
         ("automodel", "a.ini", "", "no configuration that is read here"),
+        ("automodel", "a.slurm", "", "is a script: give the configuration that it names"),
+        ("torchtitan", "a.sh", "", "is a script: give the TOML that its CONFIG_FILE or --job.config_file names"),
         ("torchtitan", "a.ini", "", "there are: .json, .toml, .yaml, .yml, .py."),
         ("automodel", "a.yaml", AUTOMODEL.replace("2048", "long"), "dataset.seq_length is 'long', which is no whole"),
         (

@@ -35,6 +35,7 @@ def job(folder: Path, more: str, **given: Any) -> ImportedJob:
     ("more", "family", "experts"),
     [
         ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec --qk-layernorm", "qwen3", None),
+        ("--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec --post-norm --use-fused-rmsnorm", "glm4", None),
         (EXPERTS, "mixtral", (16, 512, 8)),
         (f"{EXPERTS} --n-shared-experts 2 --shared-expert-gate", "qwen2_moe", (16, 512, 8)),
         (f"{EXPERTS} --first-k-dense-replace 3 --moe-layer-freq 1 --qk-layernorm", "qwen3_moe", (16, 512, 5)),
@@ -151,3 +152,8 @@ def test_tensor_ranks_that_extend_expert_ranks_have_whole_experts(tmp_path: Path
     degrees = "--tensor-model-parallel-size 2 --expert-model-parallel-size 2 --moe-tp-extend-ep"
     options = job(tmp_path, f"{EXPERTS} {degrees}").options
     assert (options.expert, options.expert_tensor) == (4, 1)
+
+
+def test_gemmas_further_parts_are_not_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--spec describes layers that are not read here"):
+        job(tmp_path, "--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec --post-norm --input-embeds-norm")

@@ -81,12 +81,19 @@ def test_what_arguments_leave_open_is_asked_for(tmp_path: Path) -> None:
         job(tmp_path, WORDS.replace("--gradient_accumulation_steps 4", ""))
 
 
+def test_an_argument_named_as_an_entry_is_not_misspelt(tmp_path: Path) -> None:
+    words = WORDS.replace("--max_seq_length", "--block_size").replace("--gradient_accumulation_steps 4", "")
+
+    with pytest.raises(InputError, match=r"ds\.json leaves gradient_accumulation_steps to your trainer"):
+        job(tmp_path, words)
+
+
 def test_arguments_of_the_trainer_that_cost_nothing_are_known(tmp_path: Path) -> None:
     costs_nothing = "--learning_rate 2e-5 --output_dir out --logging_steps 10 --save_strategy epoch --report_to none"
     assert job(tmp_path, f"{WORDS} {costs_nothing}").rest.unknown == ()
 
 
-@pytest.mark.parametrize("argument", ["--max_seq_length", "--max_length"])
+@pytest.mark.parametrize("argument", ["--max_seq_length", "--max_length", "--block_size"])
 def test_the_length_is_told_by_the_name_that_it_was_given(tmp_path: Path, argument: str) -> None:
     words = WORDS.replace("--max_seq_length", argument)
     as_given, other = job(tmp_path, words), job(tmp_path, words, sequence_length=4096)

@@ -51,6 +51,7 @@ class Sizes:
     Attributes:
         activation: `swiglu`, or `gelu` or `squared_relu` without a gate.
         positions: `rotary`, `learned` or `alibi`.
+        post_norm: Whether a dense layer norms the results of both halves, too.
         length: Positions of a learned table.
         norm_eps: What norms add to the variance; None: the family's default, and so the range of initial weights.
         rotary: Entries of a config on rotary positions, such as `rope_theta`; none: the family's defaults.
@@ -70,6 +71,7 @@ class Sizes:
     qkv_bias: bool = False
     linear_bias: bool = False
     qk_norm: bool = False
+    post_norm: bool = False
     length: int = 4096
     experts: ExpertSizes | None = None
     latent: LatentSizes | None = None
@@ -132,6 +134,8 @@ class Sizes:
         """A dense decoder: Llama-like, or with parts of GPT-2."""
         plain = self.activation, self.rms_norm, self.positions
         if plain == ("swiglu", True, "rotary"):
+            if self.post_norm and not (self.mtp_layers or self.qk_norm):
+                return "glm4", {"attention_bias": self.qkv_bias}
             if self.mtp_layers and not self.qk_norm:
                 # Of the families with grouped attention GLM-4.5 predicts further tokens, and may have dense layers.
                 experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": self.layers}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.imports.shell.script_run import TRAINING_ARGUMENTS, ScriptRun, Started
-from debubble.imports.training_scripts import SCRIPT, is_other_script, swift_command
+from debubble.imports.training_scripts import SCRIPT, is_family_script, is_other_script, swift_command
 from debubble.ir import InputError
 
 _UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*|\((?!\().*\))", re.DOTALL)
@@ -62,11 +62,14 @@ def named_arguments(words: Iterable[str]) -> dict[str, Any]:
             arguments[word] = ()
         elif name is not None:
             arguments[name] += (word,)
-        elif word.endswith(".py") and is_other_script(Path(word).stem):
-            arguments[SCRIPT] = (word,)
-        if word.endswith(".py") and name is not None and is_other_script(Path(word).stem):
+        if word.endswith(".py") and _names_models(Path(word).stem):
             arguments[SCRIPT] = (word,)
     return {name: _plain(values) for name, values in arguments.items()}
+
+
+def _names_models(name: str) -> bool:
+    """Tell whether a training script's name tells more of its models than that they are GPTs."""
+    return is_other_script(name) or is_family_script(name)
 
 
 def _divided(words: Iterable[str]) -> Iterable[str]:

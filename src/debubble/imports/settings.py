@@ -37,6 +37,10 @@ def read_settings(path: Path, *, others: Sequence[str] = ()) -> Mapping[str, Any
     return dict(_flat(read_tree(path, others=others)))
 
 
+SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
+"""The endings of scripts that start a job."""
+
+
 def read_tree(path: Path, *, others: Sequence[str] = ()) -> Mapping[Any, Any]:
     """The settings of a file as it nests them.
 
@@ -47,6 +51,10 @@ def read_tree(path: Path, *, others: Sequence[str] = ()) -> Mapping[Any, Any]:
     Raises:
         InputError: if it cannot be read, or is none of the formats.
     """
+    if path.suffix in SCRIPTS:
+        raise InputError(
+            f"{path} is a script: give the configuration that it names, with its further arguments in --args."
+        )
     if path.suffix not in _READERS:
         there_are = ", ".join((*_READERS, *others))
         raise InputError(f"{path} is no configuration that is read here; there are: {there_are}.")
@@ -102,6 +110,8 @@ SOURCED = "source"
 """The entry of a script with the names of those that it sources and that are not there."""
 OVERWRITTEN = "overwritten"
 """The entry of a script with the variables that it is given and sets otherwise, in words."""
+LOST = "lost"
+"""The entry of a script with the arguments that begin a command, as the line before does not end with a backslash."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 """A line of the list, which launchers and schedulers may have put a rank or a time before."""
 RECIPE = "recipe"
@@ -110,7 +120,6 @@ _BRIDGE = re.compile(
     r"(?:\b|_)(run_recipe|run_script|setup_experiment)\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py"
 )
 """What a command has that starts a recipe of Megatron-Bridge."""
-_SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
 _DUMP = 10
 """Lines of a log that make it the list of a run's arguments."""
 
@@ -143,13 +152,15 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
             )
         if recipes:
             return {RECIPE: recipes.pop() + (() if given is None else given.words)}
-        started = [word for each in script.commands for word in each.words if word.endswith(_SCRIPTS)]
+        started = [word for each in script.commands for word in each.words if word.endswith(SCRIPTS)]
         command = training_command(script, path)
         arguments = named_arguments(command.words)
         if script.missing and arguments:
             arguments[SOURCED] = script.missing
         if script.overwritten:
             arguments[OVERWRITTEN] = script.overwritten
+        if lost := tuple(each.words[0] for each in script.commands if each.words[:1] and each.words[0][:2] == "--"):
+            arguments[LOST] = lost
         if script.world_size is not None:
             arguments.setdefault("--world-size", script.world_size)
         if (swift := swift_command(command.words)) is not None:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 SCRIPT = "script"
-"""The entry of a training script for other models than GPT's."""
+"""The entry of a training script for other models than GPT's, or for those of a family."""
 COMMAND = "command"
 """The entry of a command of ms-swift."""
 _OTHERS = re.compile(
     r"(^|_)(bert|t5|ict|retro|vision|vit|dino|mamba|hybrid|vlm|llava|multimodal|mimo|biencoder|generation|generate|server|ptq"
-    r"|convert|evalharness)(_|$)"
+    r"|convert|converter|evalharness)(_|$)"
 )
+_FAMILIES = re.compile(r"(^|_)(llama|qwen|mistral|mixtral|baichuan|deepseek|internlm|gemma|chatglm)")
 _SWIFT_COMMANDS = (
     "pt", "sft", "rlhf", "export", "infer", "merge-lora", "web-ui", "deploy", "rollout", "sample", "eval", "app",
 )  # fmt: skip
@@ -24,6 +25,11 @@ _SWIFT_FILE = re.compile(r"(swift[/.]cli|_megatron)[/.](pt|sft|rlhf|export)(?:\.
 def is_other_script(name: str) -> bool:
     """Tell whether a training script's name, such as `pretrain_bert`, says that it trains another model than a GPT."""
     return _OTHERS.search(name) is not None
+
+
+def is_family_script(name: str) -> bool:
+    """Tell whether a training script's name, such as `pretrain_llama`, names a family whose layers are not GPT-2's."""
+    return _FAMILIES.search(name) is not None and not is_other_script(name)
 
 
 def swift_command(words: Sequence[str]) -> str | None:

@@ -117,7 +117,8 @@ def misspelt(names: Iterable[str], known: Collection[str]) -> dict[str, str]:
         names: The entries' names.
         known: The names of the framework's entries.
     """
-    return {name: near for name in names if name not in known and (near := _nearest(name, known))}
+    strange = (name for name in names if name not in known and name.removeprefix("--") not in known)
+    return {name: near for name in strange if (near := _nearest(name, known))}
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

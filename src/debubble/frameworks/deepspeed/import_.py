@@ -20,7 +20,7 @@ from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
 from debubble.imports.kinds import WHOLE
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import read_constants, read_settings
+from debubble.imports.settings import SCRIPTS, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -36,7 +36,7 @@ def read_with_trainer(path: Path, given: CommandLine | None) -> Mapping[str, Any
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The settings of a configuration, and the constants of debubble's own modules next to it."""
-    if path.suffix == ".sh":
+    if path.suffix in SCRIPTS:
         raise InputError(
             f"{path} is a script: give the JSON that its --deepspeed_config names, the model with --model, the length"
             " with --sequence-length, and the arguments of Transformers' Trainer with --args."

@@ -17,7 +17,7 @@ from debubble.ir import InputError
 from debubble.models import Model, named_model
 
 CHECKPOINTING = "--gradient_checkpointing"
-_LENGTHS = ("--max_length", "--max_seq_length", "--model_max_length", "--cutoff_len")
+_LENGTHS = ("--max_length", "--max_seq_length", "--model_max_length", "--cutoff_len", "--block_size")
 _RANKS, _TUNES, _PEFT = ("--lora_rank", "--lora_r"), "--finetuning_type", "--use_peft"
 _TUNED, _OF_PEFT = 8, 16
 """The ranks of adapters that LLaMA-Factory's --finetuning_type lora and TRL's --use_peft have by default."""

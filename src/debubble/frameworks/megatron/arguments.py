@@ -83,7 +83,8 @@ class Arguments(SettingsReader):
         if isinstance(value, bool | dict) or value == ():
             is_file = self.path.suffix in _YAML
             shows = shown([] if value == () else value)
-            raise self.refusal(name, f"is {shows}, and takes a value" if is_file else "has no value after it")
+            lacks = f"has no value after it: give it with --args '{name} VALUE'"
+            raise self.refusal(name, f"is {shows}, and takes a value" if is_file else lacks)
 
     def words(self, name: str) -> tuple[str, ...]:
         """The words after an argument; those of a list in one word are several."""
@@ -122,7 +123,7 @@ class Arguments(SettingsReader):
         try:
             return int(word)
         except ValueError:
-            hint = "which is no whole number that is known here"
+            hint = f"which is no whole number that is known here: give it with --args '{name} N'"
             if "$" in word:
                 sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
                 variables = f"{how_to_give(word, {})}, or" if variables_in(word) else "give it with"

@@ -173,6 +173,8 @@ def _arguments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield from _precision_entry(name, value)
         elif name == "pipeline_model_parallel_layout":
             yield "--pipeline-model-parallel-layout", value if isinstance(value, str) else _layout(value)
+        elif part == "optimizer" and f"model.{name}" in settings:
+            continue
         elif part in PARTS and name:
             yield f"--{_NAMES.get(name, name.replace('_', '-'))}", argument(value)
         elif part == "mixed_precision":

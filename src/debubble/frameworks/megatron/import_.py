@@ -247,13 +247,17 @@ def _optimizer(arguments: Arguments) -> str:
     if name == "sgd":
         return "momentum" if arguments.share("--sgd-momentum") else "sgd"
     small = arguments.word("--exp-avg-dtype", "fp32") == "fp8" and arguments.word("--exp-avg-sq-dtype") == "fp8"
-    if name == "adam":
+    if name in _ADAMS:
         return "adamw-8bit" if small and arguments.flag("--use-precision-aware-optimizer") else "adamw"
     if name not in MOMENTS:
         raise arguments.refusal(
             "--optimizer", f"is {name}, whose states are not priced: to predict Adam's, give --args '--optimizer adam'"
         )
     return name
+
+
+_ADAMS = ("adam", "fusedadam", "fusedadamw")
+"""Adam's names, those of Habana's Megatron-DeepSpeed among them."""
 
 
 def _host_optimizer(arguments: Arguments) -> float:

@@ -33,6 +33,9 @@ SWAPS = "--swap-optimizer"
 """The argument by which the optimizer's states are on the host between steps."""
 _PLAIN_SPECS = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "mindspeed_llm.tasks.models.spec.deepseek_spec")
 """Layers that the other arguments describe."""
+_SPEC_OF_FOUR_NORMS = "mindspeed_llm.tasks.models.spec.gemma2_spec"
+_OF_GEMMA = frozenset(("--input-embeds-norm", "--interleave-sliding-window", "--output-logit-softcapping"))
+"""The layers with norms behind both halves, of GLM-4 as of Gemma 2, and what Gemma 2 has besides."""
 _EXTENDS = "--moe-tp-extend-ep"
 _OWN = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers", _EXTENDS)
 _VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
@@ -46,7 +49,9 @@ def is_mindspeed(settings: Mapping[str, Any]) -> bool:
 def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a script, with those of MindSpeed-LLM that describe layers as Megatron-LM has them."""
     named = {_NAMES.get(name, name): value for name, value in settings.items() if name not in _OWN}
-    if str(settings.get("--spec", ("",))[0]) in _PLAIN_SPECS:
+    spec = str(settings.get("--spec", ("",))[0])
+    is_glm = spec == _SPEC_OF_FOUR_NORMS and "--post-norm" in settings and _OF_GEMMA.isdisjoint(settings)
+    if spec in _PLAIN_SPECS or is_glm:
         del named["--spec"]
     shared = _number(settings.get("--n-shared-experts"))
     width = _number(named.get("--moe-ffn-hidden-size", named.get("--ffn-hidden-size")))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.mindspeed import is_mindspeed
 from debubble.frameworks.megatron.swift import SWIFT, with_further_layers
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
-from debubble.imports.training_scripts import SCRIPT
+from debubble.imports.training_scripts import SCRIPT, is_family_script
 from debubble.ir import InputError
-from debubble.models import Model, hub_model
+from debubble.models import Model, hub_model, models
 
 _OTHER_LAYERS = re.compile(
     r"--(hybrid-attention-ratio|hybrid-mlp-ratio|heterogeneous-layers.*|linear-attention-.*|encoder-num-layers|spec"
@@ -20,6 +22,8 @@ _OTHER_LAYERS = re.compile(
     r"|vision-model-type|disable-vision-class-token|patch-size|mrope-section|model-provider|task)"
 )
 """Arguments of layers that are not read here."""
+_ZERO = ("0", "0.0")
+"""The ratios of a model without such layers."""
 _NAMED_MODEL_ARGUMENTS = re.compile(
     r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|window-.*|softmax-type)"
 )
@@ -77,6 +81,7 @@ def _described_model(arguments: Arguments) -> Model:
         qkv_bias=arguments.flag("--add-qkv-bias"),
         linear_bias=has_biases(arguments) and not gated,
         qk_norm=arguments.flag("--qk-layernorm"),
+        post_norm=is_mindspeed(arguments.settings) and arguments.flag("--post-norm"),
         length=arguments.size("--max-position-embeddings", 4096),
         experts=_experts(arguments, layers, ffn),
         latent=_latent(arguments),
@@ -263,7 +268,8 @@ def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
 def _check_layers(arguments: Arguments, pattern: str | None) -> None:
     """Raise InputError if the arguments describe layers that are not read here."""
     script = arguments.word(SCRIPT)
-    if script is not None and pattern is None:
+    plain = _activation(arguments) == "gelu"
+    if script is not None and pattern is None and (plain or not is_family_script(Path(script).stem)):
         raise InputError(
             f"{arguments.path} runs {script}, which trains no GPT that is read from arguments: give its config.json"
             " with --model."
@@ -273,7 +279,11 @@ def _check_layers(arguments: Arguments, pattern: str | None) -> None:
             f"{arguments.path}: Megatron-DeepSpeed has experts in every second layer or as --expert-interval says,"
             " which is not read here: give the model's config.json with --model."
         )
-    unlike = [name for name in arguments.names if _OTHER_LAYERS.fullmatch(name) and name in arguments]
+    unlike = [
+        name
+        for name in arguments.names
+        if _OTHER_LAYERS.fullmatch(name) and name in arguments and str(arguments.get(name)) not in _ZERO
+    ]
     if arguments.word("--model-type", "gpt") != "gpt" and pattern is None:
         unlike.append("--model-type")
     tokenizer = arguments.word("--tokenizer-type")
@@ -339,7 +349,8 @@ def vocabulary(arguments: Arguments) -> int:
     if words is None:
         raise InputError(
             f"{arguments.path} does not say --vocab-size, which Megatron-LM takes from the tokenizer: give it with"
-            " --args '--vocab-size N', the model with --model, or a log with the padded_vocab_size that it prints."
+            f" --args '--vocab-size N'{_words_of_models_like(arguments)}, the model with --model, or a log with the"
+            " padded_vocab_size that it prints."
         )
     if arguments.word("framework") == "megatron-bridge":
         return words
@@ -347,15 +358,40 @@ def vocabulary(arguments: Arguments) -> int:
     return -(-words // multiple) * multiple
 
 
+def _words_of_models_like(arguments: Arguments) -> str:
+    """What the known models of the same sizes have for words, in parentheses; empty if there are none."""
+    names = ("--num-layers", "--hidden-size", "--num-attention-heads", "--ffn-hidden-size")
+    sizes = tuple(arguments.count(name) for name in names)
+    known = {name: models[name] for name in models}
+    like = {m.vocab: name for name, m in known.items() if (m.layers, m.hidden, m.heads, m.ffn) == sizes}
+    said = [f"{words} of {name}" for words, name in like.items()]
+    return f" (such as the {' or the '.join(said)})" if said else ""
+
+
 def _tokenizer_words(arguments: Arguments) -> int | None:
     """The size of a tokenizer's vocabulary; None if the tokenizer is not known."""
     kind = arguments.word("--tokenizer-type") or (GPT2 if takes_gpt2_words(arguments) else "")
-    if kind in _TOKENIZERS:
-        return _TOKENIZERS[kind]
-    names = [arguments.word(name) or "" for name in ("--tokenizer-model", "--tokenizer-name-or-path")]
-    name = next(filter(None, names), "").rstrip("/")
+    fixed = _TOKENIZERS.get(kind)
+    if fixed is not None and kind != LLAMA2:
+        return fixed
+    name = _tokenizer_name(arguments)
     model = hub_model(name)
-    return model.vocab if model is not None else _TOKENIZERS.get(name.rpartition("/")[2])
+    return model.vocab if model is not None else fixed or _TOKENIZERS.get(name.rpartition("/")[2])
+
+
+def _tokenizer_name(arguments: Arguments) -> str:
+    """The tokenizer's file, folder or name at the hub; empty if there is none."""
+    names = [arguments.word(name) or "" for name in ("--tokenizer-model", "--tokenizer-name-or-path")]
+    return next(filter(None, names), "").rstrip("/")
+
+
+def guesses_words(arguments: Arguments) -> bool:
+    """Tell whether the vocabulary is Llama 2's although its tokenizer's file may be another model's."""
+    if arguments.word("--tokenizer-type") != LLAMA2:
+        return False
+    name = _tokenizer_name(arguments)
+    said = any(each in arguments for each in ("--vocab-size", "--padded-vocab-size", "--pad-vocab-size-to"))
+    return not said and hub_model(name) is None and "llama" not in name.lower()
 
 
 def _patched_words(arguments: Arguments) -> int:
@@ -381,9 +417,9 @@ def takes_gpt2_words(arguments: Arguments) -> bool:
     return bool(arguments.settings.get("--merge-file")) and not any(arguments.settings.get(name) for name in said)
 
 
-GPT2 = "GPT2BPETokenizer"
+GPT2, LLAMA2 = "GPT2BPETokenizer", "Llama2Tokenizer"
 _TOKENIZERS = {
-    GPT2: 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256, "MixtralTokenizer": 32000,
+    GPT2: 50257, LLAMA2: 32000, "Llama3Tokenizer": 128256, "MixtralTokenizer": 32000,
     "Llama4Tokenizer": 202048, "DeepSeekV2Tokenizer": 102400, "DeepSeekV3Tokenizer": 129280, "MiniMax-M2": 200064,
     "MiniMax-M2.5": 200064, "t5-small": 32100, "mt5-base": 250100, "gpt2": 50257, "tokenizer": 250680,
 }  # fmt: skip

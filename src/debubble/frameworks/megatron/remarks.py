@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.mindspeed import SWAPS
-from debubble.frameworks.megatron.model import dropout, has_biases
+from debubble.frameworks.megatron.model import LLAMA2, dropout, guesses_words, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import meant
-from debubble.imports.settings import OVERWRITTEN, RECIPE
+from debubble.imports.settings import LOST, OVERWRITTEN, RECIPE, SCRIPTS
 from debubble.imports.shell.script_run import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
@@ -51,6 +51,11 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield "Biases of the experts are not in the prediction."
     if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
+    if guesses_words(arguments):
+        yield (
+            f"--tokenizer-type {LLAMA2} is predicted with Llama 2's 32,000 words: give --args '--vocab-size N' if the"
+            " tokenizer's file has others."
+        )
     hidden = dropout(arguments, "--hidden-dropout")
     described = "--hidden-dropout" in arguments.settings or "--hidden-size" in arguments
     if hidden and not model.residual_dropout and described:
@@ -133,15 +138,26 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
     stage = arguments.word("--stage", "sft") or ""
     if _MORE_THAN_TRAINING.search(stage):
         yield f"--stage {stage}: training alone is predicted, and the passes of other models next to it are not."
+    # A log has the arguments of all steps, whether the run takes them or not.
+    in_script = arguments.path.suffix in SCRIPTS
+    steps = [name for name in arguments.names if in_script and name.startswith("--grpo-") and name in arguments]
     if arguments.flag("--perform-rl-step"):
-        yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
-    of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES)]
+        steps.insert(0, "--perform-rl-step")
+    if steps:
+        yield f"{steps[0]}: training alone is predicted, and the rollouts and their log probabilities are not."
+    for name in steps:
+        arguments.get(name)
+    distils = any([arguments.flag(name) for name in ("--kd", "--mos")])
+    endings = "-teacher" if distils else ()
+    of_teacher = [name for name in arguments.names if name.startswith(_TEACHER_PREFIXES) or name.endswith(endings)]
     if of_teacher:
         yield f"{of_teacher[0]}: the student alone is predicted, and the time and memory of its teacher are not."
     for name in of_teacher:
         arguments.get(name)
     for words in arguments.words(OVERWRITTEN):
         yield f"--args has {words}: change it there."
+    for name in arguments.words(LOST):
+        yield f"{name} begins a command of its own, as no backslash ends the line before: the training does not get it."
     arguments.get("--world-size")
     for names in _WORLD_SIZES:
         # The last of a launcher's own arguments is followed by the training script.
@@ -204,7 +220,7 @@ _VALUES = {
     "--exp-avg-sq-dtype": "fp32 fp16 bf16 fp8",
     "--main-grads-dtype": "fp32 bf16",
     "--main-params-dtype": "fp32 fp16",
-    "--optimizer": "adam sgd muon dist_muon adaptive_muon lion soap",
+    "--optimizer": "adam adamw fusedadam fusedadamw sgd muon dist_muon adaptive_muon lion soap",
     "--fp8": "e4m3 hybrid",
     "--fp4-format": "e2m1",
     "--fp4": "e2m1",

@@ -120,7 +120,7 @@ def _by_layout(layout: str, model: Model, pipeline: int) -> tuple[tuple[int, ...
 
 def _layout(text: str) -> list[str]:
     """The stages of a layout string such as `Et*3|(tt|)*29,m|L`, one letter per layer; InputError if it is none."""
-    flat = text.replace(",", "").replace(" ", "")
+    flat = re.sub(r"[,\\ ]", "", text)  # a YAML that a shell reads has a backslash before each sign
     while (group := re.search(r"\(([^()]*)\)(?:\*(\d+))?", flat)) is not None:
         flat = flat[: group.start()] + group[1] * int(group[2] or 1) + flat[group.end() :]
     flat = re.sub(r"([EtmL])\*(\d+)", lambda match: match[1] * int(match[2]), flat)

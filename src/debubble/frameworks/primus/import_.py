@@ -12,12 +12,12 @@ from debubble.frameworks.megatron.bridge import argument
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.import_ import HARMLESS as OF_MEGATRON
 from debubble.frameworks.megatron.import_ import job_of, with_arguments
+from debubble.frameworks.primus.bases import file_of, with_bases
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
-from debubble.imports.settings import read_settings
 from debubble.ir import InputError
 
 _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_trainer.")
@@ -29,7 +29,6 @@ _OTHER_FRAMEWORKS = {
 }
 """Primus's other frameworks -> what a user can do with their experiments."""
 _LORA = "--lora."
-_MAX_BASES = 20
 _SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 
@@ -40,7 +39,7 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         InputError: if the file is no experiment.
     """
     line = given or CommandLine({})
-    settings = {name: line.filled(value) for name, value in _with_bases(path).items()}
+    settings = {name: line.filled(value) for name, value in with_bases(path, _known_base).items()}
     trainer = next((name for name in _TRAINERS if any(each.startswith(name) for each in settings)), _TRAINERS[0])
     prefix = f"{trainer}overrides."
     overrides = {
@@ -76,12 +75,11 @@ def _with_adapters(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def _base(kind: str, name: str, path: Path) -> Mapping[str, Any] | None:
     """A base configuration: the file next to the experiment or in its checkout, or Primus's own of that name."""
-    stem = name.removesuffix(".yaml")
-    folders = [path.parent, *(folder / _BASES[kind] for folder in path.absolute().parents)]
-    file = next((each for folder in folders if (each := folder / f"{stem}.yaml").is_file() and each != path), None)
+    file = file_of(name, _BASES[kind], path)
     if file is not None:
-        return {_name(entry): argument(value) for entry, value in _with_bases(file).items() if value is not None}
-    known = own_defaults("primus")[kind].get(stem)
+        settings = with_bases(file, _known_base)
+        return {_name(entry): argument(value) for entry, value in settings.items() if value is not None}
+    known = own_defaults("primus")[kind].get(name.removesuffix(".yaml"))
     return None if known is None else {**(_language_model() if kind == "models" else {}), **_arguments(known)}
 
 
@@ -99,22 +97,10 @@ def _language_model() -> dict[str, Any]:
     return _arguments(own_defaults("primus")["language_model"])
 
 
-def _with_bases(file: Path, depth: int = 0) -> dict[str, Any]:
-    """The settings of a file, in place of those of the files that it extends.
-
-    Raises:
-        InputError: if a file that it extends is not there.
-    """
-    own = dict(read_settings(file))
-    bases = own.pop("extends", None) or []
-    whole: dict[str, Any] = {}
-    for base in bases if isinstance(bases, list) and depth < _MAX_BASES else ():
-        name = file.parent / str(base)
-        known = {"language_model": {}, **own_defaults("primus")["models"]}.get(name.stem)
-        if not name.is_file() and known is None:
-            raise InputError(f"{file} extends {base}, which is not there: put it there.")
-        whole |= _with_bases(name, depth + 1) if name.is_file() else _entries({**_language_model(), **(known or {})})
-    return {**whole, **own}
+def _known_base(name: str) -> Mapping[str, Any] | None:
+    """The entries of one of Primus's own models that is not there."""
+    known = {"language_model": {}, **own_defaults("primus")["models"]}.get(name)
+    return None if known is None else _entries({**_language_model(), **known})
 
 
 DEFAULTS = Defaults("Primus", {"peft.dim": 32, "--add-bias-linear": False})

@@ -27,7 +27,7 @@ from debubble.imports.job import Batch, ImportedJob, batches_in, check_ranks
 from debubble.imports.kinds import meant, shown
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import read_constants, read_settings
+from debubble.imports.settings import SCRIPTS, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model, hub_model
@@ -44,27 +44,34 @@ _FLAVORS = {
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
 
+_SAVED = "start the job once with --debug.save-config-file job.json and import that file"
+
+
 def read_recipe(path: Path) -> Mapping[str, Any]:
     """The settings of a configuration, or of the constants of debubble's own recipe, which is not run.
 
     Raises:
         InputError: if it is neither.
     """
+    if path.suffix in SCRIPTS:
+        raise InputError(
+            f"{path} is a script: give the TOML that its CONFIG_FILE or --job.config_file names, with its further"
+            f" arguments in --args; where that is Python, {_SAVED}."
+        )
     if path.suffix != ".py":
         return dict(_renamed(read_settings(path, others=[".py"])))
     constants = read_constants(path)
     if "PARALLELISM" not in constants:
-        raise InputError(
-            f"{path} is Python, of which only debubble's own plan.py is read: start the job once with"
-            " --debug.save-config-file job.json and import that file."
-        )
+        raise InputError(f"{path} is Python, of which only debubble's own plan.py is read: {_SAVED}.")
     return dict(_of_recipe(constants))
 
 
 def with_command_line(path: Path, given: CommandLine | None) -> Mapping[str, Any]:
     """The settings of a recipe, or of an experiment of Primus, and of the command line that starts it."""
     line, settings = given or CommandLine({}), read_recipe(path)
-    return line.changed(read_experiment(settings, path, line) if is_experiment(settings) else settings)
+    if is_experiment(settings):
+        settings = dict(_renamed(read_experiment(settings, path, line)))
+    return line.changed(settings)
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from debubble.frameworks.primus.bases import file_of, with_bases
 from debubble.imports.command_line import CommandLine
-from debubble.imports.settings import read_settings
 from debubble.ir import InputError
 
 _TRAINER = "modules.pre_trainer."
-_BASES = "primus/configs/models/torchtitan"
-"""The folder of models in a checkout."""
+_MODELS, _TRAINERS = "primus/configs/models/torchtitan", "primus/configs/modules/torchtitan"
+"""The folders of models and trainers in a checkout."""
 _DEFAULTS = {"activation_checkpoint.mode": "none", "compile.enable": True}
 """What Primus's trainer has otherwise than torchtitan.  Source: primus/configs/modules/torchtitan/pre_trainer.yaml."""
 _NAME = re.compile(r"(llama3|llama4|deepseek_v3|gpt_oss|qwen3)(?:\.\d)?_([^_-]+)(-fp8)?")
@@ -37,17 +37,27 @@ def read_experiment(settings: Mapping[str, Any], path: Path, given: CommandLine)
         )
     prefix = f"{_TRAINER}overrides."
     overrides = {name.removeprefix(prefix): value for name, value in filled.items() if name.startswith(prefix)}
-    return {**_DEFAULTS, **_model(str(filled.get(f"{_TRAINER}model", "")), path), **overrides}
+    trainer = _trainer(str(filled.get(f"{_TRAINER}config", "pre_trainer")), path)
+    return {**trainer, **_model(str(filled.get(f"{_TRAINER}model", "")), path), **overrides}
+
+
+def _no_base(name: str) -> None:
+    """The settings of a base configuration that is not there: they are not known."""
+
+
+def _trainer(name: str, path: Path) -> Mapping[str, Any]:
+    """The settings of a trainer: of a file next to the experiment or in its checkout, or Primus's own."""
+    file = file_of(name, _TRAINERS, path)
+    settings = _DEFAULTS if file is None else with_bases(file, _no_base)
+    return {entry: value for entry, value in settings.items() if "." in entry and value is not None}
 
 
 def _model(name: str, path: Path) -> Mapping[str, Any]:
     """The settings of a model: of a file next to the experiment or in its checkout, or by Primus's name for it."""
-    stem = name.removesuffix(".yaml")
-    folders = [path.parent, *(folder / _BASES for folder in path.absolute().parents)]
-    file = next((each for folder in folders if (each := folder / f"{stem}.yaml").is_file() and each != path), None)
+    file = file_of(name, _MODELS, path)
     if file is not None:
-        return read_settings(file)
-    known = _NAME.fullmatch(stem)
+        return with_bases(file, _no_base)
+    known = _NAME.fullmatch(name.removesuffix(".yaml"))
     if known is None:
         return {}
     flavor = known[2].lower() if known[1] in _LOWER else re.sub("b$", "B", known[2])

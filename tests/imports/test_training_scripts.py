@@ -1,0 +1,103 @@
+"""What the name of a training script and of its tokenizer tell of the model, and names of Adam in forks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from debubble.imports.job import ImportedJob
+from debubble.ir import InputError
+from tests.support import imported_jobs
+
+PLAIN = (
+    "torchrun --nproc_per_node 4 {} --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256"
+    " --micro-batch-size 1 --global-batch-size 8 --bf16 --max-position-embeddings 256 {}\n"
+)
+SIZES = "--num-layers: 2, --hidden-size: 64, --num-attention-heads: 4"
+TOKENIZER = "--tokenizer-type Llama2Tokenizer --tokenizer-model"
+
+
+def job(folder: Path, script: str, words: str) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "a.sh", PLAIN.format(script, words))
+
+
+@pytest.mark.parametrize("script", ["pretrain_llama.py", "forks/finetune_qwen2.py", "tools/hf_weight_converter.py"])
+def test_a_script_of_a_family_that_says_no_layers_is_refused(script: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"runs \S+\.py, which trains no GPT that is read .* with --model"):
+        job(tmp_path, script, "--vocab-size 32000")
+
+
+def test_a_script_of_a_family_may_describe_its_layers(tmp_path: Path) -> None:
+    assert job(tmp_path, "pretrain_llama.py", "--vocab-size 32000 --swiglu").model.gated
+
+
+@pytest.mark.parametrize("said", ["'your tokenizer'", "/data/llama-2-7b/tokenizer.model", "x --vocab-size 64000"])
+def test_words_of_a_file_that_are_guessed_are_told(said: str, tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} {said}")
+
+    assert any("32,000 words" in line for line in read.unread) == (said == "'your tokenizer'")
+
+
+def test_a_tokenizer_named_as_at_the_hub_has_its_words(tmp_path: Path) -> None:
+    assert job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} mistralai/Mistral-Nemo-Base-2407").model.vocab == 131072
+
+
+def test_adam_of_habanas_fork_is_adam(tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 32000 --deepspeed --zero-stage 1 --optimizer fusedadamw")
+
+    assert (read.options.optimizer, read.warnings) == ("adamw", ())
+
+
+def test_words_of_models_of_the_same_sizes_are_offered(tmp_path: Path) -> None:
+    sizes = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 14336"
+
+    with pytest.raises(
+        InputError, match=r"--vocab-size N' \(such as the 128256 of llama3\.1-8b or the 32768 of mistra"
+    ):
+        job(tmp_path, "pretrain_gpt.py", f"{sizes} --tokenizer-type HuggingFaceTokenizer --tokenizer-model x")
+
+
+def test_a_number_that_is_a_template_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is '<WORDS>', which is no .*: give it with --args '--vocab-size"):
+        imported_jobs.job("megatron", tmp_path, "a.yaml", f"MODEL_ARGS: {{{SIZES}, --vocab-size: <WORDS>}}\n")
+
+
+def test_a_named_model_needs_no_vocabulary(tmp_path: Path) -> None:
+    text = "model: {hf_model_id: gpt2-tiny, seq_length: 64, vocab_size: <WORDS>}\ntrain: {global_batch_size: 4}\n"
+
+    assert imported_jobs.job("megatron", tmp_path, "a.yaml", text).model.layers > 0
+
+
+def test_a_dtype_of_bridge_is_that_of_its_model(tmp_path: Path) -> None:
+    text = "model: {hf_model_id: gpt2-tiny, seq_length: 64, bf16: true}\ntrain: {global_batch_size: 4}\n"
+    read = imported_jobs.job("megatron", tmp_path, "a.yaml", f"{text}optimizer: {{bf16: false}}\n")
+
+    assert read.options.dtype == "bf16"
+
+
+def test_signs_of_a_layout_may_be_quoted_for_a_shell(tmp_path: Path) -> None:
+    words = r"--vocab-size 512 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et\|\(t\)*3L'"
+
+    assert job(tmp_path, "pretrain_gpt.py", words).layers == (1, 3)
+
+
+@pytest.mark.parametrize("word", ["--kd", "--mos"])
+def test_a_teacher_of_megatron_deepspeed_is_warned_of(word: str, tmp_path: Path) -> None:
+    words = "--vocab-size 512 --deepspeed --num-layers-teacher 8 --load-teacher t"
+
+    assert not any("teacher" in line for line in job(tmp_path, "pretrain_gpt.py", words).warnings)
+    assert any("student alone" in line for line in job(tmp_path, "pretrain_gpt.py", f"{words} {word}").warnings)
+
+
+def test_arguments_behind_a_lost_backslash_are_warned_of(tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 512\n    --checkpoint-activations --lr 1")
+
+    assert read.strategies == {}
+    assert "--checkpoint-activations begins a command of its own" in " ".join(read.warnings)
+
+
+def test_arguments_of_rollouts_are_warned_of(tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 512 --grpo-group-size 16 --grpo-iterations 1")
+
+    assert "--grpo-group-size: training alone is predicted" in " ".join(read.warnings)
