@@ -179,3 +179,11 @@ def test_a_bound_without_candidates_is_held_against_the_step(content: dict[str, 
     (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": 7}))
     with pytest.raises(InputError, match="lower_bound is 7, and its own step takes 6"):
         Plan.load(tmp_path / "plan.json")
+
+
+def test_a_plan_that_divides_weights_and_offloads_reads_back(tmp_path: Path) -> None:
+    plan = db.plan(
+        "llama2-7b", cluster="8xRTX4090-24GB", pipeline=2, data=4, zero=3, micro_batches=2, planner="joint", effort=0.1
+    )
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").schedule == plan.schedule

@@ -218,7 +218,11 @@ def _better_orders(
         )  # fmt: skip
         for better in _in_steps(best, stream):
             timeline = searched.timeline(better.schedule)
-            found = replace(solution, schedule=timeline.program.schedule, timeline=timeline)
+            ordered = timeline.program.schedule
+            if solution.costs.gathers:
+                # The program's lists have gathers of weights, which no schedule has.
+                ordered = better.schedule.with_host_steps(hosted)
+            found = replace(solution, schedule=ordered, timeline=timeline)
             if not found.schedule.deeper:
                 found = _without_deeper_level(found)
             try:
