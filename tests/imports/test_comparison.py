@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import debubble as db
 from debubble.costs.accuracy import Accuracy
 from debubble.frameworks.megatron.changes import OTHER_CHECKPOINTS, conflicts, required
-from debubble.imports.comparison import JobComparison, SettingChange
+from debubble.imports import imports
+from debubble.imports.comparison import JobComparison, SettingChange, compare
 from debubble.imports.figures import Figures
 from debubble.plans import Plan
 from tests.imports.test_megatron import SCRIPT
@@ -157,6 +160,15 @@ def test_a_gain_within_the_interval_is_told() -> None:
     said = [" ".join(JobComparison(yours=yours, planned=each, changes=(change,)).sentences()) for each in (near, far)]
 
     assert ["less than the interval: measure both" in words for words in said] == [True, False]
+
+
+def test_a_search_that_was_interrupted_is_told() -> None:
+    yours = db.plan("llama3.2-1b", cluster="2xL40S-48GB", micro_batches=2, planner="portfolio", effort=0.1)
+    cut = tuple(replace(each, interrupted=True) for each in yours.candidates)
+    interrupted = replace(yours, candidates=cut)
+    comparison, _ = compare(imports["megatron"], {}, yours, lambda: interrupted)
+
+    assert "Not tried: the rest of the search (Ctrl-C)." in comparison.sentences()
 
 
 def test_modules_are_printed_by_stage() -> None:

@@ -81,7 +81,7 @@ class JobComparison:
         reason: Why there is no plan.
         refused: Whether that is because debubble cannot write such a job for its framework, or the call is wrong.
         corrections: How much longer both take by measured runs of the cluster, if these correct them unlike.
-        notes: Sentences on what the changes bring about.
+        notes: Sentences on what the changes bring about, and what was not tried.
         advice: The settings that the job leaves off and that would help it as it is.
     """
 
@@ -146,8 +146,12 @@ class JobComparison:
             if self.changes:
                 yield f"Change {count} setting{'s' * (count > 1)}:"
             yield from (f"  {change}" for change in self.changes)
-        if self.planned is None or self._is_better:
-            yield from self.notes
+        yield from self.notes
+
+
+def _untried(plan: Plan) -> tuple[str, ...]:
+    """What is said of a plan whose search a Ctrl-C ended."""
+    return ("Not tried: the rest of the search (Ctrl-C).",) if plan.interrupted else ()
 
 
 def compare(
@@ -169,7 +173,7 @@ def compare(
         plan = again()
         planned = Figures.of(plan)
         if not _is_faster(planned, figures):
-            return JobComparison(yours=figures, planned=figures), yours
+            return JobComparison(yours=figures, planned=figures, notes=_untried(plan)), yours
         changes = tuple(_changes(importer, settings, yours, plan))
     except DebubbleError as error:
         refused = isinstance(error, UnsupportedError) or not isinstance(error, InfeasibleError)
@@ -181,7 +185,7 @@ def compare(
     )
     comparison = JobComparison(
         yours=figures, planned=planned, changes=changes, corrections=corrections,
-        notes=(*notes, *_newly_untested(yours, plan)),
+        notes=(*_untried(plan), *notes, *_newly_untested(yours, plan)),
     )  # fmt: skip
     return comparison, plan
 
