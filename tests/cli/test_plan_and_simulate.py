@@ -125,6 +125,20 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
     assert max(answer["peak_memory"]) <= 30
 
 
+def test_measured_units_take_a_memory_limit_as_a_size(run: Any, tmp_path: Path) -> None:
+    unit = {
+        "type": "dense", "count": 4, "forward": 1, "backward_input": 1, "backward_weight": 1, "static": 0,
+        "strategies": {"none": {"activation": 2**20}},
+    }  # fmt: skip
+    file = tmp_path / "units.json"
+    file.write_text(json.dumps({"units": [unit], "seconds": True}))
+    call = ("plan", "--units", str(file), "--devices", "2", "--micro-batches", "4", "--planner", "dapple", "--json")
+    code, out, _ = run(*call, "--memory-limit", "1GiB")
+
+    assert code == 0
+    assert max(json.loads(out)["peak_memory"]) <= 2**30
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

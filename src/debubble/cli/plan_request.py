@@ -101,17 +101,20 @@ class GivenRequest:
 
     @property
     def _problem(self) -> Problem:
-        from debubble.costs import load_costs, load_units
+        from debubble.costs import load_costs, load_units, parse_size
         from debubble.planners import FixedStages, ModelUnits, Problem
         from debubble.planners.plan_model import MICRO_BATCHES
 
         asked, devices = self.asked, o.required_devices(self.given.devices)
-        limit = o.abstract_limit(asked.memory_limit)
         workload: FixedStages | ModelUnits
         if self.given.units is not None:
-            workload = ModelUnits(load_units(self.given.units, memory_limit=limit))
+            units, text = load_units(self.given.units), asked.memory_limit
+            # Bytes of a file with seconds were measured.
+            limit = parse_size(text) if units.seconds and text is not None else o.abstract_limit(text)
+            workload = ModelUnits(units if limit is None else replace(units, memory_limit=(limit,)))
         else:
             assert self.given.costs is not None
+            limit = o.abstract_limit(asked.memory_limit)
             _check_stages(self.given.costs, load_costs(self.given.costs).stages, devices=devices, chunks=asked.chunks)
             costs = load_costs(self.given.costs, stages=devices * (asked.chunks or 1))
             workload = FixedStages(costs if limit is None else costs.with_limit(limit))
