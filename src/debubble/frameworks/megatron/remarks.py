@@ -46,21 +46,9 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield "What the launch leaves to its recipe is predicted by Megatron-Bridge's defaults, whatever it has."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
-    without = model.experts is not None and not (model.gated or model.experts.bias)
-    if without and has_biases(arguments):
-        yield "Biases of the experts are not in the prediction."
+    yield from _remarks_on_model(arguments, model)
     if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
-    if guesses_words(arguments):
-        yield (
-            f"--tokenizer-type {LLAMA2} is predicted with Llama 2's 32,000 words: give --args '--vocab-size N' if the"
-            " tokenizer's file has others."
-        )
-    hidden = dropout(arguments, "--hidden-dropout")
-    described = "--hidden-dropout" in arguments.settings or "--hidden-size" in arguments
-    if hidden and not model.residual_dropout and described:
-        said = "" if "--hidden-dropout" in arguments.settings else f" ({arguments.defaults.of}'s default)"
-        yield f"--hidden-dropout {hidden:g}{said} is predicted as none: it keeps a byte per activation and half-layer."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
@@ -90,9 +78,6 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
             f"--num-distributed-optimizer-instances {instances}: states are divided within each, and the prediction"
             " divides them among all replicas."
         )
-    share = arguments.word("--rotary-percent", "1")
-    if share not in ("1", "1.0"):
-        yield f"--rotary-percent {share}: it costs nothing, and a model that is exported rotates whole heads."
     backend = arguments.word("--attention-backend", "auto")
     if backend in ("flash", "fused"):
         yield f"--attention-backend {backend} is predicted as any fused attention; a plan that is exported has auto."
@@ -103,6 +88,26 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     for name, sentence in _UNPRICED.items():
         if name in arguments:
             yield f"{name}: {sentence}"
+
+
+def _remarks_on_model(arguments: Arguments, model: Model) -> Iterator[str]:
+    """Sentences on parts of the model that are predicted otherwise."""
+    without = model.experts is not None and not (model.gated or model.experts.bias)
+    if without and has_biases(arguments):
+        yield "Biases of the experts are not in the prediction."
+    if guesses_words(arguments):
+        yield (
+            f"--tokenizer-type {LLAMA2} is predicted with Llama 2's 32,000 words: give --args '--vocab-size N' if the"
+            " tokenizer's file has others."
+        )
+    hidden = dropout(arguments, "--hidden-dropout")
+    described = "--hidden-dropout" in arguments.settings or "--hidden-size" in arguments
+    if hidden and not model.residual_dropout and described:
+        said = "" if "--hidden-dropout" in arguments.settings else f" ({arguments.defaults.of}'s default)"
+        yield f"--hidden-dropout {hidden:g}{said} is predicted as none: it keeps a byte per activation and half-layer."
+    share = arguments.word("--rotary-percent", "1")
+    if share not in ("1", "1.0"):
+        yield f"--rotary-percent {share}: it costs nothing, and a model that is exported rotates whole heads."
 
 
 def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iterator[str]:

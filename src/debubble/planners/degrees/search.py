@@ -66,8 +66,8 @@ with hosts."""
 FINAL_TOLERANCE = 1.05
 """Factor of the fastest step up to which the fastest usual choice is given to `auto`, too."""
 MOST_FINISHED, DRAFTS_DIFFER = 3, 1.02
-"""The most of the fastest choices that are given to `auto`, and the factor of the fastest draft up to which: with more
-effort drafts change places within it."""
+"""The most choices that are given to `auto`, and the factor of the fastest draft's step within which theirs are: with
+more effort drafts change places within it."""
 WITH_HOSTS = 4
 """Choices that are planned with hosts."""
 UNEVEN_CHOICES = 2

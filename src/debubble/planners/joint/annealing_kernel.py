@@ -77,8 +77,9 @@ FEWEST_HOSTED = 2
 """One in so many random points has hosts step as few stages of each device as a share of its memory is to be left."""
 FREE_SHARES = 24
 """The largest of these shares, in parts of 64."""
-SOON, FEW = 16, 3
-"""How many of the first choices of the list scheduler's horizon and prefetch are drawn with it."""
+DRAWN_HORIZONS, DRAWN_PREFETCHES = 16, 3
+"""How many choices of the list scheduler's horizon and prefetch, the least first, are drawn for points that go back
+stage by stage, where devices are short of memory."""
 LEAST_KEPT = 3
 """One in so many random points keeps as little of activations on devices as can be, where states leave little room."""
 CHUNK, RUN = 5, 2
@@ -107,7 +108,7 @@ class Space(NamedTuple):
         offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
         crowded: 1 if states would take most of the devices' memory, or have no room there.
-        short: 1 if they would take nearly all of it, or have no room.
+        short: 1 if they would take nearly all of it, or do not fit.
         full: 1 if states take most of devices' memory in the points that are drawn.
         free: Per device, bytes beside all states of the units that it has at first; negative if these do not fit.
         saved: Per stage, bytes of states that leave the device if a host steps it, of the units that it has at first.
@@ -272,6 +273,7 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
         to = UNLIMITED if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
         change(a, point, MOST, to, s, random)
     elif dice < HOSTS and a.hostable:
+        # Two stages of a device may change places between it and its host.
         other = draw(random, S) if a.short else s
         if a.device_of[other] == a.device_of[s] and point[ON_HOST, other] != point[ON_HOST, s]:
             point[ON_HOST, other], point[ON_HOST, s] = point[ON_HOST, s], point[ON_HOST, other]
@@ -335,8 +337,8 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         policy[BACKWARDS] = BY_STAGE + draw(random, 2)
         if a.short:
             # Earlier reloads fill the memory that the forwards before them need.
-            policy[HORIZON] = a.choices[HORIZON, draw(random, min(SOON, a.options[HORIZON]))]
-            policy[PREFETCH] = a.choices[PREFETCH, draw(random, FEW)]
+            policy[HORIZON] = a.choices[HORIZON, draw(random, min(DRAWN_HORIZONS, a.options[HORIZON]))]
+            policy[PREFETCH] = a.choices[PREFETCH, draw(random, DRAWN_PREFETCHES)]
     elif offloads and a.full and draw(random, LEAST_KEPT) == 0:
         point[LEVEL], point[SHARE] = levels - 1, QUARTERS
 

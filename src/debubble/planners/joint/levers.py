@@ -104,7 +104,7 @@ between the two are 2.4% faster so."""
 
 SHORT_SHARE = 0.85
 """The part above which plans are drawn whose hosts step as little as they have to, from the deepest stages on: five
-settings are 7% faster in the mean so (llama2-70b on 16 H100 by 17%), and three below it 0.6% slower."""
+settings are 4% faster in the mean so (llama2-70b on 16 H100 by 17%), and three below it 0.6% slower."""
 
 
 def exceeds_devices(problem: Problem, units: Units) -> bool:
