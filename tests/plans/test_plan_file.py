@@ -36,7 +36,7 @@ def content(tmp_path: Path) -> dict[str, Any]:
 
 def test_the_orders_of_shared_links_are_written_and_read() -> None:
     schedule = offloading(schedule_of("1f1b", devices=2))
-    written = ScheduleFile.of(on_one_link(schedule))
+    written = ScheduleFile.from_schedule(on_one_link(schedule))
     assert written.link_orders == ["1O0 1O1 1O2 1O3 0O0 0O1 0O2 0O3", "1L0 0L0 1L1 0L1 1L2 0L2 1L3 0L3"]
     assert written.schedule() == on_one_link(schedule)
 

@@ -30,7 +30,7 @@ class PlannedLayer:
         return any(strategy != "none" for strategy in self.strategies)
 
     @property
-    def whole(self) -> bool:
+    def full(self) -> bool:
         """True if all of it is recomputed."""
         return all(strategy == "full" for strategy in self.strategies)
 
@@ -103,7 +103,7 @@ def replanning_advice(plan: Plan, target: str) -> str:
     """Advice on how to plan for the target of that title."""
     if plan.model is None:
         return "plan again with --planner dapple+ on pipeline devices that divide the layers, or plan a MODEL"
-    names = (name for name, each in targets.items() if each.title == target)
+    names = (name for name, entry in targets.items() if entry.title == target)
     return f"plan again with --for {next(names, 'TARGET')}, which searches what it can run"
 
 
@@ -120,7 +120,7 @@ def hf_names(model: ModelConfig | None, stages: Sequence[StageLayers]) -> list[l
         raise ExportError(f"debubble does not know the names of the modules of '{family}'; export to megatron.")
     base, embedding, layers, last = OTHER_BASES.get(family, ("model", "embed_tokens", "layers", "norm"))
     names = _names(stages, [f"{base}.{embedding}"], f"{base}.{layers}.{{}}", [f"{base}.{last}", "lm_head"])
-    return [[*part, f"{base}.rotary_emb"] for part in names]
+    return [[*modules, f"{base}.rotary_emb"] for modules in names]
 
 
 def torchtitan_names(stages: Sequence[StageLayers]) -> list[list[str]]:
@@ -132,7 +132,7 @@ def _names(stages: Sequence[StageLayers], first: list[str], layer: str, last: li
     return [
         [
             *(first if stage.embedding else []),
-            *(layer.format(each.index) for each in stage.layers),
+            *(layer.format(planned.index) for planned in stage.layers),
             *(last if stage.head else []),
         ]
         for stage in stages

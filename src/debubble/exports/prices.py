@@ -1,4 +1,4 @@
-"""Changes of a plan that targets ask for, and their price: the plan's own model units, priced again.
+"""Changes to a plan that targets require, and the step that the plan's model units predict for them.
 
 Other frameworks partition by whole layers, but debubble's units are half-layers.  Where a stage ends within a layer,
 the layer moves as a whole to one of the two stages, for all such layers to the earlier or for all to the later,
@@ -69,8 +69,8 @@ def as_one_stage(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     o = plan.options
     units = _units(plan, o, framework_of_options(o.framework, FSDP if o.zero >= 3 else MEGATRON))
     assert units is not None
-    whole = [sum(plan.partition, ())]
-    one = with_partition(replace(plan, schedule=schedule), units, partition_named(whole, units))
+    one_stage = [sum(plan.partition, ())]
+    one = with_partition(replace(plan, schedule=schedule), units, partition_named(one_stage, units))
     if not fits(one):
         return plan, ()
     if not changes_step(one, plan):
@@ -89,11 +89,11 @@ def fits(plan: Plan) -> bool:
 
 
 MIN_CHANGE = 0.002
-"""Share of a step from which a change of it is told."""
+"""Smallest relative change of the step that is reported."""
 
 
 def changes_step(changed: Plan, plan: Plan) -> bool:
-    """Tell whether a change makes the step longer or shorter by what is worth a word."""
+    """Tell whether a change makes the step longer or shorter by more than MIN_CHANGE."""
     return abs(seconds_per_step(changed) / seconds_per_step(plan) - 1) > MIN_CHANGE
 
 
@@ -140,7 +140,7 @@ def to_whole_layers(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
         return plan, ()
     partition = partition_named(plan.partition, units)
     partitions = [_with_whole_layers(partition, split, earlier=earlier) for earlier in (True, False)]
-    fitting = [moved for each in partitions if fits(moved := with_partition(plan, units, each))]
+    fitting = [moved for layers in partitions if fits(moved := with_partition(plan, units, layers))]
     if not fitting:
         return plan, ()
     best = min(fitting, key=seconds_per_step)

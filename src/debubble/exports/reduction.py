@@ -70,7 +70,7 @@ def _schedule_losses(plan: Plan) -> list[str]:
         losses.append("Recomputation that the plan places in bubbles happens right before the backward.")
     if s.deeper & s.explicit_recompute:
         losses.append("Micro-batches that the plan recomputes deeper recompute as the others.")
-    if any(share != 1 for _, each in all_shares(s.recompute_fraction) for share in each):
+    if any(share != 1 for _, shares in all_shares(s.recompute_fraction) for share in shares):
         losses.append("Stages of which the plan recomputes a share recompute all that they can.")
     if any(op.kind in (Kind.S, Kind.G) and op.stage not in s.host_steps for op in s.operations):
         losses.append("Optimizer steps and gradient reductions among the micro-batches move to the end of the step.")
@@ -129,14 +129,16 @@ class Alternative(Generic[T]):
     """The difference from the plan, as the beginning of a sentence."""
 
 
-def fastest(plan: Plan, ladders: Iterable[Sequence[Alternative[T]]], *, target: str) -> tuple[Plan, T, tuple[str, ...]]:
+def fastest(
+    plan: Plan, sequences: Iterable[Sequence[Alternative[T]]], *, target: str
+) -> tuple[Plan, T, tuple[str, ...]]:
     """The fastest choice that keeps no more than planned on any stage: the plan with it, its setting, what is lost.
 
-    Each ladder's choices recompute more and more, so its first that suffices is the one.  Where the plan's costs are
-    not those of model units, the first choice of all that recomputes what is planned.
+    The choices of a sequence recompute more and more, so its first one that suffices is taken.  Where the plan's costs
+    are not those of model units, it is the first choice of all that recomputes what is planned.
     """
     units = units_of(plan)
-    fitting = [pair for ladder in ladders if (pair := _first(plan, units, ladder)) is not None]
+    fitting = [pair for choices in sequences if (pair := _first(plan, units, choices)) is not None]
     if not fitting:
         raise ExportError(
             f"{target} has no recomputation that keeps as little as planned; {replanning_advice(plan, target)}."
@@ -151,7 +153,7 @@ def fastest(plan: Plan, ladders: Iterable[Sequence[Alternative[T]]], *, target: 
 
 def all_or_nothing(layer: PlannedLayer) -> bool:
     """Tell whether all of a layer is recomputed, or nothing."""
-    return layer.whole or not layer.recomputes
+    return layer.full or not layer.recomputes
 
 
 def recomputed_layers(plan: Plan, *, target: str) -> list[int]:
@@ -198,8 +200,8 @@ def with_kept_ends(plan: Plan, *, target: str) -> tuple[Plan, tuple[str, ...]]:
     if not any(unit.type in ENDS and unit.strategy != "none" for units in plan.partition for unit in units):
         return plan, ()
     units = units_of(plan)
-    kept = {s: [u.strategy for u in units if u.type not in ENDS] for s, units in enumerate(plan.partition)}
-    changed = _with_strategies(plan, units, [strategy for strategies in kept.values() for strategy in strategies])
+    strategies = [u.strategy for stage in plan.partition for u in stage if u.type not in ENDS]
+    changed = _with_strategies(plan, units, strategies)
     if units is None or not fits(changed):
         raise ExportError(
             f"{target} recomputes decoder layers alone, and this plan recomputes its head to fit;"
@@ -226,8 +228,8 @@ def _with_strategies(plan: Plan, units: Units | None, strategies: Sequence[str])
     return replace(changed, schedule=replace(plan.schedule, fused_recompute=fused))
 
 
-def _first(plan: Plan, units: Units | None, ladder: Sequence[Alternative[T]]) -> tuple[Alternative[T], Plan] | None:
-    for choice in ladder:
+def _first(plan: Plan, units: Units | None, choices: Sequence[Alternative[T]]) -> tuple[Alternative[T], Plan] | None:
+    for choice in choices:
         changed = _with_layers(plan, units, choice.layers)
         if _keeps_no_more(changed, plan, priced=units is not None):
             return choice, changed
@@ -248,7 +250,7 @@ def _keeps_no_more(changed: Plan, plan: Plan, *, priced: bool) -> bool:
 
 
 def _kept_bytes(plan: Plan, stage: int) -> float:
-    """The least that a stage keeps of any micro-batch."""
+    """The smallest number of bytes that a stage keeps of any micro-batch."""
     return min(float(plan.schedule.kept_bytes(plan.costs, stage, j)) for j in range(plan.schedule.micro_batches))
 
 

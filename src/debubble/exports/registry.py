@@ -139,25 +139,25 @@ def _own_kernels(target: Target, runs: Plan) -> str | None:
     """Say how the target's own kernels change the step of a plan that prices no framework's; None: they do not."""
     if runs.model is None or runs.profile is not None or runs.options.framework or not target.framework:
         return None
-    own = with_options(runs, replace(runs.options, framework=target.framework))
-    if own is None:
+    repriced = with_options(runs, replace(runs.options, framework=target.framework))
+    if repriced is None:
         return None
     beginning = f"The plan prices no framework's kernels; with those of {target.framework}"
-    if not fits(own):
-        peak = _peak(replace(own, costs=own.costs.with_limit(None)))
+    if not fits(repriced):
+        peak = _peak(replace(repriced, costs=repriced.costs.with_limit(None)))
         return f"{beginning} its fullest device needs {peak} and does not fit: plan again with --for {target.name}."
-    if not changes_step(own, runs):
+    if not changes_step(repriced, runs):
         return None
-    return f"{beginning} {slowdown(own, runs)}: --for {target.name} plans with them."
+    return f"{beginning} {slowdown(repriced, runs)}: --for {target.name} plans with them."
 
 
 def _unit_losses(plan: Plan) -> tuple[str, ...]:
     """Sentences on units and micro-batches that are unlike each other, which no target expresses."""
     types = {unit.type: None for units in plan.partition for unit in units}
-    others = [name for name in types if name not in (*ENDS, "attention", "mlp", "layer", "stage")]
+    unknown = [name for name in types if name not in (*ENDS, "attention", "mlp", "layer", "stage")]
     losses = []
-    if others:
-        losses.append(f"Each unit of type {' or '.join(others)} is taken for one decoder layer.")
+    if unknown:
+        losses.append(f"Each unit of type {' or '.join(unknown)} is taken for one decoder layer.")
     if plan.has_lengths:
         losses.append("The plan counts on the lengths of its micro-batches: give the target batches of these lengths.")
     return tuple(losses)

@@ -23,7 +23,7 @@ def as_run(problem: Problem, solution: Solution) -> Solution:
     if levers is None or partition is None or not isinstance(problem.workload, ModelUnits):
         return solution
     units = problem.workload.units
-    if levers.alike(units, partition):
+    if levers.allows(units, partition):
         return _with(solution, levers, units, partition)
     return _recomputing_uniformly(problem, levers, solution, units)
 

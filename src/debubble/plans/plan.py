@@ -269,8 +269,8 @@ class Plan(Simulated):
     @with_checked_types()
     def load(path: str | Path) -> Plan:
         """Read a plan file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
-        content, again = read_file(Path(path), "plan file"), "make the plan again with `debubble plan`"
-        file = decode_versioned(content, PlanFile, what="plan", name=str(path), version=VERSION, again=again)
+        content, remedy = read_file(Path(path), "plan file"), "make the plan again with `debubble plan`"
+        file = decode_versioned(content, PlanFile, what="plan", name=str(path), version=VERSION, again=remedy)
         try:
             check_option_names(content)
             return Plan.of_file(file)
@@ -289,7 +289,7 @@ class Plan(Simulated):
         return PlanFile(
             **entries,
             debubble_plan=VERSION,
-            schedule=ScheduleFile.of(self.schedule),
+            schedule=ScheduleFile.from_schedule(self.schedule),
             costs=self.costs.to_dict(),
             lower_bound=float(self.lower_bound),
         )
@@ -338,11 +338,11 @@ def _with_own_bound(plan: Plan) -> Plan:
         step = plan.step_time
     except (DeadlockError, InfeasibleError, InputError):
         return plan
-    most = plan.lower_bound / (1 + BOUND_TOLERANCE)
-    if step >= most:
+    max_bound = plan.lower_bound / (1 + BOUND_TOLERANCE)
+    if step >= max_bound:
         return plan
     told = plan.candidates[0].step_time if plan.candidates else None
-    if told is None or told < most:
+    if told is None or told < max_bound:
         raise InputError(
             f"The plan's lower_bound is {plan.lower_bound:g}, and its own step takes {step:g}: no bound is above the"
             " step of a plan that fits; make the plan again with `debubble plan`."

@@ -42,7 +42,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
     """The transfers of shared links, as orders; absent: all are served by arrival."""
 
     @staticmethod
-    def of(schedule: Schedule) -> ScheduleFile:
+    def from_schedule(schedule: Schedule) -> ScheduleFile:
         """The entries of a schedule."""
         s = schedule
         return ScheduleFile(

@@ -25,8 +25,8 @@ def processes_in(folder: Path) -> Iterator[int]:
 def main(folder: Path) -> None:
     """Wait for the workbench to end, and leave nothing of it."""
     sys.stdin.buffer.read()
-    while found := list(processes_in(folder)):
-        for process in found:
+    while processes := list(processes_in(folder)):
+        for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)

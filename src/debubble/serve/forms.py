@@ -38,8 +38,8 @@ class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
     def arguments(self) -> list[str]:
         """The arguments of `debubble plan`; every value is joined to its option, so that none can be taken for one."""
         _check_chosen(self)
-        given = {name.replace("_", "-"): getattr(self, name) for name in self.__struct_fields__ if name != "model"}
-        options = [f"--{name}={value}" for name, value in given.items() if value is not None and value != ""]
+        values = {name.replace("_", "-"): getattr(self, name) for name in self.__struct_fields__ if name != "model"}
+        options = [f"--{name}={value}" for name, value in values.items() if value is not None and value != ""]
         return ["plan", *options, "--", self.model]
 
 

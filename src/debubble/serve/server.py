@@ -164,8 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             return self._send(HTTPStatus.BAD_REQUEST, {"error": "This is no address."})
         origin = self.headers.get("Origin")
-        own = [f"http://{name}" for name in self.server.names]
-        if self.headers.get("Host") not in self.server.names or (origin is not None and origin not in own):
+        origins = [f"http://{name}" for name in self.server.names]
+        if self.headers.get("Host") not in self.server.names or (origin is not None and origin not in origins):
             return self._send(HTTPStatus.FORBIDDEN, {"error": "This workbench answers only its own page."})
         if not secrets.compare_digest(self.query.get("token", "").encode(), self.server.token.encode()):
             error = "Open the address that `debubble serve` printed: it has the token."
@@ -275,6 +275,6 @@ class _Handler(BaseHTTPRequestHandler):
             "step": time_words(scene.step_time, seconds=True),
             "bubble": f"{100 * scene.timeline.bubble_fraction:.1f}%",
             "peak": size_words(max(scene.peak_memory)),
-            "limit": size_words(min((each for each in scene.limits if each is not None), default=None)),
+            "limit": size_words(min((limit for limit in scene.limits if limit is not None), default=None)),
         }
         self._send(HTTPStatus.OK, {"figures": figures, "page": page})

@@ -1,8 +1,8 @@
-"""The levers that a framework leaves to a plan: orders, whole layers, and ways to recompute them.
+"""What a plan may choose for a framework: the order of operations, layers per stage, and recomputation settings.
 
-Planners move a framework's units as they move any others: a decoder layer is one unit, whose strategies are named after
-the framework's settings; nothing else recomputes, and nothing is offloaded.  `halves` leads back to the half-layers in
-which a plan lists its stages.
+Planners move a framework's units as any others: a decoder layer is one unit, whose strategies are named after the
+framework's settings.  Nothing else recomputes, and nothing is offloaded.  `halves` translates a partition into layers
+back to the half-layers in which a plan lists its stages.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ class Choice:
 
 
 def same(way: Way) -> Choice:
-    """The setting that does the same to every layer."""
+    """The setting that recomputes the same operators in dense and MoE layers."""
     return Choice(way, way)
 
 
-WHOLE: Mapping[str, Choice] = {"none": same(NOTHING), "full": same(EVERYTHING)}
-"""A layer recomputes wholly or not at all."""
+FULL_OR_NONE: Mapping[str, Choice] = {"none": same(NOTHING), "full": same(EVERYTHING)}
+"""Settings of a framework that recomputes all of a layer or nothing."""
 
 
 @dataclass(frozen=True)
-class EachLayer:
-    """Every layer recomputes in a way of its own."""
+class PerLayer:
+    """Each layer has its own recomputation setting."""
 
     choices: Mapping[str, Choice]
     from_start: bool = False
-    """True if the framework counts them from the start of a stage: those that recompute most come first."""
+    """Whether the framework gives the number of recomputing layers of a stage, counted from its first layer."""
 
 
 @dataclass(frozen=True)
-class AllLayers:
-    """All layers recompute in the same way."""
+class Uniform:
+    """All layers share one recomputation setting."""
 
     choices: Mapping[str, Choice]
     block: bool = False
-    """True if, in place of that, the first N layers of every stage may recompute wholly, N being the same for all."""
-    whole: bool = True
-    """True if all layers may recompute wholly."""
+    """Whether the first N layers of every stage may recompute fully instead (Megatron's `block`), N equal for all."""
+    full: bool = True
+    """Whether full recomputation of all layers is one of the settings."""
 
 
-Recomputation = EachLayer | AllLayers
+Recomputation = PerLayer | Uniform
 
 
 HALVES = ("attention", "mlp")
@@ -85,8 +85,8 @@ class TargetLevers:
     Attributes:
         orders: The orders that it runs.
         recomputation: Its ways to recompute.
-        keeps_until_weights: Whether it keeps all of a forward's tensors until W, with the gradients next to them, as
-            torch's split of a backward does.
+        keeps_until_weights: Whether all tensors of a forward stay until W next to their gradients, as in torch's
+            split of a backward.
         offload: The ways in which it offloads modules of all layers alike; nothing else is offloaded.
     """
 
@@ -109,19 +109,19 @@ class TargetLevers:
         return taken
 
     def half_layers(self, units: Units, model: Model, options: RunOptions) -> Units:
-        """The half-layers with the framework's memory; without offload, but for what it offloads by module."""
+        """The half-layers with the framework's memory and, of all offload, its offload by module."""
         if not self.offload:
-            kept = changed_by_kind(units.units, self._half_layer)
-            return replace(units, units=tuple(kept), offload_bandwidth=None)
-        known = changed_by_kind(units.units, lambda unit: with_modules(self._half_layer(unit), model, options))
-        return replace(units, units=tuple(known), offload_bandwidth=None, module_bandwidth=units.offload_bandwidth)
+            halves = changed_by_kind(units.units, self._half_layer)
+            return replace(units, units=tuple(halves), offload_bandwidth=None)
+        halves = changed_by_kind(units.units, lambda unit: with_modules(self._half_layer(unit), model, options))
+        return replace(units, units=tuple(halves), offload_bandwidth=None, module_bandwidth=units.offload_bandwidth)
 
     def offload_of(self, schedule: Schedule, units: Units, partition: Partition) -> ModuleOffload | None:
-        """The way to offload that a schedule of these units has; None: another than the framework's, or none."""
+        """The offload setting that makes the schedule's transfers; None if no setting of the framework does."""
         return setting_of(schedule, units, partition, self.offload) if schedule.offloaded else None
 
     def layers(self, units: Units, sparse: frozenset[int]) -> Units:
-        """The units that `half_layers` gave with every layer whole; `sparse` are the layers with experts."""
+        """The units of `half_layers` with the halves of each layer joined; `sparse` are the layers with experts."""
         layers = {unit.layer for unit in units.units if unit.type in LAYERS}
         choices = self._distinct(dense=bool(layers - sparse), sparse=bool(layers & sparse))
         made: dict[tuple[Hashable, ...], Unit] = {}
@@ -135,11 +135,11 @@ class TargetLevers:
         return replace(units, units=tuple(joined))
 
     def uniform_partitions(self, units: Units, lengths: Sequence[int]) -> Iterator[Iterator[Partition]]:
-        """The ways in which all layers can recompute alike, from the least recomputation to the most in each group."""
+        """Partitions whose layers share one setting, in groups ordered by increasing recomputation."""
         layers = [unit for unit in units.units if unit.type in LAYERS]
         common = [name for name in self._choices if all(name in unit.strategies for unit in layers)]
         times = {name: sum(unit.strategies[name].recompute for unit in layers) for name in common}
-        if isinstance(self.recomputation, AllLayers):
+        if isinstance(self.recomputation, Uniform):
             yield (
                 Partition.cut(units, lengths, strategy=name) for name in sorted(common, key=lambda name: times[name])
             )
@@ -147,14 +147,14 @@ class TargetLevers:
                 yield (_block(units, lengths, number) for number in range(1, max(lengths) + 1))
 
     def in_target_order(self, units: Units, partition: Partition) -> Partition:
-        """The partition with equal layers of a stage in the order that the framework counts them in."""
-        if not isinstance(self.recomputation, EachLayer) or not self.recomputation.from_start:
+        """The partition with the equal layers of a stage in the framework's order of recomputation."""
+        if not isinstance(self.recomputation, PerLayer) or not self.recomputation.from_start:
             return partition
         return Partition(_most_first(units, stage) for stage in partition)
 
-    def alike(self, units: Units, partition: Partition) -> bool:
-        """Tell whether the whole layers of a partition recompute together as the framework can."""
-        if not isinstance(self.recomputation, AllLayers):
+    def allows(self, units: Units, partition: Partition) -> bool:
+        """Tell whether the framework can run the combination of settings of a partition into layers."""
+        if not isinstance(self.recomputation, Uniform):
             return True
         stages = [
             [frozenset({name}) for index, name in stage if units.units[index].type in LAYERS] for stage in partition
@@ -163,7 +163,7 @@ class TargetLevers:
         return len(names) < 2 or (self.recomputation.block and _is_block(stages))
 
     def halves(self, units: Units, joined: Units, partition: Partition) -> Partition:
-        """The partition of `units` that one of the whole layers `joined` from them stands for."""
+        """The partition of the half-layers `units` that a partition of the layers `joined` from them means."""
         spans = _spans(units.units)
 
         def expanded(stage: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -176,18 +176,18 @@ class TargetLevers:
         return Partition(expanded(stage) for stage in partition)
 
     def expresses(self, stages: Sequence[Sequence[PlannedUnit]], sparse: frozenset[int]) -> bool:
-        """Tell whether stages hold whole layers that recompute as the framework can, and nothing else recomputes."""
+        """Tell whether stages end between layers, layers have settings of the framework, and nothing else recomputes."""
         settings = [[self._settings(layer, sparse) for layer in _layers(stage)] for stage in stages]
         ends = (unit for stage in stages for unit in stage if unit.type not in LAYERS)
         if any(unit.strategy != "none" for unit in ends) or not all(all(stage) for stage in settings):
             return False
         of_layers = [names for stage in settings for names in stage]
-        if not isinstance(self.recomputation, AllLayers) or not of_layers or frozenset.intersection(*of_layers):
+        if not isinstance(self.recomputation, Uniform) or not of_layers or frozenset.intersection(*of_layers):
             return True
         return self.recomputation.block and _is_block(settings)
 
     def _settings(self, layer: Sequence[PlannedUnit], sparse: frozenset[int]) -> frozenset[str]:
-        """Names of the settings that recompute a layer so; none if it is not whole."""
+        """Names of the settings that recompute these operators of a layer; empty for half a layer."""
         if layer[0].type != "layer" and [unit.type for unit in layer] != list(HALVES):
             return frozenset()
         ways = {name: _way(choice, layer[0].layer, sparse) for name, choice in self._choices.items()}
@@ -202,16 +202,16 @@ class TargetLevers:
 
     @property
     def _choices(self) -> Mapping[str, Choice]:
-        whole = isinstance(self.recomputation, AllLayers) and self.recomputation.whole
-        return {**self.recomputation.choices, **(WHOLE if whole else {})}
+        full = isinstance(self.recomputation, Uniform) and self.recomputation.full
+        return {**self.recomputation.choices, **(FULL_OR_NONE if full else {})}
 
     def _distinct(self, *, dense: bool, sparse: bool) -> list[tuple[str, Choice]]:
-        """The settings that do different things to the kinds of layers that there are; of those alike, the first."""
-        kept: dict[tuple[Way | None, Way | None], tuple[str, Choice]] = {}
+        """The settings without those that recompute the same operators in the model's layers as an earlier one."""
+        first: dict[tuple[Way | None, Way | None], tuple[str, Choice]] = {}
         for name, choice in self._choices.items():
             key = choice.dense if dense else None, choice.sparse if sparse else None
-            kept.setdefault(key, (name, choice))
-        return list(kept.values())
+            first.setdefault(key, (name, choice))
+        return list(first.values())
 
     def _half_layer(self, unit: Unit) -> Unit:
         after_input = unit.activation_after_input
@@ -221,7 +221,7 @@ class TargetLevers:
 
 
 def _joined_layer(units: Sequence[Unit], ways: Mapping[str, Way]) -> Unit:
-    """The units of a layer as one; a unit alone keeps those of its strategies that are ways of both halves."""
+    """Join the halves of a layer; a unit that is a layer already keeps the strategies that both halves have."""
     first = units[0]
     if len(units) == 1:
         known = {name for name, way in ways.items() if way.attention == way.mlp == name} if first.type in LAYERS else {}
@@ -234,7 +234,7 @@ def _joined_layer(units: Sequence[Unit], ways: Mapping[str, Way]) -> Unit:
 
 
 def _most_first(units: Units, stage: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The layers of each kind in a stage, those that recompute most first."""
+    """The layers of a stage, those of each kind in the order of decreasing recomputation."""
     strategies: dict[Number, list[str]] = {}
     for index, name in stage:
         strategies.setdefault(units.units[index].activation, []).append(name)
@@ -245,7 +245,7 @@ def _most_first(units: Units, stage: Sequence[tuple[int, str]]) -> Iterator[tupl
 
 
 def _block(units: Units, lengths: Sequence[int], number: int) -> Partition:
-    """Stages of which the first `number` layers recompute wholly."""
+    """Stages whose first `number` layers recompute fully."""
     stages = []
     for stage in Partition.cut(units, lengths):
         layers = [index for index, _ in stage if units.units[index].type in LAYERS][:number]
@@ -258,7 +258,7 @@ def _way(choice: Choice, layer: int | None, sparse: frozenset[int]) -> Way:
 
 
 def _strategy(attention: Unit, mlp: Unit, way: Way) -> Strategy | None:
-    """Both halves recomputing so; None if one of them cannot."""
+    """The strategy of the joined halves; None if one of them lacks its part."""
     names = attention.strategy_named(way.attention), mlp.strategy_named(way.mlp)
     if names[0] is None or names[1] is None:
         return None
@@ -268,7 +268,7 @@ def _strategy(attention: Unit, mlp: Unit, way: Way) -> Strategy | None:
 
 
 def _spans(units: Sequence[Unit]) -> list[tuple[int, int]]:
-    """First and last index of every unit of whole layers."""
+    """First and last index of the units of each layer; an end of the model is a span of its own."""
     spans: list[tuple[int, int]] = []
     for index, unit in enumerate(units):
         before = units[index - 1] if index else None
@@ -280,16 +280,13 @@ def _spans(units: Sequence[Unit]) -> list[tuple[int, int]]:
 
 
 def _layers(stage: Sequence[PlannedUnit]) -> list[list[PlannedUnit]]:
-    """The units of a stage's layers, layer by layer."""
+    """The units of a stage grouped by layer."""
     units = (unit for unit in stage if unit.type in LAYERS)
     return [list(run) for _, run in groupby(units, key=lambda unit: unit.layer)]
 
 
 def _same_operators(ours: str, planned: str) -> bool:
-    """Tell whether two names stand for the same operators.
-
-    One kernel has `activation` and `multiply`, which a plan names by the one that its MLP has.
-    """
+    """Tell whether two names mean the same operators; `multiply` and `activation` are one kernel."""
     return _operators(ours) == _operators(planned)
 
 
@@ -298,10 +295,10 @@ def _operators(names: str) -> set[str]:
 
 
 def _is_block(stages: Sequence[Sequence[frozenset[str]]]) -> bool:
-    """Tell whether the first N layers of every stage recompute wholly and the others not at all."""
-    whole = [["full" in layer for layer in stage] for stage in stages]
-    counts = [sum(stage) for stage in whole]
+    """Tell whether the first N layers of every stage recompute fully and the rest not at all."""
+    full = [["full" in layer for layer in stage] for stage in stages]
+    counts = [sum(stage) for stage in full]
     return all(
         count == min(max(counts), len(stage)) and all(flags[:count]) and all("none" in layer for layer in stage[count:])
-        for count, flags, stage in zip(counts, whole, stages, strict=True)
+        for count, flags, stage in zip(counts, full, stages, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Offload by module, in every layer alike: Megatron-LM's fine-grained activation offloading.
+"""Offload by module, the same modules in every layer: Megatron-LM's fine-grained activation offloading.
 
 The inputs that a layer's modules keep for the backward go to the host after the forward, and come back for the
 backward (docs/user-guide/features/fine_grained_activation_offloading.md there).  Layer by layer they move next to the
@@ -59,11 +59,11 @@ class ModuleOffload:
 
     def schedule(self, plain: Schedule, units: Units, partition: Partition) -> Schedule:
         """The schedule with what leaves and comes back; `plain` moves nothing."""
-        kept = [
+        saved_bytes = [
             float(sums.activation_recomputed if s in plain.fused_recompute else sums.activation)
             for s, sums in enumerate(units.stage_sums(tuple(stage)) for stage in partition)
         ]
-        shares = {s: size / kept[s] for s, size in enumerate(self.moved_bytes(units, partition)) if size}
+        shares = {s: size / saved_bytes[s] for s, size in enumerate(self.moved_bytes(units, partition)) if size}
         orders = tuple(tuple(_with_transfers(order, shares)) for order in plain.orders)
         moving = {op.stage for order in orders for op in order if op.kind is Kind.O}
         return replace(plain, orders=orders, offload_fraction={s: shares[s] for s in sorted(moving)})
@@ -109,24 +109,24 @@ def setting_of(
 
 
 def _same_fractions(ours: Shares, theirs: Shares) -> bool:
-    """Tell whether they are the same but for rounding, `ours` with one share for all micro-batches."""
+    """Compare up to rounding; `ours` has one share for all micro-batches of a stage."""
     return ours.keys() == theirs.keys() and all(
         abs(float(share_of(ours, stage, 0)) - float(share)) < _ROUNDING
-        for stage, each in all_shares(theirs)
-        for share in each
+        for stage, shares in all_shares(theirs)
+        for share in shares
     )
 
 
 _ROUNDING = 1e-9
-"""Difference of two shares that is rounding of floats."""
+"""Largest difference of equal shares by rounding of floats."""
 
 
 def recomputed_operators(units: Units, partition: Partition) -> frozenset[str]:
-    """The operators that any unit recomputes, whether units are halves of layers or whole ones."""
+    """The operators that any unit recomputes, whether units are layers or halves of them."""
     names = {
         units.units[index].strategies[name].operators or name for stage in partition for index, name in stage
     }  # fmt: skip
-    return frozenset(part for name in names for half in name.split("|") for part in half.split("+")) - {"none"}
+    return frozenset(op for name in names for half in name.split("|") for op in half.split("+")) - {"none"}
 
 
 def with_modules(unit: Unit, model: Model, options: RunOptions) -> Unit:
@@ -148,11 +148,11 @@ def _saved(unit: Unit, operators: str) -> Number:
 def _of_attention(unit: Unit, model: Model) -> Mapping[str, Number]:
     """The norm's result is the product's input, and queries, keys and values the core's, which may have been normed."""
     width, kv_width = model.attention_width, model.kv_width
-    kept = width + 2 * kv_width + (width + kv_width if model.qk_norm else 0)
+    saved_width = width + 2 * kv_width + (width + kv_width if model.qk_norm else 0)
     return {
         INPUT: unit.strategies["full"].activation,
         "qkv_linear": _saved(unit, "norm"),
-        "core_attn": _saved(unit, "projections") * (width + 2 * kv_width) / kept,
+        "core_attn": _saved(unit, "projections") * (width + 2 * kv_width) / saved_width,
         "attn_proj": _saved(unit, "core"),
     }
 

@@ -128,12 +128,12 @@ def whole_backwards(schedule: Schedule, stages: Collection[int]) -> Schedule:
     in W.  As one B it recomputes once.
     """
 
-    def whole(op: Op) -> Op | None:
+    def fused(op: Op) -> Op | None:
         if op.stage not in stages or op.kind not in (Kind.I, Kind.W):
             return op
         return Op(Kind.B, op.stage, op.micro_batch) if op.kind is Kind.I else None
 
-    orders = tuple(tuple(new for op in order if (new := whole(op)) is not None) for order in schedule.orders)
+    orders = tuple(tuple(new for op in order if (new := fused(op)) is not None) for order in schedule.orders)
     return schedule if orders == schedule.orders else replace(schedule, orders=orders)
 
 

@@ -74,9 +74,9 @@ class Target:
         return self.zero if pipeline > 1 else self.zero_alone
 
     def nearest_zero(self, level: int, *, pipeline: int) -> int:
-        """The lowest of its ZeRO levels that divides all that this one does; its highest if there is none."""
+        """The lowest of its ZeRO levels that is at least this one; its highest if there is none."""
         levels = self.zero_levels(pipeline)
-        return min((own for own in levels if own >= level), default=max(levels))
+        return min((zero for zero in levels if zero >= level), default=max(levels))
 
     def refusal(self, options: RunOptions, model: Model, *, pipeline: int) -> str | None:
         """Say why it runs no plan with these options, whatever its ZeRO level; None if it does."""
@@ -125,8 +125,8 @@ class Target:
         if options.post_validation:
             return False
         if schedule.offloaded and units is not None and levers.offload:
-            kept = levers.half_layers(units, model, options)
-            if levers.offload_of(schedule, kept, partition_named(stages, kept)) is not None:
+            halves = levers.half_layers(units, model, options)
+            if levers.offload_of(schedule, halves, partition_named(stages, halves)) is not None:
                 schedule = without_transfers(schedule)
         plain = without_transfers(schedule)
         if pipeline == 1 and plain.orders == schedule.orders:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.targets.levers import WHOLE, EachLayer, TargetLevers
+from debubble.targets.levers import FULL_OR_NONE, PerLayer, TargetLevers
 from debubble.targets.limits import (
     WITHOUT_OPTIONS,
     Refusal,
@@ -39,6 +39,6 @@ targets.add(
             next_token_alone,
             text_alone,
         ),
-        levers=TargetLevers(OwnOrders(("1f1b",)), EachLayer(WHOLE)),
+        levers=TargetLevers(OwnOrders(("1f1b",)), PerLayer(FULL_OR_NONE)),
     ),
 )

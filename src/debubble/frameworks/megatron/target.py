@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from debubble.targets.levers import NOTHING, AllLayers, Choice, TargetLevers, Way, same
+from debubble.targets.levers import NOTHING, Choice, TargetLevers, Uniform, Way, same
 from debubble.targets.limits import (
     adam_on_hosts,
     divided_tokens,
@@ -99,10 +99,8 @@ targets.add(
         zero_alone=(0, 1, 2, 3),
         rules=MEGATRON,
         untested=(fsdp_with_a_pipeline,),
-        levers=TargetLevers(
-            OwnOrders(("1f1b", "interleaved")), AllLayers(MEGATRON_MODULES, block=True), offload=OFFLOAD
-        ),
-        overlapping=TargetLevers(OwnOrders((COMBINED,)), AllLayers(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
+        levers=TargetLevers(OwnOrders(("1f1b", "interleaved")), Uniform(MEGATRON_MODULES, block=True), offload=OFFLOAD),
+        overlapping=TargetLevers(OwnOrders((COMBINED,)), Uniform(OVERLAPPED_MODULES, full=False), offload=OFFLOAD),
         offload_release=OFFLOAD_RELEASE,
     ),
 )

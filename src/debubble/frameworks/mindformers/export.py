@@ -94,12 +94,12 @@ def _per_chunk(stages: Sequence[StageLayers], devices: int, count: Callable[[Sta
 
 
 def _expressible(layer: PlannedLayer) -> bool:
-    return layer.whole or layer.operators <= MINDFORMERS_CELLS.keys()
+    return layer.full or layer.operators <= MINDFORMERS_CELLS.keys()
 
 
 def _recompute(stages: Sequence[StageLayers], devices: int) -> dict[str, Any]:
     """Whole layers first, then patterns."""
-    partly = [layer for stage in stages for layer in stage.layers if not layer.whole]
+    partly = [layer for stage in stages for layer in stage.layers if not layer.full]
     patterns = {
         pattern: _per_chunk(stages, devices, lambda stage, name=name: _reach(stage, name))  # type: ignore[misc]
         for name, cells in MINDFORMERS_CELLS.items()
@@ -111,16 +111,16 @@ def _recompute(stages: Sequence[StageLayers], devices: int) -> dict[str, Any]:
 
 
 def _whole(stage: StageLayers) -> int:
-    return sum(layer.whole for layer in stage.layers)
+    return sum(layer.full for layer in stage.layers)
 
 
 def _reach(stage: StageLayers, operator: str) -> int:
     """Layers up to which a pattern holds: the whole ones, which come first, and those that have it."""
-    having = sum(operator in layer.operators for layer in stage.layers if not layer.whole)
+    having = sum(operator in layer.operators for layer in stage.layers if not layer.full)
     return _whole(stage) + having if having else 0
 
 
 def _is_unsorted(stage: StageLayers) -> bool:
     """Tell whether the layers that recompute are not already sorted, most first."""
-    keys = [(not layer.whole, not layer.recomputes) for layer in stage.layers]
+    keys = [(not layer.full, not layer.recomputes) for layer in stage.layers]
     return keys != sorted(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.targets.levers import NOTHING, WHOLE, EachLayer, TargetLevers, Way, same
+from debubble.targets.levers import FULL_OR_NONE, NOTHING, PerLayer, TargetLevers, Way, same
 from debubble.targets.limits import (
     PLAIN,
     divided_experts,
@@ -27,7 +27,7 @@ those of its `parallel_core`.  A pattern that matches no cell does nothing."""
 
 MINDFORMERS_PATTERNS = {
     "none": same(NOTHING),
-    "full": WHOLE["full"],
+    "full": FULL_OR_NONE["full"],
     **{
         f"{attention}|{mlp}": same(Way(attention, mlp))
         for attention in ("none", "norm")
@@ -56,7 +56,7 @@ targets.add(
             text_alone,
         ),
         levers=TargetLevers(
-            OwnOrders(("1f1b", "interleaved-less-memory")), EachLayer(MINDFORMERS_PATTERNS, from_start=True)
+            OwnOrders(("1f1b", "interleaved-less-memory")), PerLayer(MINDFORMERS_PATTERNS, from_start=True)
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.targets.levers import WHOLE, EachLayer, TargetLevers
+from debubble.targets.levers import FULL_OR_NONE, PerLayer, TargetLevers
 from debubble.targets.limits import whole_sequences
 from debubble.targets.orders import GivenOrders
 from debubble.targets.target import Target, targets
@@ -14,6 +14,6 @@ targets.add(
         title="torch",
         zero_alone=(0, 1, 2, 3),
         rules=(whole_sequences,),
-        levers=TargetLevers(GivenOrders(), EachLayer(WHOLE), keeps_until_weights=True),
+        levers=TargetLevers(GivenOrders(), PerLayer(FULL_OR_NONE), keeps_until_weights=True),
     ),
 )

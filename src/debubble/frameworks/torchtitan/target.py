@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.targets.levers import WHOLE, EachLayer, TargetLevers
+from debubble.targets.levers import FULL_OR_NONE, PerLayer, TargetLevers
 from debubble.targets.limits import FSDP, PLAIN, divided_tokens, no_weights_in_4_bits, one_of, untied, whole_experts
 from debubble.targets.orders import LOOPS, GivenOrders
 from debubble.targets.target import Target, targets
@@ -23,6 +23,6 @@ targets.add(
             *FSDP,
         ),
         for_pipelines=(untied,),
-        levers=TargetLevers(GivenOrders(LOOPS), EachLayer(WHOLE), keeps_until_weights=True),
+        levers=TargetLevers(GivenOrders(LOOPS), PerLayer(FULL_OR_NONE), keeps_until_weights=True),
     ),
 )

@@ -18,7 +18,7 @@ from debubble.planners.partitioning.recomputation import cheapest_stages, cheape
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
-from debubble.targets.levers import AllLayers, TargetLevers
+from debubble.targets.levers import TargetLevers, Uniform
 
 NEAR = 1.2
 """Times the best, up to which a neighbouring partition's strategies are worth refining."""
@@ -154,7 +154,7 @@ class PartitionSearch:
     def _uniform(self) -> TargetLevers | None:
         """The levers, where they let no layer recompute in a way of its own."""
         levers = self.problem.levers
-        return levers if levers is not None and isinstance(levers.recomputation, AllLayers) else None
+        return levers if levers is not None and isinstance(levers.recomputation, Uniform) else None
 
     def _costs(self, partition: Partition) -> StageCosts:
         schedule = self.repricer.schedule
