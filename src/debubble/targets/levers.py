@@ -176,7 +176,7 @@ class TargetLevers:
         return Partition(expanded(stage) for stage in partition)
 
     def expresses(self, stages: Sequence[Sequence[PlannedUnit]], sparse: frozenset[int]) -> bool:
-        """Tell whether stages end between layers, layers have settings of the framework, and nothing else recomputes."""
+        """Tell whether stages end between layers, layers have its settings, and nothing else recomputes."""
         settings = [[self._settings(layer, sparse) for layer in _layers(stage)] for stage in stages]
         ends = (unit for stage in stages for unit in stage if unit.type not in LAYERS)
         if any(unit.strategy != "none" for unit in ends) or not all(all(stage) for stage in settings):
