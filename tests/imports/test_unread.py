@@ -78,6 +78,15 @@ def test_entries_that_torchtitan_lacks_are_told(section: str, tmp_path: Path) ->
     assert f"Not known to torchtitan, and not in the prediction: {section}.zork." in said
 
 
+def test_a_misspelt_entry_of_a_section_that_costs_nothing_is_told(tmp_path: Path) -> None:
+    said = imported_jobs.job(
+        "torchtitan", tmp_path, "job.json", json.dumps({**TITAN, "checkpoint": {"enable_checkpiont": True}}),
+        cluster="8xA100-80GB",
+    )  # fmt: skip
+
+    assert "checkpoint.enable_checkpiont (did you mean checkpoint.enable_checkpoint?)" in said.rest.warnings[0]
+
+
 def test_entries_of_float8_cost_nothing_without_it(tmp_path: Path) -> None:
     said = unread("torchtitan", {**TITAN, "float8": {"recipe_name": "rowwise"}}, tmp_path)
 

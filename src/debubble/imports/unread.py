@@ -85,7 +85,9 @@ class Unread:
         def is_of_none(name: str) -> bool:
             return name not in known and any(fnmatchcase(name, pattern) for pattern in patterns)
 
-        free = tuple(name for name in self.free if not is_of_none(name))
+        # Where names are complete, one that is near another is misspelt whatever its section costs.
+        near = misspelt(self.free, known) if patterns else {}
+        free = tuple(name for name in self.free if not (name in near or is_of_none(name)))
         unknown = tuple(sorted({*self.unknown, *self.free} - {*free}))
         of_none = (
             name for name in unknown
