@@ -10,9 +10,9 @@ from debubble.runtime.models.attention.blocks import (
     Attended,
     Scores,
     attend_to_block,
-    attend_written_out,
+    attend_unfused,
     block_gradients,
-    gradients_written_out,
+    gradients_unfused,
 )
 
 
@@ -29,7 +29,7 @@ def test_the_fused_kernels_blocks_are_those_of_written_scores(block: str, gpu: A
     documents = (window & (place[:, None] // 20 == place // 20)).expand(2, 1, -1, -1)
     seen = {"window": window, "documents": documents}.get(block)
     scores = Scores(scale=0.2, causal=block == "causal", seen=seen)
-    fused, exact = attend_to_block(q, k, v, scores), attend_written_out(q.float(), k.float(), v.float(), scores)
+    fused, exact = attend_to_block(q, k, v, scores), attend_unfused(q.float(), k.float(), v.float(), scores)
     torch.testing.assert_close(fused.output.float(), exact.output, rtol=0.02, atol=0.02)
     torch.testing.assert_close(fused.log_sum, exact.log_sum, rtol=1e-3, atol=1e-3)
     # A part of the queries alone, as a ring and a window ask for them
@@ -38,7 +38,7 @@ def test_the_fused_kernels_blocks_are_those_of_written_scores(block: str, gpu: A
     rounded = Attended(whole.output.bfloat16(), whole.log_sum)
     of_part = replace(scores, causal=False, seen=None if seen is None else seen[..., part, :])
     found = block_gradients(gradient[:, :, part], q[:, :, part], k, v, rounded, of_part)
-    expected = gradients_written_out(
+    expected = gradients_unfused(
         gradient[:, :, part].float(), q[:, :, part].float(), k.float(), v.float(), whole, of_part
     )
     for mine, other in zip(found, expected, strict=True):

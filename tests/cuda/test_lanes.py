@@ -93,7 +93,7 @@ def test_what_one_thread_hands_another_is_complete_and_stays(device: Any) -> Non
     def make() -> Any:
         with own_stream(device):
             lag(device)
-            return StreamHandoff.of(torch.full((SIZE,), 7.0, device=device))
+            return StreamHandoff.from_current_stream(torch.full((SIZE,), 7.0, device=device))
 
     with own_stream(device):
         handed = in_thread(make)

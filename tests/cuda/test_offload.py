@@ -66,8 +66,8 @@ def test_gradients_are_those_of_a_stage_that_keeps_everything(
     moved.forward(0, x, MicroBatch())
     kept = ledger.bytes
     offload(lanes, moved, ledger, share)
-    assert (ledger.bytes, ledger.elsewhere) == (kept, 0)
-    assert ledger.elsewhere_peak == round(share * kept)
+    assert (ledger.bytes, ledger.offloaded) == (kept, 0)
+    assert ledger.offloaded_peak == round(share * kept)
     expected, found = plain.backward(0, gradient, split=False), moved.backward(0, gradient, split=False)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     for one, other in zip(plain.units, moved.units, strict=True):

@@ -100,18 +100,18 @@ def test_gathered_parameters_have_a_capacity_of_their_own() -> None:
 def test_a_reload_is_placed_at_its_planned_offset() -> None:
     arena = reloaded()
     [tensor] = [t for t in arena.plan.tensors if t.allocated_by == Op.parse("0L1")]
-    place = arena.placing(Op.parse("0L1"))
+    place = arena.placer(Op.parse("0L1"))
     first, second = place(10), place(100)
     assert first is not None
     assert second is not None
-    base = arena.at(0, 1).data_ptr()
+    base = arena.tensor_at(0, 1).data_ptr()
     assert first.data_ptr() - base == tensor.offset
     assert second.data_ptr() - first.data_ptr() == ALIGNMENT
     assert [t.untyped_storage().nbytes() for t in (first, second)] == [10, 100]
 
 
 def test_more_than_a_planned_tensor_has_no_place() -> None:
-    place = reloaded().placing(Op.parse("0L1"))
+    place = reloaded().placer(Op.parse("0L1"))
     assert place(UNIT + 1) is None
     assert place(UNIT) is not None
     assert place(1) is None
@@ -121,7 +121,7 @@ def test_neither_what_a_w_may_free_nor_a_gpus_bytes_have_a_place() -> None:
     schedule = offloading(db.schedules["zb-h1"](devices=2, micro_batches=2))
     arena = arena_of(schedule, activation=UNIT, activation_after_input=UNIT // 4, offload=1)
     on_gpu = Arena(reloaded().plan, device=torch.device("cuda", 0))
-    assert arena.placing(Op.parse("0L0"))(1) is on_gpu.placing(Op.parse("0L1"))(1) is None
+    assert arena.placer(Op.parse("0L0"))(1) is on_gpu.placer(Op.parse("0L1"))(1) is None
 
 
 def test_a_paused_ledger_asks_no_arena() -> None:

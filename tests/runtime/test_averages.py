@@ -87,11 +87,11 @@ def test_averages_are_those_of_one_process(averaged_model: Any, plan: Any, take:
 def test_a_step_that_is_skipped_leaves_the_averages() -> None:
     def one(pipeline: Any) -> Any:
         take_steps(pipeline)
-        kept = [pipeline.averages.of(p).clone() for p in pipeline.parameters()]
+        kept = [pipeline.averages.get(p).clone() for p in pipeline.parameters()]
         for parameter in pipeline.parameters():
             parameter.grad = torch.full_like(parameter, float("nan"))
         pipeline.optimizer_step(max_norm=1.0)
-        return all(torch.equal(pipeline.averages.of(p), k) for p, k in zip(pipeline.parameters(), kept, strict=True))
+        return all(torch.equal(pipeline.averages.get(p), k) for p, k in zip(pipeline.parameters(), kept, strict=True))
 
     assert all(run_threads(plan_for(), one, optimizer=ADAMW, ema_decay=DECAY))
 

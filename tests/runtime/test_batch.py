@@ -27,7 +27,7 @@ ENDS = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 def read(batch: Any, **arguments: Any) -> Any:
     """The batch as one micro-batch."""
-    (rows,) = step_batch(batch, **arguments).parts
+    (rows,) = step_batch(batch, **arguments).rows
     return rows
 
 
@@ -80,8 +80,8 @@ def test_with_a_mask_positions_begin_no_documents() -> None:
 def test_modules_of_ones_own_take_inputs_of_any_shape() -> None:
     images, labels = torch.rand(4, 3, 5, 5), torch.tensor([1, 0, 2, -100], dtype=torch.int32)
     batch = read_batch({"inputs": images, "targets": labels}, micro_batches=2, device=torch.device("cpu"))
-    assert [part.tokens.shape for part in batch.parts] == [(2, 3, 5, 5)] * 2
-    assert [part.targets.tolist() for part in batch.parts] == [[1, 0], [2, -100]]
+    assert [rows.tokens.shape for rows in batch.rows] == [(2, 3, 5, 5)] * 2
+    assert [rows.targets.tolist() for rows in batch.rows] == [[1, 0], [2, -100]]
     assert batch.counted == 3
     with pytest.raises(InputError, match="as many rows"):
         step_batch({"inputs": images, "targets": labels[:3]})

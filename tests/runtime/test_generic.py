@@ -247,7 +247,7 @@ def test_masks_of_the_newest_shapes_alone_are_kept() -> None:
     context = LayerContext(parts.around)
 
     def noted(length: int) -> Any:
-        _, named = context.of(0, torch.zeros(1, length, parts.model.config.hidden_size))
+        _, named = context.arguments_of(0, torch.zeros(1, length, parts.model.config.hidden_size))
         return named["attention_mask"]
 
     masks = [weakref.ref(noted(length)) for length in (6, 7, 8)]

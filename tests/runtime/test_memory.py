@@ -105,10 +105,10 @@ def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     kept = ledger.bytes
     buffer = stage.offload(0, share, lambda size: torch.empty(size, dtype=torch.uint8))
     stage.release(0)
-    assert ledger.elsewhere == len(buffer) == round(share * kept)
+    assert ledger.offloaded == len(buffer) == round(share * kept)
     assert ledger.bytes == kept - len(buffer)
     stage.reload(0, buffer)
-    assert (ledger.bytes, ledger.elsewhere) == (kept, 0)
+    assert (ledger.bytes, ledger.offloaded) == (kept, 0)
 
 
 def activation_of(units: Any) -> Any:

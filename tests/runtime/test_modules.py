@@ -111,7 +111,7 @@ def test_a_split_backward_leaves_linear_weights_for_later() -> None:
 
     stage.backward(0, gradient, split=True)
     assert {n for n, p in module.named_parameters() if p.grad is not None} == {"norm.weight", "norm.bias"}
-    stage.weights(0)
+    stage.backward_weight(0)
     assert all(p.grad is not None for p in module.parameters())
 
 

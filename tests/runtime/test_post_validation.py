@@ -12,7 +12,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, Kind
-from debubble.runtime.distributed.gradient_norm import CHUNK, NormRelay, PartialSums, finish_order, sum_of_squares
+from debubble.runtime.distributed.gradient_norm import CHUNK_SIZE, NormRelay, PartialSums, finish_order, sum_of_squares
 from debubble.runtime.execution.speculation import speculative_instructions
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
 from tests.support import tiny_models
@@ -24,10 +24,10 @@ STEPS = 4
 
 
 def test_the_sum_of_squares_has_every_number_once() -> None:
-    gradients = [torch.full((3, CHUNK - 1), 0.5), torch.full((7,), 2.0, dtype=torch.bfloat16), torch.empty(0)]
-    assert sum_of_squares(gradients) == 3 * (CHUNK - 1) / 4 + 7 * 4
+    gradients = [torch.full((3, CHUNK_SIZE - 1), 0.5), torch.full((7,), 2.0, dtype=torch.bfloat16), torch.empty(0)]
+    assert sum_of_squares(gradients) == 3 * (CHUNK_SIZE - 1) / 4 + 7 * 4
     for bad in (math.inf, math.nan):
-        assert not PartialSums(sum_of_squares([torch.ones(CHUNK + 1), torch.tensor([1.0, bad])])).finite
+        assert not PartialSums(sum_of_squares([torch.ones(CHUNK_SIZE + 1), torch.tensor([1.0, bad])])).finite
 
 
 class HeldBack:
@@ -321,7 +321,7 @@ def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
 
     def work(pipeline: Any) -> Any:
         [stage] = pipeline.stages.values()
-        forward, weights = stage.forward, stage.weights
+        forward, weights = stage.forward, stage.backward_weight
 
         def first_forward(*arguments: Any, **options: Any) -> Any:
             if pipeline.steps_taken == 1:
@@ -336,7 +336,7 @@ def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
         if pipeline.device == 0:
             stage.forward = first_forward
         if pipeline.device == 3:
-            stage.weights = last_weights
+            stage.backward_weight = last_weights
         pipeline.post_validated_step(batch_of(pipeline, 0))
         return pipeline.post_validated_step(batch_of(pipeline, 1)).rolled_back
 

@@ -78,7 +78,7 @@ def test_a_buffer_takes_the_next_message_once_the_first_is_owned() -> None:
     buffer, other = buffers.take((4, 3), DTYPE), buffers.take((4, 3), DTYPE)
     assert buffer.data_ptr() != other.data_ptr()
     buffer.fill_(1)
-    owned = buffers.own(buffer)
+    owned = buffers.to_compute(buffer)
     shorter = buffers.take(SHAPE, torch.float64)
     assert (shorter.data_ptr(), shorter.shape) == (buffer.data_ptr(), SHAPE)
     shorter.fill_(2)
@@ -90,4 +90,4 @@ def test_a_buffer_takes_the_next_message_once_the_first_is_owned() -> None:
 @pytest.mark.parametrize("buffers", [MessageBuffers(), ReusedBuffers(CPU)], ids=["threads", "streams"])
 def test_what_no_buffer_has_is_not_copied(buffers: MessageBuffers) -> None:
     tensor = torch.ones(SHAPE)
-    assert buffers.own(tensor) is tensor
+    assert buffers.to_compute(tensor) is tensor

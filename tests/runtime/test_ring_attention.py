@@ -14,9 +14,9 @@ from debubble.runtime.models.attention.blocks import (
     Attended,
     Scores,
     attend_to_block,
-    attend_written_out,
+    attend_unfused,
     block_gradients,
-    gradients_written_out,
+    gradients_unfused,
 )
 from debubble.runtime.models.attention.core import attention
 
@@ -36,7 +36,7 @@ def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor])
 
     def one(transport: ThreadTransport) -> list[Tensor]:
         context = ContextGroup(transport, tuple(range(size)))
-        *inputs, gradient = (context.own(t, -2) for t in wholes)
+        *inputs, gradient = (context.local_chunks(t, -2) for t in wholes)
         inputs = [t.detach().requires_grad_() for t in inputs]
         y = attend(*inputs, context=context)
         own = [y.detach(), *torch.autograd.grad(y, inputs, gradient)]
@@ -90,7 +90,7 @@ def test_keys_go_around_once_and_with_their_gradients_again(size: int) -> None:
     def one(transport: ThreadTransport) -> tuple[int, int]:
         ring = RingAlone(transport._hub, transport.rank)
         context = ContextGroup(ring, tuple(range(size)))
-        *inputs, gradient = (context.own(t, -2) for t in wholes)
+        *inputs, gradient = (context.local_chunks(t, -2) for t in wholes)
         inputs = [t.detach().requires_grad_() for t in inputs]
         y = attention(*inputs, context=context)
         forward = ring.passed
@@ -111,7 +111,7 @@ def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
             saved.append(tensor)
             return tensor
 
-        inputs = [context.own(t, -2).detach().requires_grad_() for t in wholes[:3]]
+        inputs = [context.local_chunks(t, -2).detach().requires_grad_() for t in wholes[:3]]
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             attention(*inputs, context=context)
         return sum(t.numel() for t in saved)
@@ -134,10 +134,10 @@ def test_under_autocast_a_ring_computes_in_that_dtype() -> None:
 def test_scores_that_are_written_out_attend_as_the_fused_kernel_does(causal: bool) -> None:
     q, k, v = whole_sequences()[:3]
     scores = Scores(scale=0.3, causal=causal)
-    fused, written = attend_to_block(q, k, v, scores), attend_written_out(q, k, v, scores)
+    fused, written = attend_to_block(q, k, v, scores), attend_unfused(q, k, v, scores)
     assert_equal([written.output, written.log_sum], [fused.output, fused.log_sum], 1e-14)
     # A block's gradients, where other keys take half of the weight
     whole = Attended(0.5 * fused.output, fused.log_sum + math.log(2))
     gradient = torch.randn(q.shape, generator=torch.Generator().manual_seed(1), dtype=q.dtype)
-    found = gradients_written_out(gradient, q, k, v, whole, scores)
+    found = gradients_unfused(gradient, q, k, v, whole, scores)
     assert_equal(found, block_gradients(gradient, q, k, v, whole, scores), 1e-14)

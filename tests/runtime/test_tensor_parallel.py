@@ -179,7 +179,7 @@ def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int)
 
     def one(transport: Any) -> Any:
         group = TensorGroup(transport, (0, 1, 2))
-        part = group.own(whole, Cut(2, size)).clone().requires_grad_()
+        part = group.local_shard(whole, Cut(2, size)).clone().requires_grad_()
         loss = divided_cross_entropy(part, targets, group=group, vocab=size)
         loss.backward()
         return loss.detach(), part.grad

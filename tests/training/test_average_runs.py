@@ -47,7 +47,7 @@ def test_averages_are_resumed_under_another_layout(tmp_path: Path) -> None:
     for name, piece in parts:
         for block in piece.blocks:
             place = tuple(slice(a, a + n) for a, n in zip(block.offsets, block.size, strict=True))
-            assert torch.equal(piece.of(block), saved[name].tensor[place]), name
+            assert torch.equal(piece.block_view(block), saved[name].tensor[place]), name
 
 
 def validated(options: TrainOptions) -> list[float | None]:

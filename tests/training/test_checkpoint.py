@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def whole(*values: float) -> TensorShard:
-    return TensorShard.whole(torch.tensor(values).float())
+    return TensorShard.unsharded(torch.tensor(values).float())
 
 
 def rows(first: int, content: list[list[float]], *, of: int) -> TensorShard:
@@ -29,7 +29,7 @@ def rows(first: int, content: list[list[float]], *, of: int) -> TensorShard:
 
 
 def state(value: float) -> dict[str, TensorShard]:
-    step = TensorShard.whole(torch.tensor(value))
+    step = TensorShard.unsharded(torch.tensor(value))
     return {"model.head.weight": whole(value, value + 1), "optimizer.head.weight.step": step}
 
 
@@ -66,7 +66,7 @@ def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path: Path) -> None:
     ],
 )
 def test_other_dtypes_of_masters_are_said(tmp_path: Path, written: Any, masters: str, said: str | None) -> None:
-    save(tmp_path, {"model.head.weight": TensorShard.whole(torch.zeros(2, dtype=written))}, 1)
+    save(tmp_path, {"model.head.weight": TensorShard.unsharded(torch.zeros(2, dtype=written))}, 1)
     note = checkpoint.precision_note(checkpoint_folder.latest(tmp_path), masters)
     assert note is None if said is None else said in str(note)
 

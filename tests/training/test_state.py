@@ -67,5 +67,5 @@ def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: An
         for state in ranks:
             for block in state[name].blocks:
                 where = tuple(slice(at, at + size) for at, size in zip(block.offsets, block.size, strict=True))
-                found[where] = state[name].of(block)
+                found[where] = state[name].block_view(block)
         assert torch.equal(found, piece.tensor), name

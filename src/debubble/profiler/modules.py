@@ -70,7 +70,7 @@ def profile(
     check_writable(file)
     modules = [deepcopy(module).to(DTYPES[dtype]) for module in _modules_of(model)]
     device = next((parameter.device for module in modules for parameter in module.parameters()), torch.device("cpu"))
-    (part,) = read_batch(batch, micro_batches=1, device=device).parts
+    (part,) = read_batch(batch, micro_batches=1, device=device).rows
     inputs = part.tokens.to(DTYPES[dtype]) if part.tokens.is_floating_point() else part.tokens
     built = [ModuleUnit(module, prefix=f"{index}.", salt=index) for index, module in enumerate(modules)]
     built[-1].loss = loss

@@ -198,7 +198,7 @@ class UnitSequence:
             if split:
                 for stage, sample in zip(stages, samples, strict=True):
                     with self._time(sample, "weight"):
-                        stage.weights(j)
+                        stage.backward_weight(j)
                         self._sum_gradients(stage)
         moments = self._lanes.seconds([mark for _, *marks in self._timings for mark in marks])
         for (times, _, _), start, end in zip(self._timings, moments[::2], moments[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""Builds what one device of a plan holds: its stages, their parameters, and who shares a tied table."""
+"""Builds one device's stages of a plan with their parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.float8 import Float8Products, multiply_in_float8
 from debubble.runtime.models.hf.division import check_division
 from debubble.runtime.models.hf.model import tied_names
-from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
+from debubble.runtime.models.lora import Adapters, new_adapters, peft_adapters, plain_name
 from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
 from debubble.runtime.models.moe_stage import MoeStage
@@ -37,7 +37,7 @@ from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.parameters.stage_parameters import ParameterPairs, StageWeights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-"""Data types by their names in plans (see `runtime_limits`)."""
+"""torch's dtypes by their names in plans (see `runtime_limits`)."""
 
 
 def loss_dtype(plan: Plan) -> torch.dtype:
@@ -46,7 +46,7 @@ def loss_dtype(plan: Plan) -> torch.dtype:
 
 
 class DeviceGroups(NamedTuple):
-    """The groups of ranks that a device's stages know."""
+    """The groups of ranks that a device's stages use."""
 
     replicas: Replicas
     """Ranks that have the same stages."""
@@ -57,8 +57,8 @@ class DeviceGroups(NamedTuple):
     """Ranks of `replicas` that have the same experts."""
 
 
-def _gathers_otherwise(plan: Plan) -> str:
-    """Words on a plan whose costs say nothing of gathering stages, and what to do with it."""
+def _ungathered_reason(plan: Plan) -> str:
+    """Why a plan's costs do not include gathering stages, and what to do about it."""
     if plan.target is not None:
         return (
             f"and the plan is for {plan.target}: give it to `debubble export --to {plan.target}`, or plan without --for"
@@ -80,7 +80,7 @@ def check_runnable(plan: Plan, ranks: int) -> None:
             f" {options.context} context x {options.data} data parallel), but {ranks} were started."
         )
     if options.zero > 2 and options.data * options.context > 1 and not plan.costs.gathers:
-        raise InputError(f"debubble gathers the parameters of ZeRO-3 stage by stage, {_gathers_otherwise(plan)}.")
+        raise InputError(f"debubble gathers the parameters of ZeRO-3 stage by stage, {_ungathered_reason(plan)}.")
     config = plan.model
     if config is None:
         return
@@ -104,7 +104,7 @@ def check_runnable(plan: Plan, ranks: int) -> None:
 
 
 def _check_experts(config: ModelConfig, options: RunOptions) -> None:
-    """Refuse expert parallelism where the ranks cannot have equally many experts."""
+    """Refuse expert parallelism if the experts cannot be divided equally."""
     ranks = options.data * options.context
     if ranks % options.expert:
         raise InputError(
@@ -117,20 +117,20 @@ def _check_experts(config: ModelConfig, options: RunOptions) -> None:
 
 
 def _check_divisible(config: ModelConfig, options: RunOptions) -> None:
-    """Refuse tensor parallelism where the units cannot be divided among so many ranks."""
+    """Refuse tensor parallelism if the units cannot be divided among the ranks."""
     inner = {layer.mlp.ffn if isinstance(layer.mlp, Experts) else config.ffn for layer in config.per_layer}
-    for what, sizes in (
+    for quantity, sizes in (
         ("attention heads", {config.heads}), ("key-value heads", {config.kv_heads}), ("columns of the MLP", inner),
     ):  # fmt: skip
         for size in sizes:
             if size % options.tensor:
-                raise InputError(f"{size} {what} cannot be divided among {options.tensor} tensor-parallel ranks.")
+                raise InputError(f"{size} {quantity} cannot be divided among {options.tensor} tensor-parallel ranks.")
     if -(-config.vocab // options.tensor) * (options.tensor - 1) >= config.vocab:
         raise InputError(f"A vocabulary of {config.vocab} leaves nothing to some of {options.tensor} ranks.")
 
 
-def check_follows(plan: Plan, before: Plan, *, moves_units: bool) -> None:
-    """Refuse a plan that a run of the plan `before` cannot continue with, with one sentence.
+def check_switch(plan: Plan, before: Plan, *, moves_units: bool) -> None:
+    """Refuse a plan that a run of the plan `before` cannot switch to, with one sentence.
 
     `moves_units`: whether units can move between devices.
     """
@@ -150,7 +150,7 @@ def check_follows(plan: Plan, before: Plan, *, moves_units: bool) -> None:
         check_whole_recomputation(sum(plan.partition, ()), "Modules that are called whole")
 
 
-def build_part(
+def build_device_part(
     plan: Plan,
     device: int,
     *,
@@ -164,9 +164,9 @@ def build_part(
     source: ModelConfig | Modules,
     model: nn.Module | None = None,
 ) -> DevicePart:
-    """The stages of one device, or what this rank of its `groups` has of them, on the torch device `on`.
+    """Build this rank's shards of one device's stages, on the torch device `on`.
 
-    They are built from the plan's model, with the parameters of `model` if it is given, or are the user's own modules;
+    They are built from the plan's model, with the parameters of `model` if it is given, or are the user's modules;
     `compiler` compiles them, and `float8` multiplies in 8 bits.
     """
     numbers, dtype = plan.schedule.placement.stages_of[device], DTYPES[plan.options.dtype]
@@ -177,7 +177,7 @@ def build_part(
     last = plan.schedule.stages - 1
     if built.get(last):
         built[last][-1].loss = loss
-    part = DevicePart(adapters=adapters, tied=tied_tables(plan))
+    device_part = DevicePart(adapters=adapters, tied=tied_tables(plan))
     pairs = ParameterPairs(dtype, on, ledger, copies=plan.options.master_dtype == "fp32")
     shards: dict[nn.Parameter, nn.Parameter] = {}
     reduced_inside = {op.stage for op in plan.schedule.operations if op.kind is Kind.G}
@@ -185,26 +185,26 @@ def build_part(
         divisions, experts = _divide(units, groups, shards)
         if plan.options.quantize:
             quantize(units, plan.options.quantize)
-        part.weights[stage] = StageWeights(
+        device_part.weights[stage] = StageWeights(
             units, pairs, groups.replicas, on_host=stage in plan.schedule.host_steps,
             reduced_inside=stage in reduced_inside, group=groups.tensor, divisions=divisions, experts=experts,
         )  # fmt: skip
         if float8 is not None:
             multiply_in_float8(units, float8)
-        part.stages[stage] = _stage(units, plan, stage, ledger, compiler)
+        device_part.stages[stage] = _stage(units, plan, stage, ledger, compiler)
         for unit in units:
             for module in unit.modules():
                 for name, buffer in module.named_buffers(recurse=False):
                     setattr(module, name, buffer.to(on))
             unit.context = groups.context
             unit.attach_ledger(ledger)
-    return part
+    return device_part
 
 
 def _divide(
     units: Sequence[UnitModule], groups: DeviceGroups, shards: dict[nn.Parameter, nn.Parameter]
 ) -> tuple[Mapping[str, Divisions], Mapping[str, Replicas]]:
-    """Keep this rank's parts of the units: the divisions of their parameters, and who has the same experts."""
+    """Shard the units; return the divisions of parameters, and the ranks with the same experts, by parameter name."""
     divisions: defaultdict[str, list[Division]] = defaultdict(list)
     experts: dict[str, Replicas] = {}
     for unit in units:
@@ -227,85 +227,85 @@ def _stage(units: Sequence[UnitModule], plan: Plan, number: int, ledger: Ledger,
 
 
 def balance_of(plan: Plan) -> Balance | None:
-    """The auxiliary loss of the model's routers, if it has one."""
+    """The load-balancing loss of the model's routers; None if it has none."""
     config = plan.model
     if config is None or config.whole_layers:
         return None
     micro_batches = plan.micro_batches * plan.options.data
-    return Balance.of(config, micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
+    return Balance.from_config(config, micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
 
 
 def _hf_stages(
     plan: Plan, config: ModelConfig, numbers: Sequence[int], model: nn.Module | None, seed: int
 ) -> tuple[dict[int, list[UnitModule]], Adapters | None]:
     """The stages of a plan's Hugging Face model, with the parameters of `model` if it is given."""
-    wide = torch.float64 if plan.options.dtype == "fp64" else torch.float32
-    built = {s: build_stage(config.config, plan.partition[s], seed=seed, dtype=wide) for s in numbers}
-    everything = [unit for units in built.values() for unit in units]
-    adapters = _adapters(plan, config, everything, model)
+    master_dtype = torch.float64 if plan.options.dtype == "fp64" else torch.float32
+    built = {s: build_stage(config.config, plan.partition[s], seed=seed, dtype=master_dtype) for s in numbers}
+    all_units = [unit for units in built.values() for unit in units]
+    adapters = _adapters(plan, config, all_units, model)
     if adapters is not None:
-        add_adapters(everything, adapters, config, seed=seed, dtype=wide)
+        add_adapters(all_units, adapters, config, seed=seed, dtype=master_dtype)
     if model is not None:
-        adopt_parameters(everything, model)
-    named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
+        adopt_parameters(all_units, model)
+    named = {name: p for unit in all_units for name, p in unit.hf_parameters().items()}
     tables = tied_tables(plan)
     if tables is not None and {*tables} <= named.keys():
-        replace_parameter(everything, named[tables[1]], named[tables[0]])
+        replace_parameter(all_units, named[tables[1]], named[tables[0]])
     return built, adapters
 
 
 def _adapters(plan: Plan, config: ModelConfig, units: Sequence[UnitModule], model: nn.Module | None) -> Adapters | None:
-    """The adapters of the plan, if it has some.  Raises InputError if the model has others."""
+    """The plan's LoRA adapters; None if it has none.  Raises InputError if the model has adapters of another rank."""
     rank = plan.options.lora
     if model is None:
         return new_adapters(units, config.family, rank=rank) if rank else None
-    adapters = given_adapters(model)
-    of_model = 0 if adapters is None else max((adapter.rank for adapter in adapters.of.values()), default=0)
-    if rank != of_model:
+    adapters = peft_adapters(model)
+    lora_rank = 0 if adapters is None else max((adapter.rank for adapter in adapters.by_layer.values()), default=0)
+    if rank != lora_rank:
         raise InputError(
-            f"The plan is made for LoRA adapters of rank {rank} (0: none), but the model has rank {of_model}: make the"
-            f" plan with `--lora {of_model}`, or give the model other adapters."
+            f"The plan is made for LoRA adapters of rank {rank} (0: none), but the model has rank {lora_rank}: make the"
+            f" plan with `--lora {lora_rank}`, or give the model other adapters."
         )
     return adapters
 
 
 def adopt_parameters(units: Iterable[UnitModule], model: nn.Module) -> None:
-    """Let the units have a Hugging Face model's own parameters (or their values, if these have another dtype)."""
-    own = {plain_name(name): parameter for name, parameter in model.state_dict(keep_vars=True).items()}
+    """Make the units use a Hugging Face model's parameters, or copies of their values if the dtypes differ."""
+    source = {plain_name(name): parameter for name, parameter in model.state_dict(keep_vars=True).items()}
     for unit in units:
         for name, parameter in unit.hf_parameters().items():
-            if name not in own:
+            if name not in source:
                 raise InputError(f"The model has no parameter '{name}', which the plan's model has.")
-            if parameter.is_floating_point() and not own[name].is_floating_point():
+            if parameter.is_floating_point() and not source[name].is_floating_point():
                 raise InputError(
                     f"The model's '{name}' is quantised: give floats, which a plan made with `--quantize` quantises."
                 )
-            if own[name].shape != parameter.shape:
+            if source[name].shape != parameter.shape:
                 raise InputError(
-                    f"The model's '{name}' has shape {list(own[name].shape)}, the plan's {list(parameter.shape)}."
+                    f"The model's '{name}' has shape {list(source[name].shape)}, the plan's {list(parameter.shape)}."
                 )
-            if own[name].dtype == parameter.dtype and isinstance(own[name], nn.Parameter):
-                replace_parameter([unit], parameter, own[name])
+            if source[name].dtype == parameter.dtype and isinstance(source[name], nn.Parameter):
+                replace_parameter([unit], parameter, source[name])
             else:
-                parameter.data.copy_(own[name])
-                parameter.requires_grad_(own[name].requires_grad)
+                parameter.data.copy_(source[name])
+                parameter.requires_grad_(source[name].requires_grad)
 
 
-def replace_parameter(units: Iterable[UnitModule], parameter: nn.Parameter, instead: nn.Parameter) -> None:
+def replace_parameter(units: Iterable[UnitModule], parameter: nn.Parameter, replacement: nn.Parameter) -> None:
     """Replace a parameter wherever the units use it."""
     for module in (module for unit in units for module in unit.modules()):
         for name, p in module.named_parameters(recurse=False):
             if p is parameter:
-                setattr(module, name, instead)
+                setattr(module, name, replacement)
 
 
 def tied_tables(plan: Plan) -> tuple[str, str] | None:
-    """The names of the embedding's and the head's table, if they are one."""
+    """The names of the embedding's and the head's table, if they are tied."""
     return None if plan.model is None else tied_names(plan.model.config)
 
 
 def tied_devices(plan: Plan) -> tuple[int, ...]:
-    """The two devices that each hold a copy of the tied table; empty if there are no two."""
+    """The two devices with a copy of the tied table; empty if there is one copy or none."""
     if tied_tables(plan) is None:
         return ()
     placement = plan.schedule.placement.device_of

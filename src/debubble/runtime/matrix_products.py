@@ -1,7 +1,7 @@
-"""Products of matrices, by the library of torch's that is fastest on this CPU.
+"""Matrix products, by MKL or oneDNN, whichever is faster on this CPU.
 
-torch leaves products in fp32 to MKL, which on CPUs of other makers than Intel fills half of a vector of AVX-512;
-oneDNN, to which torch leaves those in bf16, fills all of it.  It has no fp64.
+torch uses MKL for fp32, which on CPUs of other vendors than Intel uses half the width of AVX-512; oneDNN, which torch
+uses for bf16, uses all of it.  oneDNN has no fp64.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 from debubble.runtime.torch_internals import has_onednn_linear, onednn_linear
 
 MIN_MULTIPLICATIONS = 2**21
-"""Multiplications of numbers from which on oneDNN's product is faster, with all that comes before it."""
+"""Minimum number of scalar multiplications for which oneDNN is faster, including the overhead of the call."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute x W^T + b, of x [..., in] and W [out, in]."""
-    return onednn_linear(x, weight, bias) if _by_onednn(x, weight) else functional.linear(x, weight, bias)
+    return onednn_linear(x, weight, bias) if _use_onednn(x, weight) else functional.linear(x, weight, bias)
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Compute a b, in `out` if it is given."""
-    if not _by_onednn(a, b.t()):
+    """Compute a b, into `out` if it is given."""
+    if not _use_onednn(a, b.t()):
         return torch.mm(a, b, out=out)
     result = onednn_linear(a, b.t(), None)
     return result if out is None else out.copy_(result)
@@ -34,22 +34,22 @@ def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def add_product_to(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add a b to a tensor, in place."""
-    return total.add_(onednn_linear(a, b.t(), None)) if _by_onednn(a, b.t()) else total.addmm_(a, b)
+    return total.add_(onednn_linear(a, b.t(), None)) if _use_onednn(a, b.t()) else total.addmm_(a, b)
 
 
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
+def _use_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         x.dtype is torch.float32
         and x.is_cpu
         and x.numel() * weight.shape[0] >= MIN_MULTIPLICATIONS
         and bool(torch.backends.mkldnn.enabled)
-        and _fills_more_of_a_vector()
+        and _prefers_onednn()
     )
 
 
 @cache
-def _fills_more_of_a_vector() -> bool:
-    """Tell whether the CPU has AVX-512, and another maker than Intel."""
+def _prefers_onednn() -> bool:
+    """Tell whether the CPU has AVX-512 and is not Intel's."""
     if not has_onednn_linear() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:

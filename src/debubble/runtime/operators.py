@@ -1,9 +1,9 @@
-"""The operators of a transformer, with backwards that can leave the weight gradients for later.
+"""The operators of a transformer, with backwards that can defer weight gradients.
 
-A backward is split by the linear operators alone: they hold nearly all weight-gradient work, and nothing else
-depends on it (the weight-gradient store of zero-bubble pipelines, Qi et al., ICLR 2024).  Norms and embeddings
-compute their small weight gradients with the input gradients.  Matrices' and tables' gradients add up where they are
-to be, without a tensor of the parameter's size per micro-batch.
+Only linear operators split their backward: they have nearly all weight-gradient work (the weight-gradient store of
+zero-bubble pipelines, Qi et al., ICLR 2024).  Norms and embeddings compute their small weight gradients with the input
+gradients.  Gradients of matrices and tables are accumulated in place, without a tensor of the parameter's size per
+micro-batch.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from debubble.runtime.matrix_products import add_product_to, linear, product
 from debubble.runtime.memory.activations import Ledger, unpack
 
 Deferred = Callable[[], None]
-"""Computes a weight gradient and adds it to its parameter's."""
+"""Computes a weight gradient and adds it to that of the parameter."""
 
 
 class WeightGradStore:
-    """The weight gradients that a split backward puts off until W; while closed, they are computed at once.
+    """Weight gradients that a split backward defers to W; while the store is closed, they are computed at once.
 
-    Source: Qi et al., ICLR 2024; DualPipe's and Megatron's class of this name.
+    Source: Qi et al., ICLR 2024; named as DualPipe's class.
     """
 
     def __init__(self) -> None:
         self._deferring: tuple[Ledger | None, list[Deferred]] | None = None
         self.expected = True
-        """True if the micro-batch whose forward runs now will leave its weight gradients here."""
+        """True if the backward of the current forward's micro-batch will be split."""
 
     def collect_in(self, ledger: Ledger | None, queue: list[Deferred]) -> None:
-        """Leave weight gradients in `queue` from now on, and count in `ledger`, if there is one, what they need."""
+        """Defer weight gradients to `queue` from now on; the ledger, if any, counts their saved tensors."""
         self._deferring = ledger, queue
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class WeightGradStore:
         self._deferring = None
 
     def put(self, accumulate: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
-        """Put off `accumulate(x, gradient)`, which adds to a parameter's gradient; or do it now, while closed."""
+        """Defer `accumulate(x, gradient)`, which adds to a parameter's gradient; call it now while closed."""
         if self._deferring is None:
             accumulate(x, gradient)
         else:
@@ -59,7 +59,7 @@ class WeightGradStore:
 
 
 def call(function: type[Function], *arguments: Any) -> Tensor:
-    """Apply an autograd function that has one result."""
+    """Apply an autograd function with one result."""
     result: Tensor = function.apply(*arguments)
     return result
 
@@ -73,13 +73,13 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def run_gradient_hooks(parameter: Tensor) -> None:
-    """Run the hooks that autograd runs when it has added to a parameter's gradient."""
+    """Run a parameter's post-accumulate-grad hooks, as autograd would."""
     for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
         hook(parameter)
 
 
 def add_product(parameter: Tensor, a: Tensor, b: Tensor) -> None:
-    """Accumulate the gradient a b where it is to be: no product is written and read again."""
+    """Add the gradient a b to the parameter's in place, without a temporary product."""
     if a.dtype != parameter.dtype:  # autocast
         add_gradient(parameter, product(a, b).to(parameter.dtype))
     elif parameter.grad is None:
@@ -92,7 +92,7 @@ class Products:
     """The three products of a linear operator, in the dtype of their factors."""
 
     def factor(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weight of a layer as it is multiplied in that dtype, which under autocast is not its own."""
+        """The weight as a factor in `dtype`, which differs from its own under autocast."""
         return weight if weight.dtype == dtype else weight.to(dtype)
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -131,12 +131,12 @@ class Multiplication(NamedTuple):
         return self.products.output(x, weight.t() if self.transposed else weight, bias)
 
     def add_input_gradient(self, gx: Tensor | None, gy: Tensor) -> Tensor:
-        """Add this operator's part of the gradient of x [rows, in] to that of others, if there is one."""
+        """Add this operator's gradient of x [rows, in] to gx, if there is one."""
         weight = self._factor(gy.dtype)
         return self.products.add_input_gradient(gx, gy, weight.t() if self.transposed else weight)
 
     def accumulate(self, x: Tensor, gy: Tensor) -> None:
-        """Add the gradients to the parameters', not by autograd: see `add_product`."""
+        """Add the gradients to the parameters' without autograd: see `add_product`."""
         self.products.add_weight_gradient(self.weight, gy, x, transposed=self.transposed)
         run_gradient_hooks(self.weight)
         self.accumulate_bias(gy)
@@ -152,7 +152,7 @@ class Multiplication(NamedTuple):
 
 
 class _Linear(Function):
-    """The results of linear operators on the same input, whose gradient is summed as it is computed."""
+    """Linear operators on the same input, whose gradients are accumulated in one tensor."""
 
     @staticmethod
     def forward(
@@ -162,9 +162,9 @@ class _Linear(Function):
         weight_grads: WeightGradStore,
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        # Only the weights' gradients need x: a frozen layer keeps nothing.
+        # Only weight gradients need x: a frozen layer saves nothing.
         ctx.save_for_backward(x if any(m.weight.requires_grad for m in multiplications) else None)
-        # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
+        # Not saved: parameters are no activations, and deferred gradients are added to the parameters themselves.
         ctx.multiplications, ctx.weight_grads = multiplications, weight_grads
         return tuple(_no_view(m.output(x)) for m in multiplications)
 
@@ -185,28 +185,28 @@ class _Linear(Function):
 
 
 def _no_view(y: Tensor) -> Tensor:
-    """The tensor as one that operators may change in place, also where a product in rows is viewed in three sizes."""
+    """The tensor in a form that may be changed in place, even if it is a reshaped product."""
     return torch_internals.unsafe_view(y, y.shape) if y._is_view() else y
 
 
 def deferrable_linear(
     x: Tensor, multiplications: Sequence[Multiplication], *, weight_grads: WeightGradStore
 ) -> tuple[Tensor, ...]:
-    """Multiply the same input; the backward adds to the parameters' gradients itself, or later.
+    """Apply linear operators to the same input; the backward accumulates their weight gradients, or defers that.
 
-    Under `torch.autocast` it computes in that dtype, as torch's own does.
+    Under `torch.autocast` it computes in that dtype, as torch's linear does.
     """
-    device = "cuda" if x.is_cuda else "cpu"  # the type's name by the device takes longer
+    device = "cuda" if x.is_cuda else "cpu"  # faster than x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
-    # Autograd asks them whether they need a gradient.
+    # As arguments, they let autograd find out whether the result needs a gradient.
     parameters = [p for m in multiplications for p in (m.weight, m.bias) if p is not None]
     apply: Callable[..., tuple[Tensor, ...]] = _Linear.apply
     return apply(x, multiplications, weight_grads, *parameters)
 
 
 class _LookUp(Function):
-    """Rows of a table."""
+    """Embedding lookup."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, table: Tensor, padding: int | None) -> Tensor:
@@ -227,7 +227,7 @@ class _LookUp(Function):
 
 
 def look_up(tokens: Tensor, table: Tensor, *, padding: int | None = None) -> Tensor:
-    """The tokens' rows of a table; the backward adds to these rows' gradients alone, and not to that of `padding`."""
+    """Rows of a table; the backward adds to the gradients of these rows only, and not to that of `padding`."""
     return call(_LookUp, tokens, table, padding)
 
 
@@ -240,7 +240,7 @@ class Deferring(torch.nn.Module):
 
 
 class Linear(Deferring):
-    """A linear layer whose weight gradient can be deferred; parameters named and laid out as Hugging Face's."""
+    """A linear layer whose weight gradient can be deferred, with Hugging Face's parameter names and layouts."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, transposed: bool = False) -> None:
         super().__init__()
@@ -255,13 +255,13 @@ class Linear(Deferring):
         self.scaling = 0.0
 
     def adapt(self, rank: int, scaling: float) -> None:
-        """Add `scaling` B A x from now on, for A of [rank, inputs] and B of [outputs, rank]."""
+        """Add a LoRA adapter: `scaling` B A x, for A of [rank, inputs] and B of [outputs, rank]."""
         self.lora_A = Linear(self.inputs, rank, bias=False)
         self.lora_B = Linear(rank, self.outputs, bias=False)
         self.scaling = scaling
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [..., inputs] to [..., outputs], with the adapter's part if the layer has one."""
+        """Map [..., inputs] to [..., outputs], including the adapter if the layer has one."""
         (y,) = deferrable_linear(x, [self.multiplication(self.bias)], weight_grads=self.weight_grads)
         if self.lora_A is None or self.lora_B is None:
             return y
@@ -273,11 +273,11 @@ class Linear(Deferring):
 
 
 class _RMSNorm(Function):
-    """y = (w + offset) x / rms(x), the normalisation in fp32 at least; saves x and one number per row."""
+    """y = (w + offset) x / rms(x), normalised in at least fp32; saves x and one number per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-        ctx.weight, ctx.offset, ctx.fused = weight, offset, _norms_in_one_kernel(x, weight, offset)
+        ctx.weight, ctx.offset, ctx.fused = weight, offset, _use_fused_norm(x, weight, offset)
         if ctx.fused:
             y: Tensor
             y, scale = torch_internals.fused_rms_norm(x, weight.shape, weight, eps)
@@ -287,7 +287,7 @@ class _RMSNorm(Function):
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, scale)
         if offset:
-            # Families with an offset round once, after the weight; the others before it too.
+            # Families with an offset round once, after the weight; others also before it.
             return ((offset + widen(weight)) * (wide * scale)).to(x.dtype)
         return weight * (wide * scale).to(x.dtype)
 
@@ -306,26 +306,23 @@ class _RMSNorm(Function):
         return gx.to(gy.dtype), gw, None, None
 
 
-def _norms_in_one_kernel(x: Tensor, weight: Tensor, offset: float) -> bool:
-    """Tell whether a kernel of torch's has the whole norm: on CUDA alone, where it saves most of the norm's traffic.
-
-    It rounds once, after the weight.
-    """
+def _use_fused_norm(x: Tensor, weight: Tensor, offset: float) -> bool:
+    """Tell whether to use torch's fused kernel: on CUDA, where it saves most memory traffic; it rounds once."""
     return x.is_cuda and not offset and x.dtype == weight.dtype and x.dtype != torch.float64
 
 
 def widen(x: Tensor) -> Tensor:
-    """Convert bf16 and fp16 to fp32; other dtypes stay."""
+    """Convert bf16 and fp16 to fp32; keep other dtypes."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    """Normalise the last dimension, and multiply it by the weight to which `offset` is added."""
+    """Normalise the last dimension, and multiply it by weight + offset."""
     return call(_RMSNorm, x, weight, eps, offset)
 
 
 class RMSNorm(torch.nn.Module):
-    """Root-mean-square norm with a weight per feature, to which `offset` is added."""
+    """RMS norm with a weight per feature, to which `offset` is added."""
 
     def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
         super().__init__()
@@ -334,12 +331,12 @@ class RMSNorm(torch.nn.Module):
         self.function: Callable[..., Tensor] = rms_norm
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """`weight`: what stands for the parameter in the graph, if not itself."""
+        """Normalise x; `weight` replaces the parameter, if it is given."""
         return self.function(x, self.weight if weight is None else weight, self.eps, self.offset)
 
 
 def drop(x: Tensor, p: float, seed: int) -> Tensor:
-    """Dropout whose mask depends on `seed` alone, so that no order of operations changes it."""
+    """Dropout whose mask depends on `seed` only, whatever the order of operations."""
     generator = torch.Generator(device=x.device).manual_seed(seed)
     keep = torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(1 - p, generator=generator)
     return torch.where(keep, x / (1 - p), 0)
@@ -362,7 +359,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 @cache
 def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Make the function activation(gate) up; the same for the same activation function."""
+    """Make the function activation(gate) up, once per activation function, so that `torch.compile` can cache it."""
 
     def product(gate: Tensor, up: Tensor) -> Tensor:
         return activation(gate) * up
@@ -380,11 +377,11 @@ _DERIVATIVES: Mapping[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Ten
     _gelu_tanh: partial(torch.ops.aten.gelu_backward, approximate="tanh"),
     functional.relu: partial(torch.ops.aten.threshold_backward, threshold=0),
 }
-"""Per activation function, its backward: of the result's gradient and x, the gradient of x."""
+"""Activation function -> its backward, which maps the result's gradient and x to the gradient of x."""
 
 
 class GatedProduct(Function):
-    """activation(gate) up, which keeps gate and up and computes the activation again for the backward."""
+    """activation(gate) up, which saves gate and up and recomputes the activation in the backward."""
 
     @staticmethod
     def forward(ctx: Any, activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
@@ -402,5 +399,5 @@ class GatedProduct(Function):
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
-    """Compute cap tanh(x / cap), which is near x while x is small and never beyond the cap."""
+    """Soft-cap: compute cap tanh(x / cap)."""
     return torch.tanh(x / cap) * cap

@@ -1,4 +1,4 @@
-"""A model that trains by its plan: `loss = pipeline.step(batch); optimizer.step()`."""
+"""A model that trains by a plan: `loss = pipeline.step(batch); optimizer.step()`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, lower
 from debubble.plans import Plan
-from debubble.runtime.assembly import build_part, check_follows, check_runnable
+from debubble.runtime.assembly import build_device_part, check_runnable, check_switch
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
 from debubble.runtime.distributed.transport import Transport
 from debubble.runtime.execution.lanes import lanes_of
@@ -44,39 +44,39 @@ from debubble.runtime.weights.hf_files import load_pretrained, save_pretrained
 
 
 class Pipeline:
-    """This rank's part of a model that trains by its plan.
+    """This rank's stages of a model that trains by a plan.
 
-    Every rank constructs its Pipeline after torch.distributed is initialised, or under torchrun: then it is initialised
-    here.  Ranks of one pipeline are consecutive: rank = (pipeline x devices + device) x tensor + part, with pipeline =
-    replica x context + slice.
+    Every rank constructs its Pipeline after torch.distributed is initialised; under torchrun the Pipeline initialises
+    it.  Ranks of one pipeline are consecutive: rank = (pipeline x devices + device) x tensor + tensor_rank, with
+    pipeline = replica x context + slice.
 
     Args:
-        model: None, and the units are built from the plan's model, the same on any ranks for the same `seed`; or a
-            Hugging Face model, whose parameters this rank's units take over.  For a plan that was made for units or
-            stages of given costs: an `nn.Sequential`, or a module with a method `pipeline_units()` that returns its
-            modules in order, as many as the plan has units, each of one tensor to one.
-        plan: What runs.
-        seed: Initial weights, dropout masks and noise of routers follow from it.
-        loss: Takes the place of cross entropy: `loss(output, targets)` is a number, *summed* over the targets of a
-            micro-batch that are not -100.  The output is the last unit's: of language models the logits [rows, length,
-            vocabulary].  `step` divides by the number of targets of the whole batch.  Its keyword-only parameters
-            without a default are given the batch's entries of these names.
+        model: None: the units are built from the plan's model, with initial weights that depend on `seed` only.  A
+            Hugging Face model: this rank's units use its parameters.  For a plan of measured units or stage costs, an
+            `nn.Sequential`, or a module whose method `pipeline_units()` returns as many modules as the plan has units,
+            in order, each of which maps one tensor to one.
+        plan: The plan to run.
+        seed: Determines initial weights, dropout masks and router noise.
+        loss: Replaces cross entropy: `loss(output, targets)` is a scalar, *summed* over the targets of a micro-batch
+            that are not -100.  The output is the last unit's; for language models the logits [rows, length,
+            vocabulary].  `step` divides by the number of targets of the whole batch.  Keyword-only parameters without
+            a default get the batch's entries of these names.
         optimizer: Makes the optimizer of a list of parameters, for `optimizer_step`, `post_validated_step`, and the
             stages that the plan steps inside the step.  Without it, give `parameters()` to an optimizer of your own.
-        transport: Carries messages between ranks; torch.distributed unless given.
-        device: Where the stages are; a GPU where the ranks talk NCCL, else the CPU, unless given.
-        offload_to: Folder on a fast disk that takes offloaded activations, where the host's memory is short.
-        compile: Whether `torch.compile` compiles the units; or the name of its backend.
+        transport: Carries messages between ranks; default: torch.distributed.
+        device: torch device of the stages; default: this rank's GPU with NCCL, else the CPU.
+        offload_to: Folder on a fast disk for offloaded activations, if host memory is short.
+        compile: Whether to use `torch.compile` for the units; or the name of its backend.
         fp8: Whether the linear layers of half-layers multiply in 8 bits, through torchao; `emulated`: with the same
-            rounding on a device that cannot.
-        arena: Whether steps are held to the address plan of this device (`debubble.simulator.plan_addresses`): what the
-            backward needs has to fit into its planned tensors, else `step` raises ArenaError, and an operation waits
-            until its addresses are free.
-        ema_decay: Of an exponential moving average of the parameters, which `averaged` puts in their place; None: there
-            is none.  Needs an `optimizer`.
+            rounding on any device.
+        arena: Whether to enforce this device's address plan (`debubble.simulator.plan_addresses`): saved activations
+            must fit into the planned tensors, else `step` raises ArenaError, and an operation waits until its addresses
+            are free.
+        ema_decay: Decay of an exponential moving average of the parameters, see `averaged`; None: no average.  Needs
+            an `optimizer`.
 
     Raises:
-        InputError: These ranks cannot run the plan, or the model, the loss or the optimizer does not suit it.
+        InputError: These ranks cannot run the plan, or the model, loss or optimizer does not match it.
 
     Example:
         >>> pipeline = db.Pipeline(None, plan)  # doctest: +SKIP
@@ -106,37 +106,37 @@ class Pipeline:
         compiler = compiler_of(compile, plan)
         self.plan = plan
         self.ranks = Ranks(plan, transport)
-        """All ranks of the run, as this one sees them."""
+        """The ranks of the run and their groups."""
         self.device = self.ranks.device
-        """The pipeline device that this rank is."""
+        """This rank's pipeline device."""
         self.status = RankStatus()
-        """This rank's status, which a watchdog can read."""
+        """This rank's status, for a watchdog."""
         self.loss_scale = LossScale() if plan.options.dtype == "fp16" else None
         """The scale of the loss in an fp16 run."""
         self._lanes = lanes_of(device or default_device(), offload_to=offload_to)
         self.measured = Measurements(self.ranks, self._lanes, self.status, devices=plan.devices)
         """Memory and times of the last step."""
         self.moves_units = plan.model is not None and model is None and optimizer is not None
-        """True if `switch_plan` takes plans with other units in their stages."""
+        """True if `switch_plan` can move units between stages."""
 
         source = sequence_of(model, plan) if plan.model is None else plan.model
         program, on = lower(plan.schedule, plan.costs), self._lanes.device
         self.ranks.open(program, seed=seed, own_model=model is None)
         self._build = partial(
-            build_part, device=self.device, source=source, loss=loss, seed=seed, on=on,
+            build_device_part, device=self.device, source=source, loss=loss, seed=seed, on=on,
             ledger=self.measured.activations, groups=self.ranks.groups, compiler=compiler,
             float8=float8_of(fp8, plan, on),
         )  # fmt: skip
         self._optimize = partial(
             DeviceOptimizers, make=optimizer, shares_table=self.ranks.shares_table, ema_decay=ema_decay
         )
-        self.part = self._build(plan, model=model)
-        """This device's stages and their parameters."""
-        self._optimizers = self._optimize(plan, self.part)
+        self.device_part = self._build(plan, model=model)
+        """This device's stages with their parameters."""
+        self._optimizers = self._optimize(plan, self.device_part)
         self._check_optimizers(made=optimizer is not None)
         self.measured.optimizers = self._optimizers
-        self.measured.activations.arena = Arena.of(plan, self.device, on=on) if arena else None
-        gradients = DeviceGradients(self.part, self._optimizers, self.ranks, self.status, on)
+        self.measured.activations.arena = Arena.from_plan(plan, self.device, on=on) if arena else None
+        gradients = DeviceGradients(self.device_part, self._optimizers, self.ranks, self.status, on)
         self._runner = StepRunner(
             plan=plan,
             seed=seed,
@@ -154,8 +154,8 @@ class Pipeline:
                 lanes=self._lanes,
                 messages=self.measured.messages,
                 arena=self.measured.activations.arena,
-                stages=self.part.stages,
-                weights=self.part.weights,
+                stages=self.device_part.stages,
+                weights=self.device_part.weights,
                 observe=self.measured.unit_times.observe,
             ),
             gradients=gradients,
@@ -167,7 +167,7 @@ class Pipeline:
 
     @property
     def steps_taken(self) -> int:
-        """Steps so far, from which dropout masks follow: set it when resuming."""
+        """Steps so far, which determine dropout masks: set it when resuming."""
         return self._runner.taken
 
     @steps_taken.setter
@@ -175,35 +175,35 @@ class Pipeline:
         self._runner.taken = steps
 
     def step(self, batch: Batch) -> Tensor:
-        """Run forward and backward of one batch by the plan; the gradients are then on `parameters()`.
+        """Run forward and backward of one batch by the plan, which accumulates gradients in `parameters()`.
 
         Args:
-            batch: This replica's tokens and targets [rows, length], the same on all its ranks (see `Batch`); the plan's
-                micro-batches are cut from it.
+            batch: This replica's tokens and targets [rows, length], the same on all its ranks (see `Batch`); it is
+                split into the plan's micro-batches.
 
         Returns:
             The mean loss over all targets, a scalar, on every rank.
 
         Raises:
-            InputError: The batch does not fit the plan, is not that of the replica's other ranks, or has an entry that
-                cannot be honoured; or hosts have stepped stages since the last `optimizer_step`.
+            InputError: The batch does not fit the plan, differs from that of the replica's other ranks, or has an
+                unsupported entry; or hosts have stepped stages since the last `optimizer_step`.
         """
         self.finish_update()
         return self._runner.run(batch)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor:
-        """Run forwards of some batches alone, without dropout, and keep nothing of them.
+        """Compute the mean loss of some batches by forwards only, without dropout.
 
-        Modules are in evaluation mode meanwhile.  All ranks call it between two steps; a pending update is finished.
-        Gradients, the count of steps and what was measured of the last step stay.
+        Modules are in evaluation mode meanwhile.  All ranks call it between two steps; it finishes a pending update.
+        Gradients, the step count and the last step's measurements do not change.
 
         Args:
-            batches: This replica's, each as `step` takes it; as many on every replica.
+            batches: This replica's batches, each as for `step`; the same number on every replica.
 
         Returns:
-            The mean loss over the targets of all batches, a scalar, on every rank.  The auxiliary loss of routers is
-            part of it; a batch counts as much as it has targets.
+            The mean loss over the targets of all batches, a scalar, on every rank, including the auxiliary loss of
+            routers, which is weighted by each batch's number of targets.
 
         Raises:
             InputError: There is no batch, or one that `step` would refuse.
@@ -214,69 +214,69 @@ class Pipeline:
 
     @torch.no_grad()
     def generate(self, prompts: Tensor, *, new_tokens: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
-        """Continue some prompts, for a look at what a language model has learned.  All ranks call it.
+        """Generate tokens after some prompts, to inspect what a language model has learned.  All ranks call it.
 
-        Every new token takes a forward of all tokens before it: there is no cache of keys and values.
+        Every new token takes a forward of all tokens before it: there is no key-value cache.
 
         Args:
             prompts: Tokens [rows, length], the same on all ranks of a replica.
-            new_tokens: How many follow.
-            temperature: Of sampling; 0: always the likeliest token.
-            seed: The samples follow from it.
+            new_tokens: Number of tokens to generate.
+            temperature: Sampling temperature; 0: always the most likely token.
+            seed: Seed of the samples.
 
         Returns:
             Tokens [rows, length + new_tokens], on every rank.
 
         Raises:
-            InputError: The plan has no model; or the prompts have another shape.
+            InputError: The plan has no model, or the prompts have another shape.
         """
         self.finish_update()
         self._runner.updates.check_finished()
         return self._forward_runs.generate(prompts, new_tokens=new_tokens, temperature=temperature, seed=seed)
 
     def optimizer_step(self, max_norm: float | None = None) -> Tensor:
-        """Clip, step the optimizers that the plan has not stepped, and clear the gradients.
+        """Clip gradients, step the optimizers that have not stepped inside the step, and clear the gradients.
 
-        If the norm is inf or NaN, no parameter changes; in fp16 the loss scale follows.  What hosts have stepped by
-        then is taken back and stepped again where the norm says so.  Stages that devices have stepped inside the step
-        have changed, but for those with an inf or NaN in gradients of their own.
+        If the norm is inf or NaN, no parameter changes, and in fp16 the loss scale is halved.  Steps that hosts have
+        taken inside the step are rolled back, and repeated with clipped gradients, where the norm requires it.  Steps
+        that devices have taken are final; they skip stages whose own gradients have an inf or NaN.
 
         Args:
-            max_norm: Largest norm of all gradients over all ranks; None: they are not clipped.
+            max_norm: Largest norm of all gradients over all ranks; None: no clipping.
 
         Returns:
             The norm before clipping, a scalar.
 
         Raises:
-            InputError: Devices have stepped stages that were to be clipped: `post_validated_step` can.
+            InputError: `max_norm` is set, and devices have stepped stages inside the step: use `post_validated_step`.
         """
         total = self._runner.updates.finish(max_norm)
         self.measured.rolled_back = self._runner.updates.rolled_back
         return torch.tensor(total.norm, dtype=torch.float64)
 
     def post_validated_step(self, batch: Batch, *, max_norm: float = math.inf) -> StepResult | None:
-        """Step and update, clipped to `max_norm` and skipped on inf or NaN, without waiting for other devices.
+        """Run a step and its update, clipped to `max_norm`, skipped on inf or NaN, without waiting for other devices.
 
-        The parameters are right, to the bit as after `step` and `optimizer_step`, once the update is validated: by the
-        next `post_validated_step`, or by `finish_update`.  Until then, all batches have the shape of the first.
+        The update is validated by the next `post_validated_step` or by `finish_update`; then parameters are bitwise
+        those of `step` and `optimizer_step`.  Until `finish_update`, all batches must have the shapes of the first.
 
         Args:
-            batch: As `step` takes it.
+            batch: As for `step`.
             max_norm: Largest norm of all gradients over all ranks.
 
         Returns:
-            The result of the step before this one; None at first.
+            The result of the previous step; None for the first.
 
         Raises:
-            InputError: As by `step`, and in fp16; that a replica's ranks have different batches may be found by
-                `finish_update` alone.
+            InputError: As for `step`, and in fp16.  Different batches on a replica's ranks may be reported only by
+                `finish_update`.
         """
         if self._post_validated is None:
             self._post_validated = PostValidatedSteps(self._runner)
         return self._post_validated.run(batch, max_norm=max_norm)
 
     def finish_update(self) -> StepResult | None:
-        """Wait until the last `post_validated_step` is validated, and make its update right.
+        """Validate the update of the last `post_validated_step`, and correct it where necessary.
 
         All ranks call it, before anything reads parameters or optimizer states.
 
@@ -292,10 +292,10 @@ class Pipeline:
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`.
 
-        They stay as they are if one is inf or NaN: the norm says so.
+        They do not change if one is inf or NaN, as the returned norm is then, too.
 
         Returns:
-            The norm before, a scalar.
+            The norm before clipping, a scalar.
 
         Raises:
             InputError: The plan steps stages inside the step.
@@ -303,48 +303,48 @@ class Pipeline:
         return torch.tensor(self._runner.updates.clip(max_norm).norm, dtype=torch.float64)
 
     def switch_plan(self, plan: Plan) -> None:
-        """Go on with this plan, which orders, recomputes, offloads or divides the units otherwise.
+        """Continue with another plan, which orders, recomputes, offloads or partitions differently.
 
-        All ranks call it between two steps.  Optimizers and the count of steps stay; a pending update is finished.
-        Where stages have the same units, parameters stay, too.  Others move to the rank that has their unit now, with
-        gradients, states and averages: `parameters()` are new ones then.
+        All ranks call it between two steps; it finishes a pending update.  Optimizers and the step count remain.  If
+        the partition changes, units move to their new ranks with gradients, optimizer states and averages, and
+        `parameters()` are new objects.
 
         Raises:
-            InputError: The plan has another model, devices or steps, or other units where these cannot move; or the
-                ranks have different plans; and what lowering raises.
-            MoveMemoryError: A device has no room for its new units and the old ones.
+            InputError: The plan has another model, devices or steps; or another partition, and units cannot move; or
+                ranks have different plans; or it cannot be lowered.
+            MoveMemoryError: A device cannot hold its old and new units together.
         """
         self.finish_update()
-        check_follows(plan, self.plan, moves_units=self.moves_units)
+        check_switch(plan, self.plan, moves_units=self.moves_units)
         program = lower(plan.schedule, plan.costs)
         self.ranks.check_same(plan)
         if plan.lengths == self.plan.lengths:
-            for number, stage in self.part.stages.items():
-                stage.follow(plan.partition[number])
+            for number, stage in self.device_part.stages.items():
+                stage.set_strategies(plan.partition[number])
         else:
             self._runner.updates.check_finished()
             shortage = explained_shortage(partial(MoveMemoryError, self.device))
             with shortage, self.status.phase("moves units", local=False):
                 self._move_units(plan)
-        self._runner.follow(plan, program, self.part)
+        self._runner.switch_plan(plan, program, self.device_part)
         self.plan = plan
 
     # Parameters
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that an optimizer steps on this rank, each once: fp32 (or fp64), whatever the run's dtype.
+        """The parameters that an optimizer steps on this rank, each once: the master weights, fp32 in mixed precision.
 
-        With ZeRO they are this replica's rows.  Under tensor parallelism over torch.distributed they are DTensors.
+        With ZeRO they are this replica's rows.  With tensor parallelism over torch.distributed they are DTensors.
         """
-        return self.part.parameters()
+        return self.device_part.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters by Hugging Face name, frozen ones too; a table that is tied on this rank comes once."""
-        return self.part.named_parameters()
+        """All parameters by Hugging Face name, including frozen ones; a table that is tied on this rank comes once."""
+        return self.device_part.named_parameters()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let parameters be their moving averages meanwhile, to evaluate, generate or save with.  All ranks call it.
+        """Replace parameters by their moving averages within the context.  All ranks enter it.
 
         Raises:
             InputError: The pipeline was made without `ema_decay`.
@@ -356,7 +356,7 @@ class Pipeline:
             with self.averages.in_place():
                 yield
         finally:
-            self.part.load_working()
+            self.device_part.load_working()
 
     @property
     def averages(self) -> WeightAverages | None:
@@ -365,53 +365,53 @@ class Pipeline:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers that `optimizer` has made, for learning-rate schedules and checkpoints."""
+        """The optimizers made by `optimizer`, for learning-rate schedules and checkpoints."""
         return self._optimizers.all
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This device's parameters by Hugging Face name, whole.  With ZeRO all replicas call it."""
+        """This device's full parameters by Hugging Face name.  With ZeRO all replicas call it."""
         self.finish_update()
-        return self.part.state_dict()
+        return self.device_part.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take this rank's parameters from a state by Hugging Face name, which may hold more.
+        """Load this rank's parameters from a state by Hugging Face name, which may have more entries.
 
         Raises:
-            InputError: The state lacks one.
+            InputError: The state lacks a parameter.
         """
         self.finish_update()
-        self.part.load_state_dict(state)
+        self.device_part.load_state_dict(state)
 
     def load_pretrained(self, folder: str | Path) -> None:
-        """Take this rank's parameters from a Hugging Face checkpoint (safetensors), reading these alone.
+        """Load this rank's parameters, and read no others, from a Hugging Face checkpoint (safetensors).
 
-        A folder that peft wrote has adapters alone: the others stay.
+        From a folder written by peft it loads adapters only.
         """
-        load_pretrained(self.part, self.plan.model, folder)
+        load_pretrained(self.device_part, self.plan.model, folder)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a checkpoint that Hugging Face's `from_pretrained` opens; of adapters, peft's.  All ranks call it."""
+        """Write a checkpoint for Hugging Face's `from_pretrained`, or peft's for adapters.  All ranks call it."""
         self.finish_update()
-        save_pretrained(self.part, self.plan, self.ranks, folder)
+        save_pretrained(self.device_part, self.plan, self.ranks, folder)
 
     @property
     def stages(self) -> Mapping[int, Stage]:
         """This device's stages by number; their units are modules."""
-        return self.part.stages
+        return self.device_part.stages
 
     @torch.no_grad()
     def _move_units(self, plan: Plan) -> None:
-        """Build the plan's stages, and let them train on where these units have been trained."""
-        states = exchange_units(self.ranks, self.plan, plan, self.part, self._optimizers, on=self._lanes.device)
-        part = self._build(plan)
-        optimizers = self._optimize(plan, part)
-        restore_states(part, optimizers, self._optimizers, states)
-        for unit in (unit for stage in self.part.stages.values() for unit in stage.units):
+        """Build the plan's stages, and restore the training state of their units."""
+        states = exchange_units(self.ranks, self.plan, plan, self.device_part, self._optimizers, on=self._lanes.device)
+        device_part = self._build(plan)
+        optimizers = self._optimize(plan, device_part)
+        restore_states(device_part, optimizers, self._optimizers, states)
+        for unit in (unit for stage in self.device_part.stages.values() for unit in stage.units):
             self.measured.activations.include((*unit.parameters(), *unit.buffers()))
-        self.part, self._optimizers, self.measured.optimizers = part, optimizers, optimizers
-        self._runner.gradients = DeviceGradients(part, optimizers, self.ranks, self.status, self._lanes.device)
+        self.device_part, self._optimizers, self.measured.optimizers = device_part, optimizers, optimizers
+        self._runner.gradients = DeviceGradients(device_part, optimizers, self.ranks, self.status, self._lanes.device)
         self._runner.updates = ParameterUpdates(self._runner.gradients, loss_scale=self.loss_scale)
-        self.__dict__.pop("_forward_runs", None)  # those of the stages that were
+        self.__dict__.pop("_forward_runs", None)  # it has the old stages
 
     @cached_property
     def _forward_runs(self) -> ForwardRuns:
@@ -424,7 +424,7 @@ class Pipeline:
                 "fp16 skips the steps whose gradients overflow: give Pipeline an `optimizer`, call `optimizer_step`,"
                 " and let the plan step no stage on its device."
             )
-        if self.ranks.over_replicas.divided:
+        if self.ranks.replica_group.shards_states:
             for optimizer in self._optimizers.all:
                 check_divided(optimizer)
             check_before_steps(self, self.parameters())

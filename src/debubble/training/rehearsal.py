@@ -128,7 +128,7 @@ class SleepingOperations(Operations):
         if op.stage != first:
             self.take_input(op, state)
         if op.stage != last:
-            self.hand_on(self.recipient(op), torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
+            self.pass_on(self.recipient(op), torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
 
     def _lead_with(self, op: Op) -> Number:
         """The time before its end from which on a forward's offload, or what reads a reload, may run next to it."""

@@ -144,7 +144,7 @@ def group_numbers_in(checkpoint: Path) -> dict[str, TensorShard]:
         whole = {name: found for name, found in entries if isinstance(found, TensorStorageMetadata)}
         return {name: found.properties.dtype for name, found in whole.items() if GROUP_MARK in name}
 
-    return {name: TensorShard.whole(torch.zeros((), dtype=dtype)) for name, dtype in ask_rank_0(find).items()}
+    return {name: TensorShard.unsharded(torch.zeros((), dtype=dtype)) for name, dtype in ask_rank_0(find).items()}
 
 
 def precision_note(checkpoint: Path, masters: str) -> str | None:

@@ -1,1 +1,1 @@
-"""The ranks of a run: what carries tensors between them, and what replicas and tensor parallelism divide."""
+"""Communication between the ranks of a run, and the parallel groups: data, tensor, context and expert."""

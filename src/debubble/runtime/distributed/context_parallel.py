@@ -1,8 +1,8 @@
-"""Context parallelism: the ranks of a group divide every sequence, and attention gathers keys and values.
+"""Context parallelism: the ranks of a group shard every sequence, and attention gathers keys and values.
 
-A sequence is cut into 2n equal chunks, and rank i of n has the chunks i and 2n - 1 - i: so all have as many keys before
-their queries (Llama Team, arXiv:2407.21783, section 3.3.2, which gathers keys and values too).  Gradients of parameters
-are summed over the group as over replicas.  Attention without masks goes around a ring: `models/attention/ring.py`.
+A sequence is split into 2n equal chunks, and rank i of n has chunks i and 2n - 1 - i, which balances causal attention
+(Llama Team, arXiv:2407.21783, section 3.3.2, which gathers keys and values too).  Parameter gradients are summed over
+the group as over replicas.  Attention without masks is ring attention: `models/attention/ring.py`.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from debubble.runtime.distributed.transport import RankGroup, SingleProcessTrans
 
 @dataclass(frozen=True)
 class ContextGroup(RankGroup):
-    """The ranks that divide sequences among them."""
+    """The ranks that shard sequences."""
 
     @property
-    def chunks(self) -> tuple[int, int]:
-        """The two chunks of every sequence, of 2 x `size`, that are this rank's."""
-        return self._chunks(self.part)
+    def chunk_indices(self) -> tuple[int, int]:
+        """Indices of this rank's two chunks among the 2 x `size` of a sequence."""
+        return self._chunk_indices(self.group_rank)
 
-    def own(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's two chunks of the whole sequences that lie along a dimension."""
-        return self._own(x, dim, self.part)
+    def local_chunks(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's two chunks of full sequences along dimension `dim`."""
+        return self._chunks_of_rank(x, dim, self.group_rank)
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
-        """The whole sequences of all ranks' chunks along a dimension."""
-        halves = [part.chunk(2, dim) for part in self.transport.all_gather(x.contiguous(), self.ranks)]
+        """All-gather full sequences from every rank's chunks along dimension `dim`."""
+        halves = [shard.chunk(2, dim) for shard in self.transport.all_gather(x.contiguous(), self.ranks)]
         return torch.cat([first for first, _ in halves] + [second for _, second in reversed(halves)], dim)
 
     def reduce(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's chunks of the sum of all ranks' tensors."""
-        return self.reduce_scatter([self._own(x, dim, index) for index in range(self.size)])
+        """Reduce-scatter: this rank's chunks of the sum of all ranks' tensors."""
+        return self.reduce_scatter([self._chunks_of_rank(x, dim, rank) for rank in range(self.size)])
 
-    def _own(self, x: Tensor, dim: int, index: int) -> Tensor:
+    def _chunks_of_rank(self, x: Tensor, dim: int, group_rank: int) -> Tensor:
         chunks = x.chunk(2 * self.size, dim)
-        return torch.cat([chunks[chunk] for chunk in self._chunks(index)], dim)
+        return torch.cat([chunks[index] for index in self._chunk_indices(group_rank)], dim)
 
-    def _chunks(self, index: int) -> tuple[int, int]:
-        return index, 2 * self.size - 1 - index
+    def _chunk_indices(self, group_rank: int) -> tuple[int, int]:
+        return group_rank, 2 * self.size - 1 - group_rank
 
 
 NO_CONTEXT_GROUP = ContextGroup(SingleProcessTransport(), (0,))
-"""The group of a rank that has whole sequences."""
+"""The group of a rank that has full sequences."""

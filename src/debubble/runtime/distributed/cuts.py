@@ -1,4 +1,4 @@
-"""Division of parameters among the ranks of a group: each has a part of one dimension."""
+"""Sharding of parameters over the ranks of a group, along one dimension."""
 
 from __future__ import annotations
 
@@ -14,72 +14,72 @@ from debubble.runtime.distributed.transport import RankGroup
 
 @dataclass(frozen=True)
 class Cut:
-    """The division of a parameter among the ranks of a group: each has a part of one dimension."""
+    """How a parameter is sharded: along which dimension, like DTensor's `Shard`, with fused layers."""
 
     dim: int
     size: int
-    """Size of the whole in that dimension."""
+    """Size of the full tensor in that dimension."""
     fused: int = 1
-    """Number of layers that lie in parallel in it; each is divided by itself."""
+    """Number of layers concatenated in that dimension; each is sharded separately."""
 
 
 @dataclass(frozen=True)
 class CutGroup(RankGroup):
-    """The ranks that divide parameters among them."""
+    """The ranks that shard parameters."""
 
-    def span(self, size: int, part: int | None = None) -> tuple[int, int]:
-        """Start and length of a rank's part (None: this one's) of `size` rows or columns; the last may have fewer."""
-        most = -(-size // self.size)
-        start = min(most * (self.part if part is None else part), size)
-        return start, min(most, size - start)
+    def span(self, size: int, group_rank: int | None = None) -> tuple[int, int]:
+        """Start and length of a rank's shard (default: this rank's) of `size` rows; the last may have fewer."""
+        max_length = -(-size // self.size)
+        start = min(max_length * (self.group_rank if group_rank is None else group_rank), size)
+        return start, min(max_length, size - start)
 
     def lengths(self, cut: Cut) -> list[int]:
-        """Rows or columns of each rank of a parameter that is cut so."""
-        return [cut.fused * self.span(cut.size // cut.fused, part)[1] for part in range(self.size)]
+        """Length of each rank's shard in the dimension of the cut."""
+        return [cut.fused * self.span(cut.size // cut.fused, rank)[1] for rank in range(self.size)]
 
-    def own(self, whole: Tensor, cut: Cut) -> Tensor:
-        """This rank's part of a tensor; as a view, unless layers are fused."""
-        parts = [layer.narrow(cut.dim, *self.span(layer.shape[cut.dim])) for layer in whole.chunk(cut.fused, cut.dim)]
-        return parts[0] if cut.fused == 1 else torch.cat(parts, cut.dim)
+    def local_shard(self, full: Tensor, cut: Cut) -> Tensor:
+        """This rank's shard of a full tensor: a view, unless layers are fused."""
+        shards = [layer.narrow(cut.dim, *self.span(layer.shape[cut.dim])) for layer in full.chunk(cut.fused, cut.dim)]
+        return shards[0] if cut.fused == 1 else torch.cat(shards, cut.dim)
 
-    def gather(self, own: Tensor, cut: Cut) -> Tensor:
-        """The whole of all ranks' parts; they all call it."""
-        parts = []
+    def gather(self, local: Tensor, cut: Cut) -> Tensor:
+        """The full tensor of all ranks' shards; all ranks call it."""
+        shards = []
         for rank, length in zip(self.ranks, self.lengths(cut), strict=True):
-            shape = (*own.shape[: cut.dim], length, *own.shape[cut.dim + 1 :])
-            parts.append(own.contiguous() if rank == self.transport.rank else own.new_empty(shape))
-            self.transport.broadcast(parts[-1], self.ranks, source=rank)
-        layers = zip(*(part.chunk(cut.fused, cut.dim) for part in parts), strict=True)
-        return torch.cat([part for layer in layers for part in layer], cut.dim)
+            shape = (*local.shape[: cut.dim], length, *local.shape[cut.dim + 1 :])
+            shards.append(local.contiguous() if rank == self.transport.rank else local.new_empty(shape))
+            self.transport.broadcast(shards[-1], self.ranks, source=rank)
+        layers = zip(*(shard.chunk(cut.fused, cut.dim) for shard in shards), strict=True)
+        return torch.cat([shard for layer in layers for shard in layer], cut.dim)
 
 
 class Division(NamedTuple):
-    """One division of a parameter: the ranks that share it out, and how."""
+    """One level of sharding of a parameter: the group, and the cut among its ranks."""
 
     group: CutGroup
     cut: Cut
 
 
 Divisions = Sequence[Division]
-"""Divisions of one parameter, each of what the one before it leaves to this rank; only the last has fused layers."""
+"""Nested sharding of one parameter: each division shards the local result of the one before; only the last is fused."""
 
 
-def own_part(whole: Tensor, divisions: Divisions) -> Tensor:
-    """This rank's part of a tensor."""
+def local_shard(full: Tensor, divisions: Divisions) -> Tensor:
+    """This rank's shard of a full tensor."""
     for division in divisions:
-        whole = division.group.own(whole, division.cut)
-    return whole
+        full = division.group.local_shard(full, division.cut)
+    return full
 
 
-def gathered(own: Tensor, divisions: Divisions) -> Tensor:
-    """The whole of all ranks' parts; they all call it."""
+def gather_full(local: Tensor, divisions: Divisions) -> Tensor:
+    """The full tensor of all ranks' shards; all ranks call it."""
     for division in reversed(divisions):
-        own = division.group.gather(own, division.cut)
-    return own
+        local = division.group.gather(local, division.cut)
+    return local
 
 
-def whole_shape(local: torch.Size, divisions: Divisions) -> torch.Size:
-    """The shape of a tensor of which this rank has a part of that shape."""
+def full_shape(local: torch.Size, divisions: Divisions) -> torch.Size:
+    """The full shape of a tensor, from the shape of this rank's shard."""
     shape = list(local)
     for division in divisions:
         shape[division.cut.dim] = division.cut.size

@@ -1,8 +1,8 @@
-"""Data parallelism: replicas sum their gradients, and with ZeRO divide the optimizer's work.
+"""Data parallelism: replicas sum their gradients, and with ZeRO shard optimizer states, gradients and parameters.
 
-With ZeRO every replica owns the same share of the rows of every parameter: it alone gets the sum of their gradients,
-keeps their optimizer states and steps them, and then broadcasts the rows; with ZeRO-3 whenever they compute.  Only
-optimizers that treat every element by itself can step rows; others are refused.
+With ZeRO every replica owns an equal share of the rows of every parameter: it reduces their gradients, keeps their
+optimizer states, steps them, and broadcasts them; with ZeRO-3 before every computation.  Only elementwise optimizers
+can step rows; others are refused.
 """
 
 from __future__ import annotations
@@ -25,70 +25,70 @@ from debubble.runtime.distributed.transport import RankGroup
 class Replicas(RankGroup):
     """The ranks that hold the same stages."""
 
-    divided: bool
-    """True if each owns a part of the rows (ZeRO)."""
-    scatters: bool = False
-    """True if each keeps that part of gradients alone, and sums them after every micro-batch (ZeRO-2)."""
-    gathers: bool = False
-    """True if each keeps that part of parameters alone, and gathers the rest while it computes (ZeRO-3)."""
+    shards_states: bool
+    """True if each replica has the optimizer states of its rows only (ZeRO-1, 2 and 3)."""
+    shards_gradients: bool = False
+    """True if each keeps the gradients of its rows only, reduced after every micro-batch (ZeRO-2 and 3)."""
+    shards_parameters: bool = False
+    """True if each stores its rows of parameters only, and gathers the others to compute (ZeRO-3)."""
 
     @property
     def first(self) -> bool:
-        """True if this rank is the first of them."""
+        """True if this rank is the first replica."""
         return self.transport.rank == self.ranks[0]
 
     def reduce(self, gradient: Tensor) -> Tensor:
-        """The sum of all replicas' gradients: this one's rows of it if divided.  The argument is used up."""
-        if not self.divided:
+        """Sum a gradient over the replicas, and return the local rows (all, without ZeRO); overwrites its argument."""
+        if not self.shards_states:
             self.transport.all_reduce(gradient, self.ranks)
             return gradient
         # A copy, so that nothing keeps the others' rows.
-        return self.reduce_scatter([self._part(gradient, rank) for rank in self.ranks]).clone()
+        return self.reduce_scatter([self._rows(gradient, rank) for rank in self.ranks]).clone()
 
-    def own(self, tensor: Tensor) -> Tensor:
-        """This replica's rows of a tensor, as a view; all of them if not divided."""
-        return self._part(tensor, self.transport.rank) if self.divided else tensor
+    def local_rows(self, tensor: Tensor) -> Tensor:
+        """A view of this replica's rows of a tensor; of all rows without ZeRO."""
+        return self._rows(tensor, self.transport.rank) if self.shards_states else tensor
 
-    def rows(self, of: int) -> range:
-        """The rows among `of` that are this replica's; all of them if they are not divided."""
-        return self._rows(of, self.transport.rank) if self.divided else range(of)
+    def row_range(self, count: int) -> range:
+        """This replica's rows among `count`; all without ZeRO."""
+        return self._row_range(count, self.transport.rank) if self.shards_states else range(count)
 
     def gather(self, tensor: Tensor) -> None:
-        """Fill a tensor, in which every replica has its own rows, with all."""
-        if self.divided:
+        """All-gather in place: every replica has its rows of the tensor before, all rows after."""
+        if self.shards_states:
             for rank in self.ranks:
-                self.transport.broadcast(self._part(tensor, rank), self.ranks, source=rank)
+                self.transport.broadcast(self._rows(tensor, rank), self.ranks, source=rank)
 
-    def _part(self, tensor: Tensor, rank: int) -> Tensor:
-        rows = self._rows(len(tensor), rank)
+    def _rows(self, tensor: Tensor, rank: int) -> Tensor:
+        rows = self._row_range(len(tensor), rank)
         return tensor[rows.start : rows.stop]
 
-    def _rows(self, of: int, rank: int) -> range:
-        index, count = self.ranks.index(rank), self.size
-        return range(of * index // count, of * (index + 1) // count)
+    def _row_range(self, count: int, rank: int) -> range:
+        index, size = self.ranks.index(rank), self.size
+        return range(count * index // size, count * (index + 1) // size)
 
 
-ELEMENTWISE = frozenset(
+ELEMENTWISE_OPTIMIZERS = frozenset(
     ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Lion")
 )
-"""Classes of torch's optimizers that treat every element by itself."""
+"""Class names of elementwise optimizers."""
 
-WHOLE = ("muon", "adafactor", "shampoo", "soap", "lamb", "lars", "lbfgs")
-"""Parts of the names of classes that factor, orthogonalize or measure whole parameters."""
+FULL_TENSOR_OPTIMIZERS = ("muon", "adafactor", "shampoo", "soap", "lamb", "lars", "lbfgs")
+"""Substrings of the class names of optimizers that factor, orthogonalize or measure full parameters."""
 
 
 def check_divided(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that would compute something else of rows; warn of one that nothing is known of.
+    """Refuse an optimizer that cannot step rows of a parameter; warn of an unknown one.
 
     Raises:
-        InputError: It needs whole parameters.
+        InputError: It needs full parameters.
     """
     names = [kind.__name__ for kind in type(optimizer).__mro__]
-    if any(word in name.lower() for name in names for word in WHOLE):
+    if any(word in name.lower() for name in names for word in FULL_TENSOR_OPTIMIZERS):
         raise InputError(
             f"{names[0]} needs whole parameters, but ZeRO leaves every replica some rows of each: plan with --zero 0."
         )
-    if ELEMENTWISE.isdisjoint(names):
+    if ELEMENTWISE_OPTIMIZERS.isdisjoint(names):
         warnings.warn(
             f"ZeRO leaves every replica some rows of each parameter: {names[0]} is right only if it treats every"
             " element by itself; if not, plan with --zero 0.",
@@ -97,7 +97,7 @@ def check_divided(optimizer: Optimizer) -> None:
 
 
 def check_before_steps(owner: object, rows: Iterable[nn.Parameter]) -> None:
-    """Check every optimizer of these rows, also a user's own, before its first step, as long as `owner` lives."""
+    """Check every optimizer that steps these rows before its first step, while `owner` is alive."""
     known = frozenset(map(id, rows))
     checked: WeakSet[Optimizer] = WeakSet()
 
@@ -113,7 +113,7 @@ def check_before_steps(owner: object, rows: Iterable[nn.Parameter]) -> None:
 
 
 _CHECKS: dict[int, Callable[[Optimizer], None]] = {}
-"""The checks of the owners that live."""
+"""The checks of owners that are alive."""
 
 
 def _check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -121,5 +121,5 @@ def _check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         check(optimizer)
 
 
-# Once: a hook that comes or goes while another thread's optimizer steps would end that step.
+# Registered once: adding or removing a hook while another thread's optimizer steps would break that step.
 register_optimizer_step_pre_hook(_check)

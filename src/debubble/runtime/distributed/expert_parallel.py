@@ -1,8 +1,8 @@
-"""Expert parallelism: ranks divide a layer's experts, and tokens travel to those that they are routed to.
+"""Expert parallelism: ranks divide a layer's experts, and an all-to-all sends tokens to the ranks of their experts.
 
-The ranks have different tokens, as replicas or slices of sequences, and everything else of a layer is on each of them
-(Lepikhin et al. 2021, GShard; the all-to-all dispatcher of Megatron-LM).  A rank has equally many experts as the
-others, one after another.
+The ranks have different tokens (they are replicas, or context-parallel) and replicate the rest of the layer
+(Lepikhin et al. 2021, GShard; the all-to-all dispatcher of Megatron-LM).  Every rank has the same number of consecutive
+experts.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from debubble.runtime.operators import call
 
 @dataclass(frozen=True)
 class ExpertGroup(CutGroup):
-    """The ranks that divide the experts of every layer among them, as one of them sees them."""
+    """The ranks that divide the experts of every layer, as seen by one of them."""
 
     def exchange(self, choices: Tensor) -> TokenExchange:
-        """Tell the others how many rows each expert gets from here: `choices`, [experts]."""
+        """Exchange the row counts per expert: `choices`, [experts], are those of this rank's tokens."""
         if self.size == 1:
             return TokenExchange(self, (), (), choices.tolist(), ())
-        own = len(choices) // self.size
-        even = [own] * self.size
-        counts = self.transport.all_to_all(choices, self.ranks, sent=even, received=even).view(self.size, own)
-        # Rows arrive by rank, and each rank's by expert.
-        experts = torch.arange(own, device=choices.device).repeat(self.size).repeat_interleave(counts.flatten())
+        local_count = len(choices) // self.size
+        even = [local_count] * self.size
+        counts = self.transport.all_to_all(choices, self.ranks, sent=even, received=even).view(self.size, local_count)
+        # Rows arrive grouped by source rank, then by expert.
+        experts = torch.arange(local_count, device=choices.device).repeat(self.size).repeat_interleave(counts.flatten())
         return TokenExchange(
             self,
-            sent=tuple(choices.view(self.size, own).sum(1).tolist()),
+            sent=tuple(choices.view(self.size, local_count).sum(1).tolist()),
             received=tuple(counts.sum(1).tolist()),
-            sizes=counts.sum(0).tolist() if len(experts) else [1] + [0] * (own - 1),
+            sizes=counts.sum(0).tolist() if len(experts) else [1] + [0] * (local_count - 1),
             order=(experts.argsort(stable=True),),
         )
 
@@ -47,30 +47,30 @@ NO_EXPERT_GROUP = ExpertGroup(SingleProcessTransport(), (0,))
 
 @dataclass(frozen=True)
 class TokenExchange:
-    """The way of one micro-batch's rows to the ranks that have their experts, and back."""
+    """The all-to-all of one micro-batch's rows to the ranks of their experts, and back."""
 
     group: ExpertGroup
     sent: tuple[int, ...]
-    """Rows for each rank."""
+    """Rows sent to each rank."""
     received: tuple[int, ...]
-    """Rows from each rank."""
+    """Rows received from each rank."""
     sizes: list[int]
-    """Rows of each of this rank's experts."""
+    """Rows per local expert."""
     order: tuple[Tensor, ...]
-    """The indices that sort the rows that arrive by expert; empty where they do not travel."""
+    """The permutation that sorts received rows by expert; empty for a group of one rank."""
 
     def dispatch(self, rows: Tensor, *order: Tensor) -> Tensor:
-        """Send rows that are sorted by expert; those of this rank's experts, sorted too."""
+        """Send rows sorted by expert, and return those of the local experts, sorted by expert."""
         if not order:
             return rows
         rows = call(_Exchange, rows, self.group, self.sent, self.received)
         if not len(rows):
-            # A row of zeros, so that every rank has the same operators to recompute, and meets the others in them.
+            # A row of zeros, so that every rank recomputes the same operators and their collectives match.
             return torch.cat((rows, rows.new_zeros(1, rows.shape[1])))
         return rows.index_select(0, *order)
 
     def combine(self, rows: Tensor, *order: Tensor) -> Tensor:
-        """Send the rows back to where they came from, in the order in which they were sent."""
+        """Return the rows to the ranks that they came from, in the order in which they were sent."""
         if not order:
             return rows
         rows = rows.index_select(0, inverse(*order)) if sum(self.received) else rows[:0]
@@ -78,12 +78,12 @@ class TokenExchange:
 
 
 def inverse(order: Tensor) -> Tensor:
-    """The permutation that undoes this one."""
+    """The inverse permutation."""
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
 class _Exchange(Function):
-    """Rows to the ranks of a group, the first `sent[0]` to the first of them; their gradients travel back."""
+    """Differentiable all-to-all of rows: `sent[i]` go to rank i of the group; gradients return in the backward."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: ExpertGroup, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:

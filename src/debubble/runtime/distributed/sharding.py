@@ -1,8 +1,8 @@
-"""The part of a tensor that a rank holds, as blocks of the whole and as torch's DTensor.
+"""A rank's shard of a tensor, as blocks of the full tensor and as torch's DTensor.
 
-Optimizers, checkpoints and users see DTensors where ranks divide layers.  Units compute with the plain shards that
-these consist of: a stage keeps, drops, moves and defers storages, of which a DTensor has none of its own, and its
-dispatch takes longer than a small operator.
+Optimizers, checkpoints and users see DTensors under tensor parallelism.  Units compute with the local tensors: a stage
+saves, drops and offloads storages, which a DTensor does not own, and DTensor dispatch takes longer than a small
+operator.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 
 class ShardBlock(NamedTuple):
-    """A block of a shard and where it lies in the whole, per dimension."""
+    """A block of a shard and its offsets in the full tensor, per dimension."""
 
     start: tuple[int, ...]
-    """Place in the rank's own tensor."""
+    """Offsets in the rank's local tensor."""
     size: tuple[int, ...]
     offsets: tuple[int, ...]
-    """Place in the whole tensor."""
+    """Offsets in the full tensor."""
 
 
 class TensorShard(NamedTuple):
-    """This rank's part of a tensor that several may divide."""
+    """This rank's shard of a tensor."""
 
     tensor: Tensor
-    """The live one, detached."""
+    """The local tensor, live and detached."""
     shape: torch.Size
-    """Shape of the whole."""
+    """Shape of the full tensor."""
     blocks: tuple[ShardBlock, ...]
-    """Blocks of the whole that the tensor consists of."""
+    """Blocks of the full tensor that the local one consists of."""
 
     @classmethod
-    def whole(cls, tensor: Tensor) -> TensorShard:
-        """The shard of a tensor that no rank divides."""
-        nowhere = (0,) * tensor.dim()
-        return cls(tensor, tensor.shape, (ShardBlock(nowhere, tuple(tensor.shape), nowhere),))
+    def unsharded(cls, tensor: Tensor) -> TensorShard:
+        """The shard of a tensor that is not sharded."""
+        origin = (0,) * tensor.dim()
+        return cls(tensor, tensor.shape, (ShardBlock(origin, tuple(tensor.shape), origin),))
 
-    def of(self, block: ShardBlock) -> Tensor:
-        """The block itself, live."""
+    def block_view(self, block: ShardBlock) -> Tensor:
+        """A view of a block, live."""
         tensor = self.tensor
         for dim, (start, length) in enumerate(zip(block.start, block.size, strict=True)):
             tensor = tensor.narrow(dim, start, length)
@@ -56,16 +56,16 @@ class TensorShard(NamedTuple):
 
 
 def blocks_of(local: torch.Size, divisions: Divisions) -> list[ShardBlock]:
-    """The blocks of the whole that the shard of a parameter consists of: fused layers' parts lie apart."""
-    nowhere = (0,) * len(local)
-    blocks = [ShardBlock(nowhere, tuple(local), nowhere)]
+    """The blocks of the full tensor that a rank's shard consists of: one per fused layer."""
+    origin = (0,) * len(local)
+    blocks = [ShardBlock(origin, tuple(local), origin)]
     for group, cut in reversed(divisions):
-        blocks = [part for block in blocks for part in _parts(block, group, cut)]
+        blocks = [piece for block in blocks for piece in _split_block(block, group, cut)]
     return blocks
 
 
-def _parts(block: ShardBlock, group: CutGroup, cut: Cut) -> Iterator[ShardBlock]:
-    """A block of what a rank has of something, as blocks of the whole, of which each of the fused layers has one."""
+def _split_block(block: ShardBlock, group: CutGroup, cut: Cut) -> Iterator[ShardBlock]:
+    """Map a block of a rank's shard to blocks of the tensor before the cut, one per fused layer."""
     layer = cut.size // cut.fused
     first, length = group.span(layer)
     for k in range(cut.fused):
@@ -86,7 +86,7 @@ def _with(place: tuple[int, ...], dim: int, value: int) -> tuple[int, ...]:
 
 
 def crop(block: ShardBlock, rows: range) -> ShardBlock | None:
-    """The part of a block that lies in these rows of its shard, as a block of the tensor that has these rows alone."""
+    """The part of a block within these rows of its shard, as a block of the tensor of these rows."""
     first = max(block.start[0], rows.start)
     length = min(block.start[0] + block.size[0], rows.stop) - first
     if length <= 0 or 0 in block.size:
@@ -95,13 +95,13 @@ def crop(block: ShardBlock, rows: range) -> ShardBlock | None:
     return ShardBlock((first - rows.start, *block.start[1:]), (length, *block.size[1:]), (offset, *block.offsets[1:]))
 
 
-def dtensor_view(own: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: DeviceMesh | None) -> nn.Parameter:
-    """A rank's part of a parameter of that shape, cut over the mesh (None: the same on all ranks), as a DTensor.
+def dtensor_view(local: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: DeviceMesh | None) -> nn.Parameter:
+    """A DTensor parameter of the full shape on a local one's storage, sharded by the cut (None: replicated).
 
-    It has the storage of `own`.  Without a mesh, and of what the host steps for a GPU, it is `own` itself.
+    Returns `local` itself without a mesh, and for parameters of a GPU stage whose optimizer runs on the host.
     """
-    if mesh is None or mesh.device_type != own.device.type:
-        return own
+    if mesh is None or mesh.device_type != local.device.type:
+        return local
     from torch.distributed.tensor import Replicate, Shard
 
     placement: Placement
@@ -110,42 +110,42 @@ def dtensor_view(own: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: De
     elif cut.fused == 1:
         placement = Shard(cut.dim)
     else:
-        # Chunk i of each of the fused layers: what torch has it for is FSDP over tensor parallelism.
+        # Chunk i of every fused layer.  torch has this placement for FSDP over tensor parallelism.
         placement = strided_shard(cut.dim, parts=cut.fused)
-    return nn.Parameter(_dtensor(own.detach(), shape, mesh, placement), requires_grad=own.requires_grad)
+    return nn.Parameter(_dtensor(local.detach(), shape, mesh, placement), requires_grad=local.requires_grad)
 
 
-def viewed_like(view: Tensor, own: Tensor) -> Tensor:
-    """A rank's part of another tensor, such as the gradient, as a DTensor if `view` is one."""
+def viewed_like(view: Tensor, local: Tensor) -> Tensor:
+    """Wrap a local tensor, such as a gradient, as a DTensor like `view`, if that is one."""
     if not _is_dtensor(view):
-        return own
-    return _dtensor(own, view.shape, view.device_mesh, *view.placements)
+        return local
+    return _dtensor(local, view.shape, view.device_mesh, *view.placements)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, live and detached."""
+    """The local tensor of a DTensor, or a plain tensor itself: live and detached."""
     tensor = tensor.detach()
     return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
 def local_bytes(tensor: Tensor) -> int:
-    """The bytes of this rank's part of a tensor."""
+    """Bytes of the local tensor."""
     return tensor.to_local().nbytes if _is_dtensor(tensor) else tensor.nbytes
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that one of a class of its own consists of, such as codes and scales; none of a plain tensor."""
+    """The inner tensors of a wrapper subclass, such as codes and scales; none for a plain tensor."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
 
 
 def _is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    # The class itself takes a second to import, and most runs have no use for it.
+    # Importing the class takes a second, and most runs do not need it.
     return hasattr(tensor, "device_mesh")
 
 
-def _dtensor(own: Tensor, shape: torch.Size, mesh: DeviceMesh, *placements: Placement) -> Tensor:
+def _dtensor(local: Tensor, shape: torch.Size, mesh: DeviceMesh, *placements: Placement) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(own, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)

@@ -1,8 +1,7 @@
-"""Tensor parallelism: the ranks of a group divide the linear layers of every unit (Shoeybi et al. 2019, Megatron-LM).
+"""Tensor parallelism: the ranks of a group shard the linear layers of every unit (Shoeybi et al. 2019, Megatron-LM).
 
-A pair of linear layers is divided by columns, then by rows: between them each rank has its own heads or features, and
-the sum of all ranks' results is that of the whole pair.  What lies outside of such pairs is the same on all ranks.
-Units hold local shards alone.
+A column-parallel layer is followed by a row-parallel one: between them each rank has its own heads or features, and the
+results are summed over the ranks.  Everything else is replicated.  Units hold local shards only.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorGroup(CutGroup):
-    """The ranks that divide a stage among them, as one of them sees them."""
+    """The ranks that shard a stage, as seen by one of them."""
 
     mesh: DeviceMesh | None = None
-    """The ranks as torch's own tools see them."""
+    """torch's device mesh of the ranks."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """All-reduce (sum) the tensor over the group, in place."""
@@ -36,21 +35,21 @@ class TensorGroup(CutGroup):
         return tensor
 
     def copy_to_group(self, x: Tensor) -> Tensor:
-        """Pass a tensor that is the same on all ranks to their shards: its gradient is the sum over the ranks."""
+        """Identity in the forward, all-reduce of the gradient in the backward."""
         return x if self.size == 1 else call(_CopyToGroup, x, self)
 
     def reduce_from_group(self, x: Tensor) -> Tensor:
-        """The sum of what the ranks have computed with their own shards, the same on all."""
+        """All-reduce in the forward, identity in the backward."""
         return x if self.size == 1 else call(_ReduceFromGroup, x, self)
 
     def column_parallel(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
-        """Apply layers that are divided by columns to their common input: each rank has its own outputs."""
+        """Apply column-parallel layers to their common input: the outputs are sharded."""
         multiplications = [layer.multiplication(layer.bias) for layer in layers]
         results = deferrable_linear(self.copy_to_group(x), multiplications, weight_grads=layers[0].weight_grads)
         return tuple(self._adapted(x, y, layer) for y, layer in zip(results, layers, strict=True))
 
     def row_parallel(self, x: Tensor, layer: Linear) -> Tensor:
-        """Apply a layer that is divided by rows to each rank's own inputs: the output is the same on all."""
+        """Apply a row-parallel layer to sharded inputs: the output is replicated."""
         if self.size == 1:
             y: Tensor = layer(x)
             return y
@@ -61,10 +60,10 @@ class TensorGroup(CutGroup):
         return y if layer.bias is None else y + layer.bias
 
     def _adapted(self, x: Tensor, y: Tensor, layer: Linear) -> Tensor:
-        """The result of a layer that is divided by columns, with its adapter's part."""
+        """The result of a column-parallel layer plus that of its adapter."""
         if layer.lora_A is None or layer.lora_B is None:
             return y
-        # A is whole on every rank: what meets the shards of B is its result.
+        # A is replicated, so its result is copied to the shards of B.
         return torch.add(y, layer.lora_B(self.copy_to_group(layer.lora_A(x))), alpha=layer.scaling)
 
 
@@ -72,13 +71,13 @@ NO_TENSOR_GROUP = TensorGroup(SingleProcessTransport(), (0,))
 
 
 def column_cuts(layer: nn.Module, fused: int = 1) -> Mapping[str, Cut]:
-    """Cuts of the parameters of a layer divided by columns: each rank has some outputs (of a table, some rows)."""
+    """Cuts of the parameters of a column-parallel layer, by outputs (of an embedding, by rows)."""
     weight = int(isinstance(layer, Linear) and layer.transposed)
     return _cuts(layer, {"weight": weight, "bias": 0, "lora_B.weight": 0}, fused)
 
 
 def row_cuts(layer: nn.Module) -> Mapping[str, Cut]:
-    """Cuts of the parameters of a linear layer that is divided by rows: each rank has some inputs."""
+    """Cuts of the parameters of a row-parallel linear layer, by inputs."""
     weight = 1 - int(isinstance(layer, Linear) and layer.transposed)
     return _cuts(layer, {"weight": weight, "lora_A.weight": 1})
 

@@ -17,12 +17,12 @@ from debubble.runtime.torch_internals import runs_in_backward
 
 
 class ThreadTransport(Transport):
-    """The ranks of one process, each on a thread: for tests, and for looking at a plan without a launcher.
+    """The ranks of one process, each on a thread: for tests, and for running a plan without a launcher.
 
-    `ThreadTransport.run(n, work)` calls `work(transport)` for every rank and returns their answers.
+    `ThreadTransport.run(n, work)` calls `work(transport)` for every rank and returns the results.
 
-    On a GPU, torch runs all backwards of a process in one thread: ranks whose backwards wait for one another (tensor
-    parallelism, ZeRO-2, rings of context parallelism) must be processes there.
+    On a GPU, torch runs all backwards of a process in one thread: ranks with collectives in the backward (tensor
+    parallelism, ZeRO-2, ring attention) must be processes there.
     """
 
     def __init__(self, hub: _ThreadHub, rank: int) -> None:
@@ -30,10 +30,10 @@ class ThreadTransport(Transport):
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         """Put the tensor, not a copy, into the receiver's mailbox, and return at once."""
-        self._hub.mail[self.rank, to, channel].put(StreamHandoff.of(tensor.detach()))
+        self._hub.mail[self.rank, to, channel].put(StreamHandoff.from_current_stream(tensor.detach()))
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
-        """Take the next tensor from the mailbox and return it; `buffer` stays untouched.
+        """Take the next tensor from the mailbox and return it; `buffer` is not written.
 
         Raises PeerError if the source has failed.
         """
@@ -62,19 +62,20 @@ class ThreadTransport(Transport):
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """Collect the tensors of these ranks on each of them.  Raises PeerError if a rank has failed."""
         _check_can_wait(tensor)
-        return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]
+        handoff = StreamHandoff.from_current_stream(tensor.clone())
+        return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, handoff)]
 
     def all_to_all(
         self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:
         """Exchange rows with these ranks.  Raises PeerError if a rank has failed."""
         _check_can_wait(tensor)
-        own = [StreamHandoff.of(rows) for rows in tensor.clone().split(list(sent))]
-        arrived = self._hub.exchange(ranks, self.rank, own)
-        return torch.cat([parts[ranks.index(self.rank)].receive() for parts in arrived])
+        sent_rows = [StreamHandoff.from_current_stream(rows) for rows in tensor.clone().split(list(sent))]
+        arrived = self._hub.exchange(ranks, self.rank, sent_rows)
+        return torch.cat([rows[ranks.index(self.rank)].receive() for rows in arrived])
 
     def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Put the tensor, not a copy, into the next rank's mailbox.  The answer raises PeerError if one has failed."""
+        """Put the tensor, not a copy, into the next rank's mailbox; the result raises PeerError if one has failed."""
         _check_can_wait(tensor)
         before, after = neighbours(self.rank, ranks)
         self.send(tensor, after, Channel.RING)
@@ -86,26 +87,26 @@ class ThreadTransport(Transport):
 
     @staticmethod
     def run(ranks: int, work: Callable[[ThreadTransport], Any]) -> list[Any]:
-        """Run every rank to its end.  Raises the first error of any."""
+        """Run all ranks until they end.  Raises the first error of any."""
         hub = _ThreadHub(ranks)
-        answers: list[Any] = [None] * ranks
+        results: list[Any] = [None] * ranks
         errors: list[BaseException] = []
 
-        def one(rank: int) -> None:
+        def run_rank(rank: int) -> None:
             try:
-                answers[rank] = work(ThreadTransport(hub, rank))
+                results[rank] = work(ThreadTransport(hub, rank))
             except BaseException as error:
                 errors.append(error)
                 hub.abort(rank)
 
-        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]
+        threads = [threading.Thread(target=run_rank, args=(rank,), daemon=True) for rank in range(ranks)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if errors:
             raise errors[0]
-        return answers
+        return results
 
 
 def _check_can_wait(tensor: Tensor) -> None:
@@ -134,7 +135,7 @@ class _ThreadHub:
         self._barriers: dict[Group, threading.Barrier] = {}
         self._values: dict[Group, dict[int, Any]] = {}
         self._failed: int | None = None
-        """The rank that failed first: from then on, nobody waits for another."""
+        """The rank that failed first; from then on no rank waits for another."""
         self._lock = threading.Lock()
 
     def exchange(self, ranks: tuple[int, ...], rank: int, value: Any) -> list[Any]:
@@ -150,16 +151,16 @@ class _ThreadHub:
             values[rank] = value
         try:
             barrier.wait()
-            answers = [values[r] for r in ranks]
+            results = [values[r] for r in ranks]
             barrier.wait()
         except threading.BrokenBarrierError:
             assert self._failed is not None
             raise PeerError(self._failed) from None
         del values[rank]
-        return answers
+        return results
 
     def abort(self, rank: int) -> None:
-        """A rank has failed: nobody waits for it any more."""
+        """Note that a rank has failed, and wake all that wait for it."""
         with self._lock:
             if self._failed is None:
                 self._failed = rank

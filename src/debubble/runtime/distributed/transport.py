@@ -1,8 +1,8 @@
 """Transport of tensors between the ranks of a run: torch.distributed, or a single process.
 
-`send` and `receive` block until the message is through; every directed pair has a channel of its own and a thread at
-each end, so no message waits for one of another pair, and none for the compute lane.  Ranks have a process group for
-each lane whose collectives they meet in: lanes overlap, so that two may meet in another order on every rank.
+`send` and `receive` block until the message is complete.  Every directed pair of ranks has its own channel, with a
+thread at each end, so no message waits for another pair or for the compute lane.  Ranks have one process group per lane
+with collectives, as lanes run concurrently and order their collectives differently on different ranks.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
 
 
 class Channel(Enum):
-    """Kinds of messages of a directed pair of ranks, each in an order of its own."""
+    """Kinds of messages between a directed pair of ranks; only messages of one kind are ordered."""
 
     MESSAGE = "message"
     OFFLOAD = "offload"
     RELOAD = "reload"
     NORM = "norm"
-    """A few numbers of the host's, never on the device."""
+    """A few numbers in host memory, never on the device."""
     OFFLOAD_TOKEN = "offload token"
-    """A token of the host's: the link to the host is free for the receiver's next offload."""
+    """A token in host memory: the link to the host is free for the receiver's next offload."""
     RELOAD_TOKEN = "reload token"
-    """A token of the host's: the link to the host is free for the receiver's next reload."""
+    """A token in host memory: the link to the host is free for the receiver's next reload."""
     UNITS = "units"
-    """Parameters of units that move, with what trains them."""
+    """Parameters of units that move to another rank, with gradients and optimizer states."""
     RING = "ring"
-    """Keys and values on their way around a ring of ranks (threads of one process; else a group carries them)."""
+    """Keys and values of ring attention between threads of one process; processes use a process group."""
 
 
 _TOKENS = (Channel.OFFLOAD_TOKEN, Channel.RELOAD_TOKEN)
-"""The channels that need not be opened, as plans that a run switches to may be the first to use them."""
+"""Channels that need not be opened: a plan that a run switches to may be the first to use them."""
 
 _TAGS = {channel: tag for tag, channel in enumerate(Channel)}
 
 Group = tuple[tuple[int, ...], Lane]
-"""Ranks, and the lane on which they meet."""
+"""Ranks, and the lane of their collectives."""
 
 _lane: ContextVar[Lane] = ContextVar("lane", default=Lane.COMPUTE)
 
 
 def current_lane() -> Lane:
-    """The lane whose collectives are those of this thread."""
+    """The lane whose process groups this thread's collectives use."""
     return _lane.get()
 
 
 @contextmanager
 def on_lane(lane: Lane) -> Iterator[None]:
-    """Enter the context in which this thread's collectives are those of the lane; elsewhere, of the compute lane."""
+    """Context in which this thread's collectives use the lane's process groups; by default the compute lane's."""
     token = _lane.set(lane)
     try:
         yield
@@ -69,68 +69,68 @@ def on_lane(lane: Lane) -> Iterator[None]:
 
 
 class Transport:
-    """The ranks as one of them sees them; what a subclass leaves as it is here suits a rank alone."""
+    """Communication of one rank with the others; this base class implements a run of one rank."""
 
     rank: int
     size: int
 
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
-        """Make ready for channels (from, to, what) and for the collectives of groups.
+        """Open channels (from, to, kind) and process groups.
 
         All ranks call it, with the same arguments.
         """
 
     def mesh(self, shape: Mapping[str, int]) -> DeviceMesh | None:
-        """All ranks in row-major order, by named dimensions, as torch's own tools see them; None: these see nothing.
+        """Torch's device mesh of all ranks in row-major order, with named dimensions; None without torch.distributed.
 
-        The ranks of each dimension are one of the `groups` that are open.
+        The ranks of each dimension are one of the open `groups`.
         """
         return None
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
-        """Send the tensor to a rank, and return when the message is through."""
+        """Send the tensor to a rank, and return when the message is complete."""
         raise AssertionError("a single rank sends nothing")
 
     def begin_send(self, tensor: Tensor, to: int, channel: Channel) -> Callable[[], None] | None:
-        """Begin to send the tensor; the answer returns when the message is through.  None: it is already."""
+        """Begin to send the tensor; the result waits until the message is complete.  None: it is complete."""
         self.send(tensor, to, channel)
         return None
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
-        """Fill the buffer, or answer with the tensor that came."""
+        """Receive into the buffer, or return the tensor that arrived."""
         raise AssertionError("a single rank receives nothing")
 
     def begin_receive(self, buffer: Tensor, source: int, channel: Channel) -> Callable[[], Tensor]:
-        """Begin to receive; the answer returns what `receive` does.  Answers are called in the order of the calls."""
+        """Begin to receive; the result waits and returns what `receive` does.  Waits are in the order of the calls."""
         return partial(self.receive, buffer, source, channel)
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
-        """Sum over these ranks, in place.  They all call it, in the same order."""
+        """Sum over these ranks, in place.  All of them call it, in the same order."""
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
-        """Sum over these ranks into the tensor of one of them; the others' tensors are used up."""
+        """Sum over these ranks into the tensor of rank `to`; the others' tensors are overwritten."""
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
         """Fill the tensor, in place, with that of one of these ranks."""
 
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
-        """The tensors of these ranks, on each of them, in order.  They all call it, with tensors of one shape."""
+        """The tensors of these ranks, in order.  All of them call it, with tensors of one shape."""
         return [tensor] * len(ranks)
 
     def all_to_all(
         self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:
-        """Send `sent[i]` rows of a tensor to the i-th of these ranks, in order; the `received[i]` rows from each.
+        """Send `sent[i]` rows of a tensor to the i-th of these ranks, and return the `received[i]` rows from each.
 
-        They all call it, in the same order.
+        All of them call it, in the same order.
         """
         return tensor
 
     def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Begin to send a tensor to the next of these ranks, in a circle.
+        """Begin to send a tensor to the next of these ranks, in a ring.
 
-        They all call it, in the same order, and leave the tensor as it is.  The answer waits for what comes from the
-        rank before, which has the same shape.
+        All of them call it, in the same order, and do not change the tensor.  The result waits for the tensor of the
+        previous rank, which has the same shape.
         """
         return lambda: tensor
 
@@ -139,7 +139,7 @@ class Transport:
         return [value] * self.size
 
     def gather_numbers(self, numbers: Sequence[float]) -> list[Sequence[float]]:
-        """Every rank's numbers, as many on each, on every rank: quicker than `gather`."""
+        """Every rank's numbers on every rank, equally many from each: faster than `gather`."""
         return self.gather(numbers)
 
 
@@ -151,7 +151,7 @@ class SingleProcessTransport(Transport):
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that share something, as one of them sees them.  They all call the same, in the same order."""
+    """A group of ranks, as seen by one of them.  All of them call its collectives in the same order."""
 
     transport: Transport
     ranks: tuple[int, ...]
@@ -162,25 +162,25 @@ class RankGroup:
         return len(self.ranks)
 
     @property
-    def part(self) -> int:
+    def group_rank(self) -> int:
         """This rank's index in the group."""
         return self.ranks.index(self.transport.rank)
 
-    def reduce_scatter(self, parts: Sequence[Tensor]) -> Tensor:
-        """The sum of all ranks' tensors for this rank; `parts` are those for each rank, and are used up."""
-        for part, rank in zip(parts, self.ranks, strict=True):
-            self.transport.reduce(part, self.ranks, to=rank)
-        return parts[self.part]
+    def reduce_scatter(self, shards: Sequence[Tensor]) -> Tensor:
+        """Sum `shards[i]` over the ranks onto rank i, and return this rank's; the shards are overwritten."""
+        for shard, rank in zip(shards, self.ranks, strict=True):
+            self.transport.reduce(shard, self.ranks, to=rank)
+        return shards[self.group_rank]
 
     def rotate(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begin to send a tensor to the next rank; the answer waits for that of the rank before."""
+        """Begin to send a tensor to the next rank; the result waits for the previous rank's."""
         return self.transport.rotate(tensor, self.ranks)
 
 
 class DistributedTransport(Transport):
-    """torch.distributed: Gloo on CPU, NCCL on CUDA.  The process group is initialised already.
+    """torch.distributed: Gloo on CPU, NCCL on CUDA.  The default process group must be initialised.
 
-    Gloo carries CUDA tensors through the host's memory: so several ranks can share a GPU, which NCCL does not allow.
+    Over Gloo CUDA tensors pass through host memory, so several ranks can share a GPU, which NCCL does not allow.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class DistributedTransport(Transport):
     def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
         """Create the process groups of these channels and groups."""
         for channel in (channel for channel in channels if channel not in self._channels):
-            # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
+            # Gloo tells messages apart by tags, and every group adds polling; NCCL runs a group's messages in order.
             by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.NORM
             self._channels[channel] = self._control if by_tag else self._dist.new_group(sorted(channel[:2]))
         for group in groups:
@@ -204,7 +204,7 @@ class DistributedTransport(Transport):
                 self._groups[group] = self._dist.new_group(list(group[0]))
 
     def mesh(self, shape: Mapping[str, int]) -> DeviceMesh:
-        """Build torch's device mesh of all ranks from the process groups that are open."""
+        """Build torch's device mesh of all ranks from the open process groups."""
         from torch.distributed.device_mesh import DeviceMesh
 
         ranks = torch.arange(self.size).view(*shape.values())
@@ -218,11 +218,11 @@ class DistributedTransport(Transport):
         return self._dist.new_group([self.rank], use_local_synchronization=True)
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
-        """Send the tensor, and return when the message is through."""
+        """Send the tensor, and return when the message is complete."""
         self.begin_send(tensor, to, channel)()
 
     def begin_send(self, tensor: Tensor, to: int, channel: Channel) -> Callable[[], None]:
-        """Begin to send the tensor, through the host's memory where Gloo cannot read the device."""
+        """Begin to send the tensor, through host memory where Gloo cannot read the device."""
         group = self._group_of(self.rank, to, channel)
         with self._reachable(tensor.contiguous(), received=False) as message:
             work = self._dist.isend(message, to, group=group, tag=_TAGS[channel])
@@ -240,7 +240,7 @@ class DistributedTransport(Transport):
         return buffer
 
     def begin_receive(self, buffer: Tensor, source: int, channel: Channel) -> Callable[[], Tensor]:
-        """Begin to receive the next message of this source and channel, into a buffer that the group can reach."""
+        """Begin to receive the next message of this source and channel, into a buffer that the backend can access."""
         group = self._group_of(source, self.rank, channel)
         work = self._dist.irecv(buffer, source, group=group, tag=_TAGS[channel])
         assert work is not None
@@ -255,7 +255,7 @@ class DistributedTransport(Transport):
         return self._control if channel in _TOKENS else self._channels[source, to, channel]
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
-        """Sum over these ranks, in place; a single rank's tensor is the sum already."""
+        """Sum over these ranks, in place."""
         if len(ranks) > 1:
             with self._reachable(tensor) as summed:
                 self._dist.all_reduce(summed, group=self._groups[ranks, current_lane()])
@@ -271,31 +271,31 @@ class DistributedTransport(Transport):
             self._dist.broadcast(message, source, group=self._groups[ranks, current_lane()])
 
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
-        """Collect the tensors of these ranks on each of them, through the host's memory where Gloo cannot read it."""
-        with self._reachable(tensor, received=False) as own:
-            parts = [torch.empty_like(own) for _ in ranks]
-            self._dist.all_gather(parts, own, group=self._groups[ranks, current_lane()])
-        return [part.to(tensor.device) for part in parts]
+        """The tensors of these ranks, in order, through host memory where Gloo cannot read the device."""
+        with self._reachable(tensor, received=False) as message:
+            gathered = [torch.empty_like(message) for _ in ranks]
+            self._dist.all_gather(gathered, message, group=self._groups[ranks, current_lane()])
+        return [result.to(tensor.device) for result in gathered]
 
     def all_to_all(
         self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:
-        """Exchange rows with these ranks, through the host's memory where Gloo cannot read the device."""
-        with self._reachable(tensor, received=False) as own:
-            rows = own.new_empty((sum(received), *own.shape[1:]))
+        """Exchange rows with these ranks, through host memory where Gloo cannot read the device."""
+        with self._reachable(tensor, received=False) as message:
+            rows = message.new_empty((sum(received), *message.shape[1:]))
             self._dist.all_to_all_single(
-                rows, own, list(received), list(sent), group=self._groups[ranks, current_lane()]
+                rows, message, list(received), list(sent), group=self._groups[ranks, current_lane()]
             )
         return rows.to(tensor.device)
 
     def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
-        """Send to the next of these ranks and receive from the one before, through the host where Gloo needs it."""
+        """Send to the next of these ranks and receive from the previous one, through the host where Gloo needs it."""
         dist, group = self._dist, self._groups[ranks, current_lane()]
-        with self._reachable(tensor.contiguous(), received=False) as own:
-            arriving = torch.empty_like(own)
+        with self._reachable(tensor.contiguous(), received=False) as message:
+            arriving = torch.empty_like(message)
         before, after = neighbours(self.rank, ranks)
         works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, own, after, group), dist.P2POp(dist.irecv, arriving, before, group)]
+            [dist.P2POp(dist.isend, message, after, group), dist.P2POp(dist.irecv, arriving, before, group)]
         )
 
         def wait() -> Tensor:
@@ -307,7 +307,7 @@ class DistributedTransport(Transport):
 
     @contextmanager
     def _reachable(self, tensor: Tensor, *, sent: bool = True, received: bool = True) -> Iterator[Tensor]:
-        """The tensor, or what stands for it on the host if Gloo cannot reach it: a copy, read back afterwards."""
+        """The tensor, or a host copy of it if Gloo cannot access the device, copied back afterwards if `received`."""
         if not tensor.is_cuda or self._dist.get_backend() != "gloo":
             yield tensor
             return
@@ -330,13 +330,13 @@ class DistributedTransport(Transport):
         """Collect every rank's numbers on every rank, in double precision, over Gloo."""
         if self.size == 1:
             return [numbers]
-        own = torch.tensor(numbers, dtype=torch.float64)
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        self._dist.all_gather(parts, own, group=self._control)
-        return [part.tolist() for part in parts]
+        local = torch.tensor(numbers, dtype=torch.float64)
+        gathered = [torch.empty_like(local) for _ in range(self.size)]
+        self._dist.all_gather(gathered, local, group=self._control)
+        return [result.tolist() for result in gathered]
 
 
 def neighbours(rank: int, ranks: tuple[int, ...]) -> tuple[int, int]:
-    """The ranks before and after one of these, in a circle."""
-    at = ranks.index(rank)
-    return ranks[at - 1], ranks[(at + 1) % len(ranks)]
+    """The ranks before and after one of these, in a ring."""
+    index = ranks.index(rank)
+    return ranks[index - 1], ranks[(index + 1) % len(ranks)]

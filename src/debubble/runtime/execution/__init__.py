@@ -1,1 +1,1 @@
-"""Execution of a device's part of a Program: lanes, events, operations, and what interprets them."""
+"""Execution of a device's instructions of a Program: lanes, events, operations, and their interpreter."""

@@ -1,12 +1,12 @@
-"""Interprets one device's part of a Program with tensors.
+"""Interprets one device's instructions of a Program with tensors.
 
-Every queue of the Program is walked by a thread that stays from step to step (the compute lane by the caller): an
-instruction starts when what it waits for on this device has happened, acts, and marks its start and end.  Waits for
-instructions of other devices are met by messages alone: a receive ends when the message is there; every other such wait
-predicts a time and constrains nothing, except the order of transfers on a shared link, which tokens keep
-(link_orders.py).  As every receive has a thread that does nothing else at that moment or, on the CPU, has begun with
-the step, and every send such a thread as well or nothing to wait for but the receive of an earlier message, a Program
-without a cycle cannot hang.
+Every queue of the Program has a thread that lives across steps (the compute lane has the caller's): an instruction
+starts when the local events that it waits for have happened, executes, and marks its start and end.  Waits for other
+devices are satisfied by messages only: a receive ends when the message has arrived.  All other such waits predict times
+and constrain nothing, except the order of transfers on a shared link, which tokens enforce (link_orders.py).
+
+A Program without a cycle cannot deadlock: every receive has an idle thread or, on the CPU, is posted when the step
+begins, and every send has an idle thread or waits for nothing but the receive of an earlier message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from debubble.runtime.models.stage import UnitDone
 
 @dataclass
 class Interpreter:
-    """Runs a device's part of the program that its operations are for, again every step."""
+    """Runs a device's instructions of a program, once per step."""
 
     operations: Operations
     status: RankStatus = field(default_factory=RankStatus)
@@ -55,17 +55,17 @@ class Interpreter:
         items = [item for _, items in self._queues for item in items]
         self._hosted = {} if self._arena is None else self._hosted_instructions()
         self.events = {event for item in (*items, *self._hosted.values()) for event, _ in item.waits}
-        """Events for which instructions of this device wait on other lanes of it."""
+        """Events that instructions of this device wait for on its other lanes."""
         self._threads: list[LaneThread] = []
 
     def run(self, state: StepState) -> list[ExecutedInstruction]:
-        """Run one step.  Returns what ran and when; raises the first error of any lane."""
+        """Run one step, and return the executed instructions with their times.  Raises the first error of any lane."""
         step = StepSynchronizer(self.events, self.lanes, self.status)
         self.run_lanes(step, state)
         return step.executed
 
     def run_lanes(self, step: StepSynchronizer, state: StepState) -> None:
-        """Run the instructions of all lanes, each as soon as the step lets it.  Raises the first error of any lane."""
+        """Run the instructions of all lanes, each after the events that it waits for.  Raises the first error."""
         if self._arena is not None:
             self._arena.start_step()
         # Start all lanes but the compute lane, each on its thread
@@ -74,7 +74,7 @@ class Interpreter:
         services = enumerate(self.operations.peer_offload.service_loops(*hosting))
         tasks = [partial(step.guard, partial(self._run_queue, *queue, step, state)) for queue in transfers]
         tasks += [partial(step.guard, partial(self.serve_peer, number, loop, step)) for number, loop in services]
-        # Until the step has ended well its threads belong to it: those of one that fails may wait for ever.
+        # Reused only if the step succeeds: the threads of a failed step may wait forever.
         threads, self._threads = self._threads or [LaneThread() for _ in tasks], []
         ends = [thread.start(task) for thread, task in zip(threads, tasks, strict=True)]
 
@@ -89,7 +89,7 @@ class Interpreter:
         self.lanes.end_step()
 
     def compute(self, step: StepSynchronizer, state: StepState) -> None:
-        """Run the instructions of the compute lane, and wait until what it has sent is through."""
+        """Run the instructions of the compute lane, and wait until its sends are complete."""
         for receive in self._posted_receives:
             self.operations.post_receive(receive, state)
         for queue in self._queues:
@@ -139,31 +139,31 @@ class Interpreter:
                     step.posted(send, start)
 
     def _allocate_reloads(self, item: LaneInstruction, moment: Moment, step: StepSynchronizer) -> None:
-        """Allocate, before the moment's mark, what reloads fill that wait for the mark."""
+        """Allocate the buffers of reloads that wait for this moment, before it is marked."""
         for allocation in item.reloads:
             if allocation.moment is moment and all(map(step.has_happened, allocation.offloads)):
                 self.operations.allocate_reload(allocation.reload)
 
     def _begin_hosting(self, step: StepSynchronizer, offload: Op, size: int) -> None:
-        """Give the arena's addresses to what a peer offloads here, when they are free."""
+        """Reserve arena addresses for a peer's offload to this device, when they are free."""
         if self._arena is not None:
             step.wait(self._hosted[offload])
             self._arena.begin(offload)
             self._arena.count(self._arena.owner_of(offload), size)
 
     def _end_hosting(self, step: StepSynchronizer, reload: Op, size: int) -> None:
-        """Let the addresses go of what a peer has reloaded."""
+        """Free the arena addresses of what a peer has reloaded."""
         if self._arena is not None:
             self._arena.count(self._arena.owner_of(reload), -size)
             self._arena.end(reload)
             step.happens((self.program.index[reload], Moment.END), self.lanes.mark())
 
     def _hosted_instructions(self) -> dict[Op, LaneInstruction]:
-        """The offloads of peers to this device, with what has to end here before they have their addresses."""
+        """The offloads of peers to this device, with the local events that free their addresses."""
         instructions = [i for i in self.program.instructions if i.op.kind is Kind.O]
         owners = self.operations.peer_offload.owners
         return {
-            i.op: LaneInstruction(self.program.index[i.op], i, _nothing, self._waits_for_addresses(i.op, ()), (), ())
+            i.op: LaneInstruction(self.program.index[i.op], i, _no_op, self._waits_for_addresses(i.op, ()), (), ())
             for i in instructions
             if i.device in owners
         }
@@ -171,7 +171,7 @@ class Interpreter:
     def _waits_for_addresses(
         self, op: Op, same_lane: Collection[int]
     ) -> tuple[tuple[InstructionEvent, Instruction], ...]:
-        """The events that free the addresses of what an operation allocates, but for those of its own lane."""
+        """The events on other lanes that free the addresses that an operation allocates."""
         indices = sorted(self.program.index[freed_by] for freed_by in self._address_waits.get(op, ()))
         return tuple(((i, Moment.END), self.program.instructions[i]) for i in indices if i not in same_lane)
 
@@ -203,7 +203,7 @@ class Interpreter:
         return items
 
     def _reload_allocations(self) -> Mapping[int, tuple[ReloadAllocation, ...]]:
-        """The reloads of this device that wait last for each compute instruction, each with its moment."""
+        """The reloads of this device by the last compute instruction that they wait for."""
         instructions = self.program.instructions
         allocations: defaultdict[int, tuple[ReloadAllocation, ...]] = defaultdict(tuple)
         for reload in instructions:
@@ -219,10 +219,10 @@ class Interpreter:
         return self.program.instructions[index].device == self.operations.device
 
     def posted_sends(self, queues: Sequence[Queue]) -> Mapping[int, Sequence[int]]:
-        """The sends that the compute lane begins after each of its instructions.
+        """The sends that the compute lane posts after each of its instructions.
 
-        A queue of sends needs a thread where they wait for anything but the results that they send, in another order,
-        or where anything waits for them.
+        A send queue needs its own thread if its sends wait for anything but the results that they send, if their order
+        differs from that of the results, or if an instruction waits for a send.
         """
         instructions = self.program.instructions
         [order] = [queue.instructions for queue in queues if queue.lane is Lane.COMPUTE]
@@ -231,7 +231,7 @@ class Interpreter:
         posts: defaultdict[int, list[int]] = defaultdict(list)
         for queue in (queue for queue in queues if queue.lane is Lane.SEND and awaited.isdisjoint(queue.instructions)):
             waits = [[w for w in instructions[i].waits if self._is_here(w.instruction)] for i in queue.instructions]
-            producers = [w.instruction for w, *others in waits if w.moment is Moment.END and not others]
+            producers = [ws[0].instruction for ws in waits if len(ws) == 1 and ws[0].moment is Moment.END]
             positions = [position[producer] for producer in producers if producer in position]
             if len(positions) == len(waits) and positions == sorted(positions):
                 for send, producer in zip(queue.instructions, producers, strict=True):
@@ -239,10 +239,10 @@ class Interpreter:
         return posts
 
     def _received_by_compute(self, queues: Sequence[Queue]) -> Mapping[int, Sequence[int]]:
-        """The messages that the compute lane receives before each of its instructions: all, or none.
+        """The messages that the compute lane receives before each of its instructions: all of the device's, or none.
 
-        While it waits for one, no other lane's failure can wake it, and it takes those of one source in their order:
-        so it receives where that is the order in which it needs them and nothing but receives has a lane of its own.
+        The compute lane takes the messages of a source in order, and no failure of another lane can wake it while it
+        waits.  So it receives only if it consumes messages in that order and all other queues are receives.
         """
         instructions = self.program.instructions
         [order] = [queue.instructions for queue in queues if queue.lane is Lane.COMPUTE]
@@ -263,7 +263,7 @@ class Interpreter:
         return receives
 
     def _gradients_by_last_backward(self) -> dict[int, list[Op]]:
-        """Each G and D by the instruction of the backward after which its gradients are complete."""
+        """The G and D operations by the backward instruction after which their gradients are complete."""
         completed: dict[int, list[Op]] = {}
         for instruction in self.program.instructions:
             if instruction.op.kind in (Kind.G, Kind.D) and instruction.device == self.operations.device:
@@ -273,5 +273,5 @@ class Interpreter:
         return completed
 
 
-def _nothing(state: StepState, unit_done: UnitDone | None) -> None:
-    """Execute nothing: the threads that serve a peer do."""
+def _no_op(state: StepState, unit_done: UnitDone | None) -> None:
+    """Do nothing: the threads that serve a peer execute the instruction."""

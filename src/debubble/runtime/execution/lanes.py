@@ -1,8 +1,8 @@
-"""Lanes of a device: threads on the CPU; on CUDA, threads that each enqueue on a stream of their own.
+"""Lanes of a device: threads on the CPU; on CUDA, threads with a stream each.
 
-On CUDA an operation is over for its host thread when it is enqueued; a `Mark` carries the device event that says when
-it really is, and whoever waits makes its own stream wait for it.  Threads have a current device and a current stream
-each, so every thread that works for a device does it in `lane` or `service_stream`.
+On CUDA an operation returns to its host thread when it is enqueued; its `Mark` has a CUDA event, which the streams of
+waiting lanes wait for.  The current device and stream are per thread, so every thread that works for a device does so
+within `lane` or `service_stream`.
 """
 
 from __future__ import annotations
@@ -26,58 +26,58 @@ from debubble.runtime.memory.messages import MessageBuffers, ReusedBuffers
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment of a lane: seconds on the host's clock, or a CUDA event."""
+    """A point in time on a lane: seconds on the host's clock, or a CUDA event."""
 
     time: float
     event: Any = None
 
 
 class CpuLanes:
-    """Lanes on the CPU: each is a thread, and what it has done is done."""
+    """Lanes on the CPU: threads whose operations are complete when they return."""
 
     device = torch.device("cpu")
     posts_messages = True
-    """True if the compute lane may send and receive itself: what it sends is there when it has returned."""
+    """True if the compute lane may send and receive itself, as its results are complete when an operation returns."""
 
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host = host or HostMemory()
-        """The memory that takes offloaded activations."""
+        """Host memory for offloaded activations."""
         self.messages = MessageBuffers()
-        """The memory that takes messages."""
+        """Buffers for received messages."""
 
     def start_step(self) -> None:
-        """Do nothing: the lanes share the host's clock."""
+        """No-op: the lanes share the host's clock."""
 
     def end_step(self) -> None:
-        """Do nothing: operations that have returned are done."""
+        """No-op: operations that have returned are complete."""
 
     @contextmanager
     def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
-        """Enter the context in which a thread works for the lane, which changes nothing on the CPU."""
+        """Context in which a thread works for the lane; no-op on the CPU."""
         yield
 
     @contextmanager
     def service_stream(self, work: Hashable) -> Iterator[None]:
-        """Enter the context of work that belongs to no lane, which changes nothing on the CPU."""
+        """Context of work that belongs to no lane; no-op on the CPU."""
         yield
 
     @contextmanager
     def compute_stream(self) -> Iterator[None]:
-        """Enter the context in which a lane's thread allocates what compute uses, which changes nothing on the CPU."""
+        """Context in which a lane's thread allocates memory for compute; no-op on the CPU."""
         yield
 
     def mark(self) -> Mark:
-        """Note the present moment in seconds."""
+        """Record the current time in seconds."""
         return Mark(perf_counter())
 
     def wait(self, mark: Mark, *, for_memory: bool) -> None:
         """Wait for the mark."""
 
     def catch_up(self) -> None:
-        """Wait until all that the current lane was given is done."""
+        """Wait until the current lane's work is complete."""
 
     def seconds(self, marks: list[Mark]) -> list[float]:
-        """The marks on the host's clock, once the device has reached them all."""
+        """The marks in seconds on the host's clock, once all are reached."""
         return [mark.time for mark in marks]
 
 
@@ -87,7 +87,7 @@ class CudaLanes:
     posts_messages = False
 
     def __init__(self, device: torch.device, host: HostMemory | None = None) -> None:
-        # A device without an index is the current one, of which every thread has its own.
+        # Every thread has its own current device, so an index is needed.
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self.host = host or PinnedMemory()
         self.messages: MessageBuffers = ReusedBuffers(self.device)
@@ -96,7 +96,7 @@ class CudaLanes:
         self._origin = Mark(0.0)
 
     def start_step(self) -> None:
-        """Tie the device's clock to the host's; what the caller's stream was given is done, for every lane."""
+        """Synchronize the caller's stream, and align the device's clock with the host's."""
         self._compute = torch.cuda.current_stream(self.device)
         event = self.mark().event
         event.synchronize()
@@ -104,7 +104,7 @@ class CudaLanes:
 
     @contextmanager
     def lane(self, lane: Lane, peer: int | None) -> Iterator[None]:
-        """Enter the context in which a thread works for the lane: the device, and the lane's stream."""
+        """Context in which a thread works for the lane: its device and stream are current."""
         with torch.cuda.device(self.device):
             if lane is Lane.COMPUTE:
                 yield
@@ -114,15 +114,15 @@ class CudaLanes:
 
     @contextmanager
     def service_stream(self, work: Hashable) -> Iterator[None]:
-        """Enter the context of work that belongs to no lane: it gets a stream of its own, which no lane waits for."""
+        """Context of work that belongs to no lane: it has a stream of its own, which no lane waits for."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream(work)):
             yield
 
     @contextmanager
     def compute_stream(self) -> Iterator[None]:
-        """Enter the context in which a lane's thread allocates what compute uses, in the compute lane's pool.
+        """Context in which a lane's thread allocates memory for compute, from the compute stream's pool.
 
-        What the compute lane was given before may still use that memory: `mark` here says until when.
+        Earlier work of the compute lane may still use that memory until a `mark` made in the context.
         """
         with torch.cuda.stream(self._compute):
             yield
@@ -133,7 +133,7 @@ class CudaLanes:
         return self._streams[key]
 
     def end_step(self) -> None:
-        """Let the caller's stream continue only after what all lanes were given: gradients that a lane has summed."""
+        """Make the caller's stream wait for all lanes, such as for gradients that a lane has reduced."""
         current = torch.cuda.current_stream(self.device)
         for stream in list(self._streams.values()):
             current.wait_stream(stream)
@@ -148,21 +148,21 @@ class CudaLanes:
         """Make the current stream wait for the mark; `for_memory` makes the calling thread wait too."""
         torch.cuda.current_stream(self.device).wait_event(mark.event)
         if for_memory:
-            # The allocator hands a block on only when the copy that reads it is over: a wait of the host's.
+            # The block may be freed and reused only after the copy that reads it, so the host must wait, too.
             mark.event.synchronize()
 
     def catch_up(self) -> None:
-        """Wait until the current stream has done all that it was given."""
+        """Synchronize the current stream."""
         torch.cuda.current_stream(self.device).synchronize()
 
     def seconds(self, marks: list[Mark]) -> list[float]:
-        """Wait until the device is idle, then return the marks in seconds on the host's clock."""
+        """Synchronize the device, then return the marks in seconds on the host's clock."""
         torch.cuda.synchronize(self.device)
         return [self._origin.time + self._origin.event.elapsed_time(mark.event) / 1e3 for mark in marks]
 
 
 def lanes_of(device: torch.device, *, offload_to: Path | None = None) -> CpuLanes | CudaLanes:
-    """The lanes of a device, by its type; offload goes to files in a folder, or to the host's memory."""
+    """The lanes of a device, by its type; offloads go to files in a folder, or to host memory."""
     host = None if offload_to is None else DiskMemory(offload_to)
     return CudaLanes(device, host) if device.type == "cuda" else CpuLanes(host)
 
@@ -171,9 +171,9 @@ _Queue = SimpleQueue[tuple[Callable[[], None], Event] | None]
 
 
 class LaneThread:
-    """A thread that runs one task after another, and ends when nobody refers to it any more.
+    """A thread that runs tasks in order, and ends when its last reference is gone.
 
-    It is a daemon: one that waits for a message that never comes does not keep the process from ending.
+    It is a daemon, so waiting for a message that never arrives does not keep the process alive.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class LaneThread:
         finalize(self, self._queue.put, None)
 
     def start(self, work: Callable[[], None]) -> Event:
-        """Do the work, which raises nothing; the event is set when it is done."""
+        """Queue a task, which must not raise; the returned event is set when it is done."""
         done = Event()
         self._queue.put((work, done))
         return done
@@ -192,5 +192,5 @@ def _serve(queue: _Queue) -> None:
     while (task := queue.get()) is not None:
         work, done = task
         work()
-        del task, work  # what it refers to is a step's
+        del task, work  # they refer to a step's tensors
         done.set()

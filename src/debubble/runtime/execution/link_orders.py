@@ -1,7 +1,7 @@
-"""Links to the host that devices share: the planned order of their transfers, kept by tokens.
+"""Enforces the planned order of transfers on a link to the host that devices share, by tokens.
 
-A device that has done a transfer sends a token to the device whose transfer comes next, which waits for it.  Tokens are
-messages of the host's, so that no stream of a GPU waits for another device.
+After a transfer a device sends a token to the device of the next transfer, which waits for it.  Tokens are messages
+between hosts, so no GPU stream waits for another device.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CHANNELS = {
     Kind.L: Channel.RELOAD_TOKEN,
     Kind.P: Channel.RELOAD_TOKEN,
 }
-"""The channel of the token that a transfer waits for: a lane takes the tokens of a channel in its own order."""
+"""The channel of the token that a transfer waits for; a lane receives the tokens of a channel in its own order."""
 
 
 @dataclass
 class LinkOrders:
-    """Lets the transfers of a device start in the order in which their shared link serves them."""
+    """Starts the transfers of a device in the order in which their shared link serves them."""
 
     program: Program
     device: int
@@ -38,21 +38,21 @@ class LinkOrders:
     _sends: deque[Callable[[], None]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        pairs = [*_handovers(self.program)]
+        pairs = [*_handoffs(self.program)]
         self._before = {then: first for first, then in pairs if self._device_of(then) == self.device}
         self._after = {first: then for first, then in pairs if self._device_of(first) == self.device}
 
     def previous(self, op: Op) -> Instruction | None:
-        """The transfer of another device that the link serves right before one of this device."""
+        """The transfer of another device that the link serves right before this one; None if there is none."""
         before = self._before.get(op)
         return None if before is None else self.program.instructions[self.program.index[before]]
 
     def take_token(self, op: Op, previous: Instruction) -> None:
-        """Wait until the transfer before has ended."""
+        """Wait until the previous transfer has ended."""
         self.transport.receive(_token(), self.rank_of[previous.device], _CHANNELS[op.kind])
 
     def pass_token(self, op: Op) -> None:
-        """Begin to tell the device of the next transfer that this one has ended, once it has."""
+        """Wait until this transfer has ended, and begin to send a token to the device of the next one, if any."""
         after = self._after.get(op)
         if after is None:
             return
@@ -62,7 +62,7 @@ class LinkOrders:
             self._sends.append(wait)
 
     def finish_sends(self) -> None:
-        """Wait until all tokens of a step are received."""
+        """Wait until all tokens of a step are sent."""
         while self._sends:
             self._sends.popleft()()
 
@@ -70,8 +70,8 @@ class LinkOrders:
         return self.program.schedule.placement.device_of[op.stage]
 
 
-def _handovers(program: Program) -> Iterator[tuple[Op, Op]]:
-    """Transfers of different devices that a link serves one right after the other."""
+def _handoffs(program: Program) -> Iterator[tuple[Op, Op]]:
+    """Consecutive transfers of different devices on a link."""
     device_of = program.schedule.placement.device_of
     for link in program.schedule.link_orders:
         for first, then in itertools.pairwise(link):

@@ -1,7 +1,7 @@
 """The operations of a device: the effect of each instruction of a Program.
 
-`Operations` passes messages; what computes and moves memory is for its subclasses: `TensorOperations` does it with the
-tensors of stages, a rehearsal sleeps.
+`Operations` implements messages; subclasses implement compute and memory transfers: `TensorOperations` on the tensors
+of stages, a rehearsal by sleeping.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
 
 PostedSend = tuple[int, Callable[[], None]]
-"""Bytes of a message, and what waits until it is through: Gloo does not tell otherwise."""
+"""Bytes of a message, and a function that waits until it is sent: Gloo has no other way to find out."""
 
 MAX_POSTED_SENDS = 4
-"""Messages to one device that the compute lane may have begun to send: their tensors are kept."""
+"""Maximum number of incomplete sends of the compute lane to one device, whose tensors stay allocated."""
 
 
 @dataclass
 class StepState:
-    """The tensors of one step in flight: inputs, gradients, messages, offloaded buffers."""
+    """The tensors of one step: inputs, gradients, messages, offloaded buffers."""
 
     tokens: list[Tensor]
-    """Input of the first stage per micro-batch, [rows, length]."""
+    """Inputs of the first stage per micro-batch, [rows, length]."""
     micro_batches: list[MicroBatch]
     boundary: list[tuple[int, ...]]
-    """Shape of what stages hand on, per micro-batch."""
+    """Shape of the activations between stages, per micro-batch."""
     dtype: torch.dtype
     step_stage: Callable[[int], None]
     """S: steps the optimizer of a stage."""
@@ -49,13 +49,13 @@ class StepState:
     """True if ledgers count the tensors that forwards save."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     inputs: dict[Op, Tensor] = field(default_factory=dict)
-    """Tensors that are there for an operation to consume: an F, a backward, a send."""
+    """Tensors by the operation that will consume them: an F, a backward, a send."""
     buffers: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """Offloaded bytes by stage and micro-batch."""
     arriving: dict[Op, Callable[[], Tensor]] = field(default_factory=dict)
-    """Messages that the compute lane receives: each waits for its tensor."""
+    """Messages that the compute lane receives: functions that wait for the tensor and return it."""
     sends: defaultdict[int, deque[PostedSend]] = field(default_factory=lambda: defaultdict(deque))
-    """The messages that are on their way to each device, if the compute lane has sent them."""
+    """The compute lane's incomplete sends to each device."""
 
     def loss(self, *, on: torch.device) -> Tensor:
         """Sum of the losses that this device has, in double precision."""
@@ -66,12 +66,12 @@ class StepState:
 
 
 Execute = Callable[[StepState, UnitDone | None], None]
-"""Executes an instruction in a step.  With a `UnitDone` another one streams with it: it is called after every unit."""
+"""Executes an instruction; calls the `UnitDone`, if there is one, after every unit, for streaming transfers."""
 
 
 @dataclass
 class Operations(ABC):
-    """The operations of one device: messages here, all others by `perform`."""
+    """The operations of one device: messages here, all others by `prepare_local`."""
 
     program: Program
     device: int
@@ -80,16 +80,16 @@ class Operations(ABC):
     """Pipeline device -> rank."""
     lanes: CpuLanes | CudaLanes
     messages: Ledger
-    """Counts what was received and not yet used, or computed and not yet sent."""
+    """Counts bytes that are received and not yet used, or computed and not yet sent."""
     arena: Arena | None = field(default=None, kw_only=True)
-    """The arena by whose address plan the operations start; None: they start as the program says."""
+    """The arena whose free addresses operations wait for; None: operations wait for program events only."""
 
     def __post_init__(self) -> None:
         self.peer_offload = PeerOffload(self.program, self.device, self.transport, self.rank_of, self.lanes)
         self.link_orders = LinkOrders(self.program, self.device, self.transport, self.rank_of, self.lanes)
 
     def prepare(self, instruction: Instruction) -> Execute:
-        """The function that executes the instruction in a step; it returns when that is done or, on a GPU, enqueued."""
+        """Make the function that executes the instruction; on a GPU it returns once the work is enqueued."""
         match instruction.op.kind:
             case Kind.SEND_F | Kind.SEND_B:
                 return self._send(instruction)
@@ -100,28 +100,28 @@ class Operations(ABC):
 
     @abstractmethod
     def prepare_local(self, instruction: Instruction) -> Execute:
-        """The function of an instruction that is no message."""
+        """Make the function that executes an instruction other than a message."""
 
     @abstractmethod
     def allocate_reload(self, reload: Op) -> None:
-        """Allocate what a reload will fill, on the compute lane."""
+        """Allocate the buffer of a reload, on the compute lane."""
 
     @abstractmethod
     def stash_gradients(self, op: Op) -> None:
-        """Stash the gradients up to here for a G or D, which begins later."""
+        """Stash the gradients accumulated so far for a G or D, which starts later."""
 
     def forget(self) -> None:
-        """Drop everything that a step has left, whose parameters were taken back."""
+        """Drop the tensors of a step whose parameter update was rolled back."""
         self.messages.count(-self.messages.bytes)
 
     def take_input(self, op: Op, state: StepState) -> Tensor:
-        """The tensor that is there for a forward or backward."""
+        """Take the input of a forward or backward."""
         tensor = state.inputs.pop(op)
         self.messages.count(-tensor.nbytes)
-        return self.lanes.messages.own(tensor)
+        return self.lanes.messages.to_compute(tensor)
 
     def recipient(self, op: Op) -> Op:
-        """The operation that takes the result of a forward or backward: the next stage's, or a send."""
+        """The operation that consumes the result of a forward or backward: the next stage's, or a send."""
         stage, j = op.stage, op.micro_batch
         if op.kind is Kind.F:
             consumer, send = Op(Kind.F, stage + 1, j), Op(Kind.SEND_F, stage, j)
@@ -129,14 +129,14 @@ class Operations(ABC):
             consumer, send = self.program.schedule.backward_of(stage - 1, j), Op(Kind.SEND_B, stage, j)
         return consumer if self.program.schedule.placement.device_of[consumer.stage] == self.device else send
 
-    def hand_on(self, recipient: Op, result: Tensor, state: StepState) -> None:
-        """Leave the result of a forward or backward for the operation that takes it."""
-        result = result.to(state.dtype)  # under autocast it may have another
+    def pass_on(self, recipient: Op, result: Tensor, state: StepState) -> None:
+        """Store the result of a forward or backward for the operation that consumes it."""
+        result = result.to(state.dtype)  # differs under autocast
         self.messages.count(result.nbytes)
         state.inputs[recipient] = result
 
     def post(self, instruction: Instruction, state: StepState) -> None:
-        """Begin to send a message; wait for an earlier one to the same device where too many are on their way."""
+        """Begin to send a message; first wait for the oldest to that device if too many are incomplete."""
         assert instruction.peer is not None
         sends = state.sends[instruction.peer]
         if len(sends) == MAX_POSTED_SENDS:
@@ -149,7 +149,7 @@ class Operations(ABC):
             sends.append((tensor.nbytes, wait))
 
     def finish_sends(self, state: StepState) -> None:
-        """Wait until all messages that were posted are through."""
+        """Wait until all posted sends are complete."""
         for sends in state.sends.values():
             while sends:
                 self._finish_send(sends)
@@ -166,7 +166,7 @@ class Operations(ABC):
         def send(state: StepState, unit_done: UnitDone | None) -> None:
             tensor = state.inputs[op]
             self.transport.send(tensor, to, Channel.MESSAGE)
-            # The compute lane has made the tensor, and uses its memory again once it is gone.
+            # The tensor is from the compute lane's pool, which may reuse its memory once it is freed.
             self.lanes.catch_up()
             del state.inputs[op]
             self.messages.count(-tensor.nbytes)
@@ -178,7 +178,7 @@ class Operations(ABC):
         (_, _, j), source = instruction.op, self.rank_of[instruction.peer]
 
         def receive(state: StepState, unit_done: UnitDone | None) -> None:
-            # On a device that enqueues them, all receives of a step would have their buffers at once.
+            # Without this, a GPU lane would enqueue all receives of a step and allocate all their buffers at once.
             self.lanes.catch_up()
             buffer = self.lanes.messages.take(state.boundary[j], state.dtype)
             tensor = self.transport.receive(buffer, source, Channel.MESSAGE)
@@ -189,14 +189,14 @@ class Operations(ABC):
         return receive
 
     def post_receive(self, instruction: Instruction, state: StepState) -> None:
-        """Begin to receive a message.  Its memory is touched when it arrives, and counted when it is waited for."""
+        """Begin to receive a message, whose bytes are counted when it has arrived."""
         assert instruction.peer is not None
         buffer = self.lanes.messages.take(state.boundary[instruction.op.micro_batch], state.dtype)
         source = self.rank_of[instruction.peer]
         state.arriving[instruction.op] = self.transport.begin_receive(buffer, source, Channel.MESSAGE)
 
     def finish_receive(self, instruction: Instruction, state: StepState) -> None:
-        """Wait for a message that `post_receive` has begun to receive."""
+        """Wait for a message of `post_receive`."""
         self._arrived(instruction.op, state.arriving.pop(instruction.op)(), state)
 
     def _arrived(self, op: Op, tensor: Tensor, state: StepState) -> None:
@@ -214,22 +214,22 @@ class TensorOperations(Operations):
     stages: Mapping[int, Stage]
     weights: Mapping[int, StageWeights]
     evaluating: bool = False
-    """True if the program is forwards alone, of which nothing is saved."""
+    """True if the program has forwards only, which save nothing."""
     observe: Callable[[int, Stage], None] | None = None
-    """Called with each stage that the operations are of."""
+    """Called with the number of each stage and the stage."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         schedule = self.program.schedule
         moved = {stage for stage, _ in schedule.offloaded | schedule.explicit_recompute} | schedule.fused_recompute
         self.needs_ledger = self.arena is not None or not moved.isdisjoint(self.stages)
-        """True if a stage of the device recomputes or offloads what its ledger knows, or an arena has to."""
+        """True if a stage of the device recomputes or offloads, or there is an arena: both need the ledger."""
         if self.observe is not None:
             for number, stage in self.stages.items():
                 self.observe(number, stage)
 
     def prepare_local(self, instruction: Instruction) -> Execute:
-        """The function that computes, moves memory, sums gradients or steps, as the instruction says."""
+        """Make the function that computes, transfers memory, reduces gradients or steps an optimizer."""
         op, stage, j = instruction.op, instruction.op.stage, instruction.op.micro_batch
         match op.kind:
             case Kind.F:
@@ -253,18 +253,18 @@ class TensorOperations(Operations):
             case Kind.P:
                 return lambda state, unit_done: self.weights[stage].load_working()
             case Kind.UNSHARD_F | Kind.UNSHARD_R | Kind.UNSHARD_B:
-                return lambda state, unit_done: self.weights[stage].gather()
+                return lambda state, unit_done: self.weights[stage].unshard()
             case Kind.RESHARD_F | Kind.RESHARD_R | Kind.RESHARD_B:
-                return lambda state, unit_done: self.weights[stage].free()
+                return lambda state, unit_done: self.weights[stage].reshard()
             case _:
                 raise AssertionError(f"{op.name} is a message")
 
     def stash_gradients(self, op: Op) -> None:
-        """Stash the gradients of the stage up to here for a G or D."""
+        """Stash the stage's gradients accumulated so far for a G or D."""
         self.weights[op.stage].stash_gradients(op)
 
     def forget(self) -> None:
-        """Drop everything that a step has left in stages and messages."""
+        """Drop the tensors of a step in stages and messages."""
         for stage in self.stages.values():
             stage.forget()
         for weights in self.weights.values():
@@ -287,17 +287,17 @@ class TensorOperations(Operations):
             if self.evaluating:
                 y = stage.evaluate(x, state.micro_batches[j])
             else:
-                keeping = counted if state.counts_memory else uncounted
-                y = stage.forward(j, x, state.micro_batches[j], keeping, unit_done)
+                policy = counted if state.counts_memory else uncounted
+                y = stage.forward(j, x, state.micro_batches[j], policy, unit_done)
             if last:
                 state.losses[j] = y
             else:
-                self.hand_on(recipient, y, state)
+                self.pass_on(recipient, y, state)
 
         return forward
 
     def _recomputed_units(self, stage: int, j: int) -> int:
-        """The first units of a stage that recompute for a micro-batch."""
+        """The number of leading units of a stage that recompute for a micro-batch."""
         schedule = self.program.schedule
         if not schedule.recomputes(stage, j):
             return 0
@@ -314,14 +314,14 @@ class TensorOperations(Operations):
             gx = stage.backward(j, gradient, split=split)
             weights.collect()
             if number:
-                if gx is None:  # everything before it is frozen
+                if gx is None:  # all earlier units are frozen
                     gx = torch.zeros(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
-                self.hand_on(recipient, gx, state)
+                self.pass_on(recipient, gx, state)
 
         return backward
 
     def _weight_gradients(self, stage: int, j: int) -> None:
-        self.stages[stage].weights(j)
+        self.stages[stage].backward_weight(j)
         self.weights[stage].collect()
 
     def _offload(self, op: Op, state: StepState) -> None:
@@ -329,7 +329,7 @@ class TensorOperations(Operations):
         to_peer = self.peer_offload.host is not None
         allocate = self.peer_offload.buffer if to_peer else self.lanes.host.take
         buffer = self.stages[op.stage].offload(op.micro_batch, share, allocate)
-        # The compute lane has made the storages, and uses their memory again once they are gone.
+        # The storages are from the compute lane's pool, which may reuse their memory once they are freed.
         self.lanes.catch_up()
         with self.lanes.compute_stream():
             self.stages[op.stage].release(op.micro_batch)
@@ -339,8 +339,8 @@ class TensorOperations(Operations):
             state.buffers[op.stage, op.micro_batch] = buffer
 
     def allocate_reload(self, reload: Op) -> None:
-        """Allocate what a reload will fill, on the compute lane."""
-        place = None if self.arena is None else self.arena.placing(reload)
+        """Allocate the buffer of a reload, on the compute lane."""
+        place = None if self.arena is None else self.arena.placer(reload)
         self.stages[reload.stage].allocate_reload(reload.micro_batch, place)
 
     def _reload(self, op: Op, state: StepState, unit_done: UnitDone | None) -> None:

@@ -1,7 +1,7 @@
 """Offload to a peer device instead of the host.
 
-Both ends know the order from the Program, so nothing is asked for: the host takes every buffer in the order of the
-owner's offloads, and gives them back in the order of its reloads.
+Both ends know the order from the Program, so there are no requests: the peer (`host`) receives buffers in the order of
+the owner's offloads, and sends them back in the order of its reloads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from debubble.runtime.memory.streams import StreamHandoff
 
 @dataclass
 class PeerOffload:
-    """Sends a device's offloads to its peer, and serves the devices that offload to it."""
+    """Sends a device's offloads to its peer, and serves devices that offload to this one."""
 
     program: Program
     device: int
@@ -32,7 +32,7 @@ class PeerOffload:
 
     def __post_init__(self) -> None:
         self.host = self.program.schedule.peers.get(self.device)
-        """The device that holds what this one offloads; None: the host's memory does."""
+        """The peer that stores this device's offloads; None: they go to host memory."""
         self._sizes: dict[tuple[int, int], int] = {}
 
     @property
@@ -41,24 +41,27 @@ class PeerOffload:
         return [owner for owner, host in self.program.schedule.peers.items() if host == self.device]
 
     def service_loops(self, begin: HostingEvent, end: HostingEvent) -> list[Callable[[], None]]:
-        """Callables, one thread each, that receive and return the buffers of peers that offload here, in one step.
+        """Functions, to be run on a thread each, that receive and return the buffers of a step's peer offloads.
 
         Args:
-            begin: Called with an offload, and its bytes, before its buffer is allocated.
-            end: Called with a reload, and its bytes, when its buffer has been returned.
+            begin: Called with an offload and its bytes before its buffer is allocated.
+            end: Called with a reload and its bytes after its buffer has been returned.
         """
         loops: list[Callable[[], None]] = []
         for owner in self.owners:
             buffers: _Buffers = {_key(op): Future() for op in self._transfers(owner, Lane.D2H, Kind.O)}
-            loops += [partial(self._take_in, owner, buffers, begin), partial(self._give_back, owner, buffers, end)]
+            loops += [
+                partial(self._receive_offloads, owner, buffers, begin),
+                partial(self._return_reloads, owner, buffers, end),
+            ]
         return loops
 
     def buffer(self, size: int) -> Tensor:
-        """A buffer of `size` bytes on the device, for an offload to gather what it sends."""
+        """Allocate a buffer of `size` bytes on the device."""
         return torch.empty(size, dtype=torch.uint8, device=self.lanes.device)
 
     def send(self, op: Op, buffer: Tensor) -> None:
-        """O: to the peer, its size first."""
+        """O: send the size, then the buffer, to the peer."""
         assert self.host is not None
         self._sizes[_key(op)] = len(buffer)
         to = self.rank_of[self.host]
@@ -66,21 +69,21 @@ class PeerOffload:
         self.transport.send(buffer, to, Channel.OFFLOAD)
 
     def fetch(self, op: Op) -> Tensor:
-        """L: back from the peer."""
+        """L: receive the buffer back from the peer."""
         assert self.host is not None
         buffer = self.buffer(self._sizes.pop(_key(op)))
         return self.transport.receive(buffer, self.rank_of[self.host], Channel.RELOAD)
 
-    def _take_in(self, owner: int, buffers: _Buffers, begin: HostingEvent) -> None:
+    def _receive_offloads(self, owner: int, buffers: _Buffers, begin: HostingEvent) -> None:
         source = self.rank_of[owner]
         for op in self._transfers(owner, Lane.D2H, Kind.O):
-            told = torch.zeros(1, dtype=torch.int64, device=self.lanes.device)
-            size = int(self.transport.receive(told, source, Channel.OFFLOAD).item())
+            message = torch.zeros(1, dtype=torch.int64, device=self.lanes.device)
+            size = int(self.transport.receive(message, source, Channel.OFFLOAD).item())
             begin(op, size)
             content = self.transport.receive(self.buffer(size), source, Channel.OFFLOAD)
-            buffers[_key(op)].set_result(StreamHandoff.of(content))
+            buffers[_key(op)].set_result(StreamHandoff.from_current_stream(content))
 
-    def _give_back(self, owner: int, buffers: _Buffers, end: HostingEvent) -> None:
+    def _return_reloads(self, owner: int, buffers: _Buffers, end: HostingEvent) -> None:
         for op in self._transfers(owner, Lane.H2D, Kind.L):
             content = buffers[_key(op)].result().receive()
             del buffers[_key(op)]
@@ -94,10 +97,10 @@ class PeerOffload:
 
 
 HostingEvent = Callable[[Op, int], None]
-"""Called where so many bytes that a device holds for another one come, or have gone."""
+"""Called with an operation and the bytes that this device begins or ceases to store for a peer."""
 
 _Buffers = dict[tuple[int, int], Future[StreamHandoff]]
-"""Buffers that one device holds for another, or will hold, by stage and micro-batch."""
+"""Buffers that this device stores for a peer, by stage and micro-batch."""
 
 
 def _key(op: Op) -> tuple[int, int]:
@@ -105,7 +108,7 @@ def _key(op: Op) -> tuple[int, int]:
 
 
 def message_channels(program: Program) -> list[tuple[int, int, Channel]]:
-    """Every directed pair of devices that the program sends between, and for what; the same list on every rank."""
+    """The channels between devices that a program uses, in the same order on every rank."""
     channels = {
         (i.device, i.peer, Channel.MESSAGE)
         for i in program.instructions

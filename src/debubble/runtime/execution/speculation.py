@@ -1,7 +1,7 @@
-"""Steps that begin before it is known whether the parameters are valid (post-validation of the optimizer step).
+"""Steps that begin before the last parameter update is validated (post-validation of the optimizer step).
 
-All that no backward precedes may run before: the forwards of the warm-up with their messages, transfers and
-recomputations.  They change no parameter and no gradient, so they can run again.
+Instructions that no backward precedes may run speculatively: the forwards of the warm-up with their messages, transfers
+and recomputations.  They change no parameter or gradient, so they can run again.
 """
 
 from __future__ import annotations
@@ -25,52 +25,53 @@ from debubble.runtime.execution.synchronization import (
 
 
 class SpeculativeInterpreter(Interpreter):
-    """An interpreter whose steps may begin before their parameters are known to be valid."""
+    """An interpreter whose steps may begin before their parameters are validated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._speculative = speculative_instructions(self.program)
 
     def posted_sends(self, queues: Sequence[Queue]) -> Mapping[int, Sequence[int]]:
-        """None: the compute lane continues while sends wait until it is known whether parameters are valid."""
+        """Post no sends on the compute lane: sends may have to wait for validation while it continues."""
         return {}
 
     def compute(self, step: StepSynchronizer, state: StepState) -> None:
-        """Run the compute lane, and ask for the validity if a program without backwards has not."""
+        """Run the compute lane, and validate at the end at the latest."""
         assert isinstance(step, SpeculativeStep)
         super().compute(step, state)
         step.validate()
 
     def serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
-        """Serve a device that offloads here, once the parameters are known to be valid."""
+        """Serve a device that offloads here, once the parameters are validated."""
         assert isinstance(step, SpeculativeStep)
         if step.wait_validated():
             super().serve_peer(number, loop, step)
 
     def run_ahead(self, state: StepState, *, is_valid: Callable[[], bool]) -> list[ExecutedInstruction] | None:
-        """Run one step before it is known whether the last update of its parameters is taken back.
+        """Run one step before it is known whether the last parameter update is rolled back.
 
-        Before the first operation that changes gradients, the compute lane asks; if they do not, the step ends there,
-        nothing is left of it, and the answer is None.  All ranks must find the same.
+        The compute lane calls `is_valid` before the first operation that changes gradients.  If the parameters are
+        invalid, the step ends there, its tensors are dropped, and the result is None.  `is_valid` must agree on all
+        ranks.
         """
         step = SpeculativeStep(self.events, self.lanes, self.status, self._speculative, is_valid)
         self.run_lanes(step, state)
         if step.wait_validated():
             return step.executed
-        # The parameters were not valid: drop what the step has left
+        # The parameters are invalid: drop the step's tensors
         self.operations.forget()
         return None
 
 
 class SpeculativeStep(StepSynchronizer):
-    """The synchronization of a step whose parameters may turn out to be wrong.
+    """The synchronization of a step whose parameters may turn out to be invalid.
 
     Args:
-        events: Those that instructions of this device wait for here.
+        events: The events that instructions of this device wait for.
         lanes: The lanes of this device.
-        status: What the lanes do is written there.
-        speculative: The instructions that may run before it is known.
-        is_valid: Whether the parameters of the step are valid; asked before the first change of a gradient.
+        status: Records what the lanes do.
+        speculative: Indices of the instructions that may run before validation.
+        is_valid: Whether the step's parameters are valid; called before the first change of a gradient.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SpeculativeStep(StepSynchronizer):
         self._validated, self._valid = threading.Event(), False
 
     def wait(self, item: LaneInstruction) -> None:
-        """Return when an instruction may run: the compute lane asks for the validity, the others wait for it."""
+        """Return when an instruction may run: the compute lane validates, the other lanes wait for it."""
         if item.number not in self._speculative:
             if item.instruction.lane is Lane.COMPUTE:
                 self.validate()
@@ -95,7 +96,7 @@ class SpeculativeStep(StepSynchronizer):
         super().wait(item)
 
     def guard(self, task: Callable[[], None]) -> None:
-        """Run the task of a lane, which ends where the parameters turn out to be wrong."""
+        """Run the task of a lane, which ends if the parameters turn out to be invalid."""
 
         def until_invalid() -> None:
             with suppress(_InvalidParametersError):
@@ -104,7 +105,7 @@ class SpeculativeStep(StepSynchronizer):
         super().guard(until_invalid)
 
     def wait_validated(self) -> bool:
-        """The answer, as soon as it is there."""
+        """Wait for the validation, and return whether the parameters are valid."""
         self._validated.wait()
         self.check()
         return self._valid
@@ -115,22 +116,22 @@ class SpeculativeStep(StepSynchronizer):
         self._validated.set()
 
     def validate(self) -> None:
-        """Ask for the validity, once."""
+        """Validate the parameters, once."""
         if not self._validated.is_set():
             self._valid = self._is_valid()
             self._validated.set()
 
 
 class _InvalidParametersError(Exception):
-    """The last update of the parameters is taken back: the step ends here."""
+    """The last parameter update is rolled back, so the step ends."""
 
 
 UPDATING_KINDS = (Kind.B, Kind.I, Kind.W, Kind.G, Kind.D, Kind.S)
-"""Kinds that change gradients or parameters."""
+"""Operation kinds that change gradients or parameters."""
 
 
 def speculative_instructions(program: Program) -> frozenset[int]:
-    """Indices of instructions that precede every gradient change on all ranks; a message with both its ends."""
+    """Indices of instructions that depend on no gradient change of any rank; sends only with their receives."""
     followers: list[list[int]] = [[] for _ in program.instructions]
     pending: list[int] = []
     for index, instruction in enumerate(program.instructions):
@@ -140,7 +141,7 @@ def speculative_instructions(program: Program) -> frozenset[int]:
         if kind in UPDATING_KINDS or (kind in (Kind.O, Kind.L) and instruction.peer is not None):
             pending.append(index)
         elif kind in (Kind.RECV_F, Kind.RECV_B):
-            # A message is sent only if it is received, else the sender would wait.
+            # A message is sent only if it is received, as the sender would wait otherwise.
             send = Op(Kind.SEND_F, stage - 1, j) if kind is Kind.RECV_F else Op(Kind.SEND_B, stage + 1, j)
             followers[index].append(program.index[send])
     for queue in program.queues:

@@ -13,7 +13,7 @@ MESSAGES = (Lane.SEND, Lane.RECV)
 
 
 class LaneStatus(NamedTuple):
-    """An instruction that runs, or that waits for another one to end first."""
+    """An instruction that runs, or waits for another one to end."""
 
     instruction: Instruction
     awaited: Instruction | None = None
@@ -25,72 +25,72 @@ class LaneStatus(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """True if it can only continue when something else has happened."""
+        """True if it waits for another instruction, or for a message."""
         return self.awaited is not None or self.instruction.lane in MESSAGES or self.instruction.peer is not None
 
 
 class Phase(NamedTuple):
     """A part of a step outside the program."""
 
-    what: str
+    name: str
     start: float
     """Seconds on the host's clock."""
     end: float
 
 
 CALLER = "runs the training loop"
-"""The phase between the pipeline's calls."""
+"""The phase between calls of the pipeline."""
 
 
 class RankStatus:
-    """The status of a rank: its lanes' threads write it, any other thread reads it."""
+    """The status of a rank, written by its lanes' threads and read by others."""
 
     def __init__(self) -> None:
         self.progress = 0
-        """Grows whenever something begins or ends."""
+        """Increases whenever an instruction or phase begins or ends."""
         self.phases: list[Phase] = []
-        """Parts of the step before and after its program."""
+        """Phases of the step before and after its program."""
         self._phase, self._phase_is_local = "starts", True
         self._lanes: dict[tuple[Lane, int | None], LaneStatus] = {}
         self._program_ran = False
 
     def begin_step(self) -> None:
-        """Forget the phases of the step before, if its program has run."""
+        """Forget the phases of the previous step, if its program has run."""
         if self._program_ran:
             self.phases, self._program_ran = [], False
 
     @contextmanager
-    def phase(self, what: str, *, local: bool) -> Iterator[None]:
-        """Enter a phase, and note how long it takes."""
-        self.enter(what, local=local)
+    def phase(self, name: str, *, local: bool) -> Iterator[None]:
+        """Enter a phase, and record its times."""
+        self.enter(name, local=local)
         start = perf_counter()
         yield
-        self.phases.append(Phase(what, start, perf_counter()))
+        self.phases.append(Phase(name, start, perf_counter()))
         self.leave()
 
-    def enter(self, what: str, *, local: bool) -> None:
+    def enter(self, name: str, *, local: bool) -> None:
         """Enter a phase outside the program, such as `reads data`; `local` if it waits for no other rank."""
-        self._phase, self._phase_is_local = what, local
+        self._phase, self._phase_is_local = name, local
         self._lanes.clear()
         self.progress += 1
 
     def leave(self) -> None:
-        """A phase has ended; what follows is the caller's, unless another one is entered."""
+        """End a phase; the caller's phase follows, unless another is entered."""
         self._phase, self._phase_is_local = CALLER, True
         self.progress += 1
 
     def runs(self, instruction: Instruction) -> None:
-        """A lane begins an instruction."""
+        """Note that a lane begins an instruction."""
         self._lanes[_lane(instruction)] = LaneStatus(instruction)
         self._program_ran = True
         self.progress += 1
 
     def waits(self, instruction: Instruction, awaited: Instruction) -> None:
-        """A lane waits in an instruction for another one."""
+        """Note that a lane waits in an instruction for another one."""
         self._lanes[_lane(instruction)] = LaneStatus(instruction, awaited)
 
     def ended(self, instruction: Instruction) -> None:
-        """A lane has done an instruction."""
+        """Note that a lane has ended an instruction."""
         self._lanes.pop(_lane(instruction), None)
         self.progress += 1
 
@@ -101,7 +101,7 @@ class RankStatus:
         return any(not lane.waits for lane in lanes) if lanes else self._phase_is_local
 
     def __str__(self) -> str:
-        """Name the compute lane's status, else another's: `waits in 1B0, micro-batch 0, for 1RECV_B0 from device 2`."""
+        """The compute lane's status, else another's: `waits in 1B0, micro-batch 0, for 1RECV_B0 from device 2`."""
         lanes = sorted(self._lanes.items(), key=lambda item: (item[0][0] is not Lane.COMPUTE, not item[1].waits))
         return str(lanes[0][1]) if lanes else self._phase
 

@@ -1,4 +1,4 @@
-"""Event synchronization between the lane threads of one device within one step."""
+"""Events between the lane threads of one device within a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from debubble.runtime.models.stage import UnitDone
 
 
 class ExecutedInstruction(NamedTuple):
-    """An instruction that ran, from when to when."""
+    """An executed instruction with its start and end."""
 
     instruction: Instruction
     start: Mark
@@ -28,7 +28,7 @@ class ExecutedInstruction(NamedTuple):
 def trace_events(
     executed: Sequence[ExecutedInstruction], lanes: CpuLanes | CudaLanes, *, device: int, origin: float
 ) -> tuple[TraceEvent, ...]:
-    """The events of one device's part of a step, in seconds since the origin on the host's clock."""
+    """The trace events of one device's step, in seconds since the origin on the host's clock."""
     times = lanes.seconds([mark for _, *marks in executed for mark in marks])
     return tuple(
         TraceEvent(instruction.op.name, device, instruction.lane, start - origin, end - origin)
@@ -37,48 +37,48 @@ def trace_events(
 
 
 InstructionEvent = tuple[int, Moment]
-"""A moment of an instruction, by its index: a STREAM is here when the first of its units is done."""
+"""Index and moment of an instruction; STREAM happens when its first unit is done."""
 
 
 class ReloadAllocation(NamedTuple):
-    """The buffer of a reload on the device, which the compute lane allocates at a moment of an instruction.
+    """The allocation of a reload's buffer by the compute lane, at a moment of an instruction.
 
-    Its memory is thus that of the compute lane's own pool, and free at that moment on the device as well.
+    So the buffer is from the compute lane's pool, and its memory is free on the device at that moment.
     """
 
     reload: Op
     moment: Moment
     offloads: tuple[InstructionEvent, ...]
-    """Offloads that have to end first: where one is late, the reload's lane allocates the buffer."""
+    """Offloads that have to end first; if one is late, the reload's lane allocates the buffer."""
 
 
 class LaneInstruction(NamedTuple):
-    """An instruction as its lane's thread runs it."""
+    """An instruction of a lane, with what its thread does before and after it."""
 
     number: int
     instruction: Instruction
     execute: Execute
     waits: tuple[tuple[InstructionEvent, Instruction], ...]
-    """The events of other lanes of this device that it waits for, each with its instruction."""
+    """Events on other lanes of this device that it waits for, with their instructions."""
     completes: tuple[Op, ...]
-    """Each G and D whose gradients are complete after it."""
+    """The G and D operations whose gradients are complete after it."""
     posts: tuple[Instruction, ...]
-    """Sends that its lane begins after it."""
+    """Sends that its lane posts after it."""
     receives: tuple[Instruction, ...] = ()
-    """The messages that its lane receives before it."""
+    """Messages that its lane receives before it."""
     reloads: tuple[ReloadAllocation, ...] = ()
-    """The reloads whose buffers the compute lane allocates at one of its moments."""
+    """Reload buffers that the compute lane allocates at its start or end."""
     previous_on_link: Instruction | None = None
-    """The transfer of another device that its shared link serves right before it."""
+    """The transfer of another device that the shared link serves right before it."""
 
 
 class StepSynchronizer:
-    """Events of one step that lane threads wait for, and the first error of any of them.
+    """The events of one step that lane threads wait for, and the first error of any lane.
 
     Args:
-        events: Those that instructions of a lane of this device wait for, of other lanes.
+        events: The events that instructions of this device wait for on other lanes.
         lanes: The lanes of this device.
-        status: What the lanes do is written there.
+        status: Records what the lanes do.
     """
 
     def __init__(self, events: Collection[InstructionEvent], lanes: CpuLanes | CudaLanes, status: RankStatus) -> None:
@@ -87,14 +87,14 @@ class StepSynchronizer:
         self._marks: dict[InstructionEvent, Mark] = {}
         self._error: BaseException | None = None
         self.executed: list[ExecutedInstruction] = []
-        """Instructions that have run so far, on all lanes."""
+        """Instructions executed so far on all lanes."""
 
     def has_happened(self, event: InstructionEvent) -> bool:
-        """Tell whether an event that instructions of other lanes wait for has happened."""
+        """Tell whether an event has happened."""
         return self._events[event].is_set()
 
     def wait(self, item: LaneInstruction) -> None:
-        """Return when all that it waits for on this device has happened."""
+        """Return when all local events that an instruction waits for have happened."""
         for event, awaited in item.waits:
             happened = self._events[event]
             if not happened.is_set():
@@ -104,14 +104,14 @@ class StepSynchronizer:
             self._lanes.wait(self._marks[event], for_memory=awaited.op.kind is Kind.O)
 
     def begin(self, item: LaneInstruction) -> Mark:
-        """An instruction starts now, on the caller's lane."""
+        """Mark the start of an instruction on the caller's lane."""
         mark = self._lanes.mark()
         self._status.runs(item.instruction)
         self.happens((item.number, Moment.START), mark)
         return mark
 
     def unit_done(self, item: LaneInstruction) -> UnitDone | None:
-        """The callback after every unit of an instruction that others stream with; None: none does."""
+        """The callback after every unit of an instruction that transfers stream with; None if none does."""
         event = item.number, Moment.STREAM
         if event not in self._events:
             return None
@@ -124,10 +124,10 @@ class StepSynchronizer:
         return done
 
     def end(self, item: LaneInstruction, start: Mark) -> None:
-        """An instruction that started then ends now, on the caller's lane."""
+        """Mark the end of an instruction on the caller's lane."""
         mark = self._lanes.mark()
         instruction = item.instruction
-        # A receive is the moment of arrival; before it, the lane only waits.
+        # A receive is recorded as its moment of arrival: before it, the lane only waits.
         self.executed.append(ExecutedInstruction(instruction, mark if instruction.lane is Lane.RECV else start, mark))
         self._status.ended(instruction)
         self._streams((item.number, Moment.STREAM), mark)
@@ -135,18 +135,18 @@ class StepSynchronizer:
 
     @contextmanager
     def receiving(self, message: Instruction, item: LaneInstruction) -> Iterator[None]:
-        """Enter the context in which an instruction's own lane waits for a message to it."""
+        """Context in which the lane of an instruction waits for its message."""
         self._status.waits(item.instruction, message)
         yield
         mark = self._lanes.mark()
         self.executed.append(ExecutedInstruction(message, mark, mark))
 
     def posted(self, send: Instruction, start: Mark) -> None:
-        """A message that the transport was handed since then is on its way."""
+        """Record a send that was posted since `start`."""
         self.executed.append(ExecutedInstruction(send, start, self._lanes.mark()))
 
     def guard(self, task: Callable[[], None]) -> None:
-        """Run the task; an error of it ends the step on all lanes."""
+        """Run the task; its error ends the step on all lanes."""
         try:
             task()
         except BaseException as error:
@@ -160,7 +160,7 @@ class StepSynchronizer:
             event.set()
 
     def join(self, end: threading.Event) -> None:
-        """Wait for a lane's end, or for an error: then lanes that wait for peers may never end."""
+        """Wait until a lane ends, or raise an error, after which lanes that wait for peers may never end."""
         while not end.wait(0.2):
             self.check()
 
@@ -170,12 +170,12 @@ class StepSynchronizer:
             raise self._error
 
     def _streams(self, event: InstructionEvent, mark: Mark) -> None:
-        """Let the operations that stream with the instruction begin: its first unit is done, or all of it."""
+        """Signal the STREAM event once, when the first unit or the whole instruction is done."""
         if event in self._events and event not in self._marks:
             self.happens(event, mark)
 
     def happens(self, event: InstructionEvent, mark: Mark) -> None:
-        """A moment of an instruction is here."""
+        """Signal an event, if any instruction waits for it."""
         happened = self._events.get(event)
         if happened is not None:
             self._marks[event] = mark

@@ -1,1 +1,1 @@
-"""Starts the ranks of a run on this machine, and says why one has failed."""
+"""Starts the ranks of a run on this machine, and reports why one failed."""

@@ -1,6 +1,6 @@
-"""Errors of a rank, and how a rank that fails exits: at once, with its reason for the launcher and the user.
+"""Errors of a rank, and the exit of a failing rank: immediate, with its reason for the launcher and the user.
 
-It does not wait for its threads: those that wait for dead peers would never end.
+It does not join its threads, as those that wait for dead peers would never end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from debubble.ir import DebubbleError, Instruction
 
 
 class DeviceMemoryError(DebubbleError):
-    """torch could not allocate what an operation of the plan needs."""
+    """torch could not allocate memory for an operation of the plan."""
 
     def __init__(self, instruction: Instruction, cause: BaseException) -> None:
         op = instruction.op
@@ -37,7 +37,7 @@ class DeviceMemoryError(DebubbleError):
 
 
 class MoveMemoryError(DebubbleError):
-    """A device has no room for the units that move to it and those that it has."""
+    """A device has not enough memory for units that move to it next to its own."""
 
     def __init__(self, device: int, cause: BaseException) -> None:
         asked = str(cause).strip().split("\n")[0]
@@ -48,30 +48,30 @@ class MoveMemoryError(DebubbleError):
 
 
 class UserCodeError(DebubbleError):
-    """Code of the user's own raised; the sentence names what it raised, `traceback` says where."""
+    """User code raised; the message names the exception, `traceback` says where."""
 
     def __init__(self, sentence: str, traceback: str) -> None:
         super().__init__(sentence)
         self.traceback = traceback
 
     @staticmethod
-    def of(error: Exception, what: str) -> UserCodeError:
-        """The error for what could not be done because this was raised."""
+    def from_error(error: Exception, failure: str) -> UserCodeError:
+        """The error that reports `failure`, a sentence without period, because `error` was raised."""
         raised = " ".join("".join(traceback.format_exception_only(error)).split()).rstrip(".")
-        return UserCodeError(f"{what}: {raised}.", "".join(traceback.format_exception(error)))
+        return UserCodeError(f"{failure}: {raised}.", "".join(traceback.format_exception(error)))
 
     def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
         return type(self), (str(self), self.traceback)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether torch's allocator for the GPU or for the CPU raised this."""
+    """Tell whether torch's allocator for the GPU or the CPU raised this error."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager
 def explained_shortage(explain: Callable[[BaseException], DebubbleError]) -> Iterator[None]:
-    """Enter the context in which an allocator's error becomes the one that explains it."""
+    """Context that replaces an allocator's error by the one that `explain` makes."""
     try:
         yield
     except RuntimeError as error:
@@ -81,22 +81,22 @@ def explained_shortage(explain: Callable[[BaseException], DebubbleError]) -> Ite
 
 
 LAUNCH_FOLDER = "DEBUBBLE_LAUNCH_FOLDER"
-"""Environment variable of ranks whose launcher is ours and says why they failed: its folder, which is the user's alone.
+"""Environment variable of ranks started by debubble's launcher: its folder, which only the user can open.
 
-It has the ranks' rendezvous, their heartbeats, and the reasons of those that failed.
+It has the ranks' rendezvous file, heartbeats, and failure reports, which the launcher reads.
 """
 
 
 class RunError(DebubbleError):
-    """An error of the run, not of the rank that has found it."""
+    """An error of the run, not of the rank that raises it."""
 
 
 class StoppedRunError(RunError, StoppedError):
-    """A run that a signal has stopped, on all ranks."""
+    """A signal has stopped the run on all ranks."""
 
 
 class EndedError(DebubbleError):
-    """A signal has ended this rank: the launcher's, because another rank has failed, or someone else's."""
+    """A signal has ended this rank: the launcher's, because another rank failed, or another process's."""
 
     def __init__(self, received: signal.Signals) -> None:
         self.received = received
@@ -104,7 +104,7 @@ class EndedError(DebubbleError):
 
 
 def exit_rank(error: BaseException) -> NoReturn:
-    """End this process because of the error, with its reason for the launcher or the user."""
+    """Exit this process because of the error, and report it to the launcher or the user."""
     details = report_failure(error)
     if LAUNCH_FOLDER not in os.environ:
         rank = os.environ.get("RANK", "0")
@@ -117,12 +117,11 @@ def exit_rank(error: BaseException) -> NoReturn:
 def report_failure(error: BaseException) -> dict[str, Any]:
     """Write the error to torchrun's error file, unless this rank has written one, and return its details.
 
-    This is done before the rank's connections close: so the reason is older than those of the peers that it takes down,
-    and it is there even if the launcher ends this rank on its way out.  Notes of the error say what the rank was doing.
+    Called before the rank's connections close, so that its report is older than those of the peers that fail in
+    consequence, and exists even if the launcher kills this rank.  Notes of the error say what the rank was doing.
     """
-    own = isinstance(error, DebubbleError)
     details = {
-        "text": str(error) if own else f"{type(error).__name__}: {error}",
+        "text": str(error) if isinstance(error, DebubbleError) else f"{type(error).__name__}: {error}",
         "timestamp": str(int(time.time())),
         "moment": time.monotonic(),
         "py_callstack": _traceback(error),
@@ -135,13 +134,13 @@ def report_failure(error: BaseException) -> dict[str, Any]:
         written = file.with_name(f"{file.name}.{get_ident()}")
         written.write_text(json.dumps({"message": {"message": details["text"], "extraInfo": details}}))
         with suppress(FileExistsError):
-            os.link(written, file)  # whole or not at all, and the first one stays
+            os.link(written, file)  # atomic, and keeps an existing file
         written.unlink()
     return details
 
 
 def _traceback(error: BaseException) -> str:
-    """The details that the user needs in addition to the sentence."""
+    """The traceback that the user needs besides the message."""
     if isinstance(error, UserCodeError):
         return error.traceback
     return "" if isinstance(error, DebubbleError) else "".join(traceback.format_exception(error))
@@ -149,7 +148,7 @@ def _traceback(error: BaseException) -> str:
 
 @contextmanager
 def signal_listener(act: Callable[[signal.Signals], None], *signals: signal.Signals) -> Iterator[None]:
-    """Let a thread act on these signals, even while the main thread waits in a library that does not return."""
+    """Context in which a thread handles these signals, even while the main thread is blocked in a library."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
 
@@ -177,4 +176,4 @@ def signal_listener(act: Callable[[signal.Signals], None], *signals: signal.Sign
 
 
 _END = b"\0"
-"""Ends the listener.  No signal has this number."""
+"""Ends the listener; no signal has this number."""

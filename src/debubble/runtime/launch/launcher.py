@@ -1,8 +1,8 @@
 """Starts a plan's ranks on this machine, and ends them all when one fails.
 
-Each rank is a process of its own that runs a module's `main(argument)`.  The first failure is what the caller hears of;
-the other ranks are ended within seconds, by force if they do not listen.  Ranks find each other through a file in a
-folder that only this user can open, and talk over the loopback device: nothing listens to the network.
+Each rank is a process that runs a module's `main(argument)`.  The caller gets the first failure; the other ranks are
+ended within seconds, if necessary by SIGKILL.  Ranks find each other through a file in a folder that only this user can
+open, and communicate over the loopback device: nothing listens on the network.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ T = TypeVar("T")
 RankProcess = subprocess.Popen[bytes]
 
 GRACE_SECONDS = 3.0
-"""Seconds that a rank gets to end before it is killed."""
+"""Seconds that a rank has to end before it is killed."""
 REQUESTED_GRACE_SECONDS = 30.0
-"""Seconds that the others get when the first rank has ended on request."""
+"""Seconds that the other ranks have to end when the first one has ended on request."""
 POLL_INTERVAL = 0.05
-"""Seconds between two looks at the ranks."""
+"""Seconds between polls of the ranks."""
 HANG_TIMEOUT = 600.0
-"""Seconds that a signal may stop a rank."""
+"""Seconds that a rank may be stopped by a signal before the run fails."""
 
 END_SIGNAL = signal.SIGHUP
-"""Tells a rank to end without another step."""
+"""Requests a rank to end without another step."""
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals with which a scheduler asks a run to end: ranks that write checkpoints write one first."""
+"""Signals by which a cluster scheduler requests the end of a run; ranks write a checkpoint first, if they do at all."""
 ENDING_MESSAGE = (
     "Ending after the step that runs, with a checkpoint, or at once before the first; Ctrl-C again ends at once."
 )
@@ -61,9 +61,9 @@ FINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 def start(
     module: str, argument: str, *, ranks: int, hang_timeout: float = HANG_TIMEOUT, interrupts: bool = True
 ) -> None:
-    """Run a module's `main(argument)` as `ranks` ranks: here, or as the one that torchrun has started this process for.
+    """Run a module's `main(argument)` as `ranks` processes, or in this process if torchrun has started it as a rank.
 
-    Raises InputError if torchrun started another number, and what `launch` raises.
+    Raises InputError if torchrun started another number of ranks, and the errors of `launch`.
     """
     if not is_torchrun_rank():
         launch(module, argument, ranks=ranks, hang_timeout=hang_timeout, interrupts=interrupts)
@@ -82,11 +82,11 @@ def launch(
 ) -> None:
     """Run `python -m module argument` as `ranks` processes and wait for all of them.
 
-    SIGTERM and SIGUSR1 are forwarded to the ranks, as the request to end, and so is the first Ctrl-C as SIGTERM unless
-    it `interrupts`: ranks that write checkpoints write one first.  Signal handlers of this process are as they
-    were when the ranks have ended.  Raises RankFailedError if one fails, or a signal has stopped it for `hang_timeout`
-    seconds (the others may have ended, and then none sees it), InterruptedRunError if one ends after a Ctrl-C that was
-    forwarded, KeyboardInterrupt on Ctrl-C.
+    SIGTERM and SIGUSR1 are forwarded to the ranks as a request to end, after a checkpoint if they write any; so is the
+    first Ctrl-C, as SIGTERM, unless it `interrupts`.  Signal handlers of this process are restored at the end.
+
+    Raises RankFailedError if a rank fails, or was stopped by a signal for `hang_timeout` seconds; InterruptedRunError
+    if one ends after a forwarded Ctrl-C; KeyboardInterrupt on Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="debubble-") as folder, _received_signals() as received:
         environments = [_environment(Path(folder), rank, ranks=ranks) for rank in range(ranks)]
@@ -114,7 +114,7 @@ def launch(
                     raise stopped_rank(stopped, reasons_in(Path(folder)), seconds=hang_timeout)
                 time.sleep(POLL_INTERVAL)
             if failed:
-                # A rank that lost its peer may end before the system says that the peer did; on request all end alike.
+                # A rank that lost its peer may be seen to end before the peer; on request all ranks end anyway.
                 _wait(processes, POLL_INTERVAL if requested is None else REQUESTED_GRACE_SECONDS)
                 failed, ending = _failures(processes), time.monotonic()
                 _end(processes)
@@ -125,17 +125,17 @@ def launch(
 
 
 def start_rank(module: str, argument: str, environment: Mapping[str, str]) -> RankProcess:
-    """Start the process of a rank, which ends with this one; Ctrl-C in a terminal does not reach it."""
+    """Start the process of a rank, which ends with this one and does not get a terminal's Ctrl-C."""
     return subprocess.Popen(child_command(module, argument), env=environment, start_new_session=True)
 
 
 def _environment(folder: Path, rank: int, *, ranks: int) -> dict[str, str]:
     """The environment of a rank's process."""
     inherited = {name: value for name, value in os.environ.items() if name not in TORCHRUN_VARIABLES}
-    own = folder / str(rank)
-    own.mkdir()
+    rank_folder = folder / str(rank)
+    rank_folder.mkdir()
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    # A rank that is ended leaves its DataLoader's semaphores to Python's resource tracker, which has the last word.
+    # A rank that is killed leaves its DataLoader's semaphores to Python's resource tracker, which would warn.
     silent = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
     return inherited | {
         "RANK": str(rank),
@@ -146,18 +146,18 @@ def _environment(folder: Path, rank: int, *, ranks: int) -> dict[str, str]:
         "PYTHONWARNINGS": ",".join(filter(None, silent)),
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
-        "TORCHELASTIC_ERROR_FILE": str(own / "error.json"),
+        "TORCHELASTIC_ERROR_FILE": str(rank_folder / "error.json"),
         LAUNCH_FOLDER: str(folder),
     }
 
 
 def _failures(processes: Sequence[RankProcess]) -> dict[int, int]:
-    """Exit codes of the ranks that have ended with another one than 0."""
+    """Nonzero exit codes of ranks that have ended."""
     return {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
 
 
 def _stopped_for(seconds: float, processes: Sequence[RankProcess], stops: dict[int, float]) -> int | None:
-    """A rank that a signal has stopped for so long; `stops` has when each that is stopped was first seen so."""
+    """A rank that was stopped by a signal for more than `seconds`; `stops` has when each stop was first seen."""
     for rank, process in enumerate(processes):
         if not is_stopped(process.pid):
             stops.pop(rank, None)
@@ -167,14 +167,14 @@ def _stopped_for(seconds: float, processes: Sequence[RankProcess], stops: dict[i
 
 
 def _wait(processes: Sequence[RankProcess], seconds: float) -> None:
-    """Wait until all have ended, for so long at most."""
+    """Wait until all have ended, for at most `seconds`."""
     deadline = time.monotonic() + seconds
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL / 5)
 
 
 def _end(processes: Sequence[RankProcess]) -> None:
-    """End all that still run, by force if they do not listen."""
+    """End all running ranks, after a grace period by SIGKILL."""
     for process in processes:
         process.send_signal(END_SIGNAL)
     _wait(processes, GRACE_SECONDS)
@@ -185,7 +185,7 @@ def _end(processes: Sequence[RankProcess]) -> None:
 
 @contextmanager
 def _received_signals() -> Iterator[list[signal.Signals]]:
-    """Collect the signals that ask this process to end, but for those that it ignores; only the main thread has any."""
+    """Collect the signals that request this process to end, except ignored ones; only in the main thread."""
     received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -196,7 +196,7 @@ def _received_signals() -> Iterator[list[signal.Signals]]:
 
     heard = [
         number for number in (*FORWARDED_SIGNALS, *FINAL_SIGNALS) if signal.getsignal(number) is not signal.SIG_IGN
-    ]  # as of nohup
+    ]  # under nohup, SIGHUP is ignored
     before = {number: signal.signal(number, receive) for number in heard}
     try:
         yield received
@@ -212,17 +212,17 @@ def _taken(received: list[signal.Signals]) -> Iterator[signal.Signals]:
 
 
 def encode_options(options: Any) -> str:
-    """A dataclass of options as a rank's argument; `decode_options` reads it."""
+    """Encode a dataclass of options as a rank's argument, for `decode_options`."""
     return msgspec.json.encode(options, enc_hook=str).decode()
 
 
 def decode_options(argument: str, kind: type[T]) -> T:
-    """The options of a rank's argument."""
+    """Decode a rank's argument."""
     return msgspec.json.decode(argument, type=kind, dec_hook=lambda wanted, text: wanted(text))
 
 
 def open_process_group(backend: str) -> None:
-    """Join the run's process group: by the launcher's folder, which no other user can open, or as torchrun says."""
+    """Join the run's process group, through the launcher's folder or torchrun's environment."""
     if LAUNCH_FOLDER not in os.environ:
         dist.init_process_group(backend)
         return
@@ -235,9 +235,9 @@ def open_process_group(backend: str) -> None:
 
 
 def run_rank(main: Callable[[str], None], argument: str | None = None) -> None:
-    """Run a rank's `main`, and leave the launcher the reason if it fails.
+    """Run a rank's `main`, and report its failure to the launcher.
 
-    The rank ends at once on Ctrl-C, and with the launcher, even while it waits for a message.
+    The rank ends at once on Ctrl-C and when the launcher ends, even while it waits for a message.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_parent()
@@ -249,8 +249,8 @@ def run_rank(main: Callable[[str], None], argument: str | None = None) -> None:
 
 
 def _reserve_standard_output() -> None:
-    """Send to standard error what libraries write to standard output from C++, as torch 2.9's Gloo does."""
+    """Redirect what C++ libraries write to standard output, such as torch 2.9's Gloo, to standard error."""
     sys.stdout.flush()
-    own = os.dup(sys.stdout.fileno())
+    stdout = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = open(own, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
+    sys.stdout = open(stdout, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115

@@ -1,1 +1,1 @@
-"""Memory of saved tensors: on the device, recomputed, on the host, or on a peer."""
+"""Memory of saved activations: on the device, recomputed, offloaded to the host or to a peer."""

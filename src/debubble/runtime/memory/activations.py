@@ -1,7 +1,7 @@
 """A ledger of saved activations, which counts their bytes on the device exactly.
 
-Autograd hands every tensor that it saves to `Ledger.save`.  Every storage has one SavedStorage: it is counted once, and
-is what recomputation drops and offload moves.  When nothing that autograd keeps refers to it any more, it is free.
+Autograd's hooks pass every tensor that it saves to `Ledger.save`.  Each storage has one SavedStorage: it is counted
+once, and recomputation and offload drop and move it as a whole.  It is freed with its last reference in the graph.
 """
 
 from __future__ import annotations
@@ -21,105 +21,102 @@ from debubble.runtime.memory.arena import GATHERED, Arena, Owner, Place
 
 
 class Ledger:
-    """The saved activations of one device: bytes now, the peak, and when they changed."""
+    """The saved activations of one device: current bytes, peak, and samples over time."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
         self.bytes = 0
         self.peak = 0
-        self.elsewhere = 0
-        self.elsewhere_peak = 0
+        self.offloaded = 0
+        self.offloaded_peak = 0
         self.gathered = 0
-        """Bytes of parameters that are gathered now."""
+        """Bytes of gathered parameters (ZeRO-3)."""
         self.gathered_peak = 0
         self.peak_with_gathered = 0
-        """Most bytes of activations and gathered parameters together."""
+        """Peak of activations and gathered parameters together."""
         self.samples: list[tuple[float, int]] = []
         self.arena: Arena | None = None
-        """The arena that has to have room for what is counted."""
+        """The arena that must have capacity for the counted bytes, if there is one."""
         self._is_cuda = self.device.type == "cuda"
         self._excluded: set[int] = set()
         self._known: dict[int, weakref.ref[SavedStorage]] = {}
-        # A SavedStorage can die, and count itself out, wherever the garbage collector runs.
+        # A SavedStorage can be finalized, and uncounted, in any thread that runs the garbage collector.
         self._lock = threading.RLock()
 
     def start_step(self) -> None:
-        """Forget the peaks and samples of the step before."""
+        """Reset peaks and samples."""
         with self._lock:
-            self.peak, self.elsewhere_peak = self.bytes, self.elsewhere
+            self.peak, self.offloaded_peak = self.bytes, self.offloaded
             self.gathered_peak, self.peak_with_gathered = self.gathered, self.bytes + self.gathered
             self.samples = [(perf_counter(), self.bytes + self.gathered)]
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave peaks and samples as they are, and ask no arena."""
-        peaks, samples = (self.peak, self.elsewhere_peak, self.gathered_peak, self.peak_with_gathered), self.samples
+        """Context in which peaks and samples do not change, and no arena is checked."""
+        peaks, samples = (self.peak, self.offloaded_peak, self.gathered_peak, self.peak_with_gathered), self.samples
         arena, self.arena = self.arena, None
         self.samples = []
         try:
             yield
         finally:
-            (self.peak, self.elsewhere_peak, self.gathered_peak, self.peak_with_gathered), self.samples = peaks, samples
+            (self.peak, self.offloaded_peak, self.gathered_peak, self.peak_with_gathered), self.samples = peaks, samples
             self.arena = arena
 
     def exclude(self, tensors: Iterable[Tensor]) -> None:
-        """Never count, drop or move these: parameters and buffers."""
+        """Never count, drop or move these tensors: parameters and buffers."""
         self._excluded.update(map(address, tensors))
 
     def include(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors at these addresses as activations again, as their storages are freed."""
+        """Undo `exclude`, when the tensors' storages are freed and their addresses may be reused."""
         self._excluded.difference_update(map(address, tensors))
 
     def excludes(self, tensor: Tensor) -> bool:
-        """Tell whether the tensor's storage is no activation of this device.
-
-        An empty tensor has none, and kernels keep a random seed on the host.
-        """
-        at = address(tensor)
-        return not at or at in self._excluded or tensor.is_cuda != self._is_cuda
+        """Tell whether the tensor is excluded, empty, or on another device (kernels save a random seed on the host)."""
+        data_ptr = address(tensor)
+        return not data_ptr or data_ptr in self._excluded or tensor.is_cuda != self._is_cuda
 
     def save(self, tensor: Tensor) -> SavedTensor:
-        """Keep the tensor's storage, and count it, as long as the result lives; `unpack` gives the tensor back."""
-        # This is called for every saved tensor of every micro-batch: it looks nothing up twice.
+        """Keep the tensor's storage, and count it, while the result is alive; `unpack` returns the tensor."""
+        # A hot path, called for every saved tensor of every micro-batch.
         storage = tensor.untyped_storage()
-        at: int = storage.data_ptr()
-        ref = self._known.get(at)
+        data_ptr: int = storage.data_ptr()
+        ref = self._known.get(data_ptr)
         known = None if ref is None else ref()
         if known is not None:
             known.transient = False
             return SavedView(known, tensor)
-        # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the answer.
+        # Keeping the tensor itself would make a reference cycle with the graph that keeps the result.
         detached = tensor.detach()
-        if not at or at in self._excluded or tensor.is_cuda != self._is_cuda:
+        if not data_ptr or data_ptr in self._excluded or tensor.is_cuda != self._is_cuda:
             return detached
         saved = SavedStorage(self)
-        saved.save(storage, at)
+        saved.save(storage, data_ptr)
         saved.original, saved.version = detached, detached._version
         return saved
 
-    def expect(self, at: int) -> SavedStorage:
-        """Register a storage at this address that recomputation will bring back."""
+    def expect(self, data_ptr: int) -> SavedStorage:
+        """Register a storage at this address that recomputation will restore."""
         saved = SavedStorage(self)
         saved.transient = True
-        self.know(at, saved)
+        self.register(data_ptr, saved)
         return saved
 
-    def find(self, at: int) -> SavedStorage | None:
-        """The saved storage at this address, if there is one."""
-        known = self._known.get(at)
+    def find(self, data_ptr: int) -> SavedStorage | None:
+        """The saved storage at this address; None if there is none."""
+        known = self._known.get(data_ptr)
         return None if known is None else known()
 
-    def know(self, at: int, saved: SavedStorage) -> None:
-        """Let `saved` stand for the storage at this address from now on."""
-        self._known[at] = weakref.ref(saved)
+    def register(self, data_ptr: int, saved: SavedStorage) -> None:
+        """Register `saved` for the storage at this address."""
+        self._known[data_ptr] = weakref.ref(saved)
 
-    def forget(self, at: int, saved: SavedStorage) -> None:
-        """Let `saved` no longer stand for the storage at this address."""
-        if self.find(at) is saved:
-            del self._known[at]
+    def unregister(self, data_ptr: int, saved: SavedStorage) -> None:
+        """Unregister `saved` from this address."""
+        if self.find(data_ptr) is saved:
+            del self._known[data_ptr]
 
     def count(self, change: int, owner: Owner | None = None) -> None:
-        """Add to the bytes on the device.  Raises ArenaError if an arena has no room for them."""
+        """Add to the bytes on the device.  Raises ArenaError if they exceed the arena's capacity."""
         with self._lock:
             if self.arena is not None and owner is not None:
                 self.arena.count(owner, change)
@@ -143,33 +140,33 @@ class Ledger:
             self.peak_with_gathered = both
         self.samples.append((perf_counter(), both))
 
-    def count_elsewhere(self, change: int) -> None:
-        """Add to the bytes that offload holds elsewhere."""
+    def count_offloaded(self, change: int) -> None:
+        """Add to the offloaded bytes."""
         with self._lock:
-            self.elsewhere += change
-            self.elsewhere_peak = max(self.elsewhere_peak, self.elsewhere)
+            self.offloaded += change
+            self.offloaded_peak = max(self.offloaded_peak, self.offloaded)
 
 
 Wait = Callable[[], None]
-"""Lets the current lane continue only after a moment of another one."""
+"""Makes the current lane wait for another lane."""
 
 
 class SavedStorage:
-    """A storage that the backward needs, on the device or elsewhere."""
+    """A storage that the backward needs, on the device or offloaded."""
 
-    # Made for every saved tensor: what most never have is the class's.
+    # One is made for every saved tensor, so rarely used attributes have defaults in the class.
     nbytes = 0
     """Bytes on the device."""
     original: Tensor | None = None
-    """The tensor that was saved first, while its storage is the original one."""
+    """The first saved tensor on the storage, until the storage is dropped."""
     version = 0
-    """The original's version when it was saved: autograd leaves it to hooks to see what changed in place since."""
+    """The original's version when it was saved; with hooks, autograd does not check for changes in place."""
     transient = False
-    """True if recomputation makes it for the operators after it alone: as in a forward, it is not counted."""
+    """True if recomputation needs it only as an input of later operators: as in a forward, it is not counted."""
     arrival: Future[Wait] | None = None
-    """While it is on its way back: the wait for it, once the copy is under way.  None: nobody has to wait."""
+    """During a reload: the future of the wait for its copy.  None: no wait is needed."""
     _storage: torch.UntypedStorage | None = None
-    _at = 0
+    _data_ptr = 0
     _geometry: Geometry | None = None
     _moved = 0, 0
     _rest: Tensor | None = None
@@ -188,24 +185,24 @@ class SavedStorage:
 
     @property
     def storage(self) -> torch.UntypedStorage:
-        """The storage on the device, after its arrival.  Raises AssertionError while it is elsewhere."""
+        """The storage on the device, after its arrival.  Raises AssertionError if it is dropped or offloaded."""
         if self.arrival is not None:
             self.arrival.result()()
             self.arrival = None
         assert self._storage is not None, "a saved activation is used while it is not on the device"
         return self._storage
 
-    def save(self, storage: torch.UntypedStorage, at: int) -> None:
-        """Keep this storage, and count it."""
+    def save(self, storage: torch.UntypedStorage, data_ptr: int) -> None:
+        """Keep a storage, and count it."""
         nbytes = 0 if self.transient else storage.nbytes()
         self._ledger.count(nbytes, self._owner)
-        self._storage, self._at, self.nbytes = storage, at, nbytes
-        self._ledger.know(at, self)
+        self._storage, self._data_ptr, self.nbytes = storage, data_ptr, nbytes
+        self._ledger.register(data_ptr, self)
 
     def drop(self) -> None:
-        """Let the storage go."""
+        """Release the storage."""
         if self._storage is not None:
-            self._count_out()
+            self._uncount()
             if self.original is not None:
                 self.check_version(self.version)
                 self._geometry = geometry(self.original)
@@ -213,7 +210,7 @@ class SavedStorage:
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor that was saved first."""
+        """The first saved tensor on the storage."""
         if self.original is not None:
             self.check_version(self.version)
             return self.original
@@ -221,7 +218,7 @@ class SavedStorage:
         return self.view(*self._geometry)
 
     def check_version(self, version: int) -> None:
-        """Raise InputError if the original has changed in place since a tensor of that version was saved."""
+        """Raise InputError if the original was changed in place since this version was saved."""
         if self.original is not None and self.original._version != version:
             raise InputError(
                 "A tensor that the backward needs was changed in place after an operator had saved it: use operators"
@@ -239,12 +236,12 @@ class SavedStorage:
         tensor.set_(storage, offset, size, stride)
         return tensor
 
-    def copy_to(self, elsewhere: Tensor) -> None:
-        """Copy the first bytes to `elsewhere`: as many as it has."""
-        elsewhere.copy_(as_bytes(self.storage)[: len(elsewhere)], non_blocking=True)
+    def copy_to(self, buffer: Tensor) -> None:
+        """Copy the first bytes to fill a buffer."""
+        buffer.copy_(as_bytes(self.storage)[: len(buffer)], non_blocking=True)
 
     def offload(self, moved: int) -> None:
-        """Let the storage go, whose first bytes were moved, and keep the rest in a tensor of the current stream."""
+        """Release the storage after its first `moved` bytes were copied, and keep a copy of the rest."""
         content = as_bytes(self.storage)
         rest = content[moved:].clone() if moved < len(content) else None
         self._moved = moved, len(content)
@@ -252,18 +249,18 @@ class SavedStorage:
         if rest is not None:
             self._rest = rest
             self._ledger.count(rest.nbytes, self._owner)
-        self._ledger.count_elsewhere(moved)
+        self._ledger.count_offloaded(moved)
 
     @property
     def has_reload_buffer(self) -> bool:
-        """True if what `reload` fills is there."""
+        """True if the buffer of `reload` is allocated."""
         return self._reload_buffer is not None
 
     def allocate_reload(self, place: Place | None = None) -> Tensor:
-        """The storage that `reload` fills, with the rest in its place: of the current stream, unless it is there."""
+        """Allocate the buffer of `reload`, at a planned place or on the current stream, and copy the rest into it."""
         if self._reload_buffer is None:
             moved, size = self._moved
-            # The rest has addresses of its own: a storage that left in part is no tensor of the address plan.
+            # A partly offloaded storage is no tensor of the address plan, as its rest has other addresses.
             placed = place(size) if place is not None and moved == size else None
             if placed is None:
                 placed = torch.empty(size, dtype=torch.uint8, device=self._ledger.device)
@@ -272,37 +269,37 @@ class SavedStorage:
                 self._reload_buffer[moved:].copy_(self._rest)
         return self._reload_buffer
 
-    def reload(self, elsewhere: Tensor) -> int:
-        """Bring the storage back, its first bytes from `elsewhere`, into its buffer; returns how many those were."""
+    def reload(self, source: Tensor) -> int:
+        """Restore the storage, its first bytes from `source`, and return their number."""
         moved, buffer = self._moved[0], self.allocate_reload()
-        buffer[:moved].copy_(elsewhere[:moved], non_blocking=True)
-        self._return()
+        buffer[:moved].copy_(source[:moved], non_blocking=True)
+        self._uncount_offloaded()
         self._reload_buffer = None
         self.save(buffer.untyped_storage(), address(buffer))
         return moved
 
-    def _return(self) -> None:
-        """Stop counting the bytes that were moved elsewhere and those that stayed as the rest."""
-        self._ledger.count_elsewhere(-self._moved[0])
+    def _uncount_offloaded(self) -> None:
+        """Stop counting the offloaded bytes and the rest."""
+        self._ledger.count_offloaded(-self._moved[0])
         if self._rest is not None:
             self._ledger.count(-self._rest.nbytes, self._owner)
         self._moved, self._rest = (0, 0), None
 
-    def _count_out(self) -> None:
-        self._ledger.forget(self._at, self)
+    def _uncount(self) -> None:
+        self._ledger.unregister(self._data_ptr, self)
         self._ledger.count(-self.nbytes, self._owner)
 
     def __del__(self) -> None:
         if self._storage is not None:
-            self._count_out()
+            self._uncount()
         if self._moved[1]:
-            self._return()
+            self._uncount_offloaded()
 
 
 def address(tensor: Tensor) -> int:
     """Address of the tensor's storage; 0 if it is empty."""
-    at: int = tensor.untyped_storage().data_ptr()
-    return at
+    data_ptr: int = tensor.untyped_storage().data_ptr()
+    return data_ptr
 
 
 def as_bytes(storage: torch.UntypedStorage) -> Tensor:
@@ -311,7 +308,7 @@ def as_bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 class SavedView:
-    """A further tensor on a saved storage."""
+    """Another tensor on a saved storage."""
 
     __slots__ = ("_geometry", "_version", "saved")
 
@@ -327,18 +324,18 @@ class SavedView:
 
 
 Geometry = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
-"""A tensor's place on its storage: dtype, offset, size, stride."""
+"""A tensor's view of its storage: dtype, offset, size, stride."""
 
 
 def geometry(tensor: Tensor) -> Geometry:
-    """The tensor's place on its storage."""
+    """The tensor's view of its storage."""
     return tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
 
 
 SavedTensor = SavedStorage | SavedView | Tensor
-"""A saved tensor: a storage's first, another one on it, or a parameter or buffer itself."""
+"""A saved tensor: the first on its storage, another one, or an excluded tensor itself."""
 
 
-def unpack(kept: SavedTensor) -> Tensor:
+def unpack(saved: SavedTensor) -> Tensor:
     """The saved tensor, detached."""
-    return kept if isinstance(kept, Tensor) else kept.tensor
+    return saved if isinstance(saved, Tensor) else saved.tensor

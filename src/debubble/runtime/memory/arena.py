@@ -1,8 +1,8 @@
-"""An arena: the memory of one device in a step, as its address plan gives it out, and a check that this is enough.
+"""An arena: the memory of one device in a step by its address plan, and a check that the plan suffices.
 
-A tensor of an address plan is a part of what a stage keeps of a micro-batch, and so many storages.  Most of them are
-outputs of operators, which torch's allocator places; these are accounted: all that a stage keeps of a micro-batch has
-to fit into its tensors that are live.  What the runtime itself allocates as a whole tensor lies at its address.
+A tensor of an address plan stands for many storages: some of those that a stage saves of a micro-batch.  Most are
+outputs of operators, which torch's allocator places; for them the arena checks that all storages of a stage and
+micro-batch fit into its live tensors.  Planned tensors that the runtime allocates itself are at their addresses.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from debubble.plans import Plan
 from debubble.simulator import AddressPlan, PlacedTensor, plan_addresses
 
 ALIGNMENT = 64
-"""Bytes: that of torch's allocator on the CPU."""
+"""Alignment in bytes of torch's allocator on the CPU."""
 
 Owner = tuple[int, int]
-"""A stage and a sequence, whose storages share the tensors of their slices."""
+"""A stage and a sequence (a micro-batch, or all slices of one), whose storages share planned tensors."""
 GATHERED: Owner = (-1, -1)
-"""The owner of all gathered parameters: a table that is tied belongs to two stages."""
+"""The owner of all gathered parameters: a tied table belongs to two stages."""
 
-_MAKING = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-"""Kinds of operations that make storages of their own stage and micro-batch, on the compute lane."""
+_ALLOCATING_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+"""Operation kinds on the compute lane that allocate storages of their stage and micro-batch."""
 
 Place = Callable[[int], Tensor | None]
-"""Gives memory for the next so many bytes of a tensor; None: the arena has no place for them."""
+"""Returns memory for the next `size` bytes of a planned tensor; None: there is no planned place."""
 
 
 class ArenaError(DebubbleError):
-    """A step needs memory that the address plan of its device does not give it."""
+    """A step needs memory that the address plan of its device does not have."""
 
 
 class Arena:
     """The memory of a device in a step, for the tensors of its address plan.
 
     Args:
-        plan: Where each tensor lies, with whole sizes and offsets.
-        slices: The slices of each sequence, which are micro-batches of their own.
-        device: Where the tensors are.  Only on a CPU is anything placed: memory that is not touched is free there.
-        size: Bytes of the arena; None: as many as planned.
+        plan: The address of every tensor, with integer sizes and offsets.
+        slices: Slices per sequence, each of which is a micro-batch of the schedule.
+        device: torch device of the tensors.  Only on a CPU are tensors placed, as untouched memory costs nothing there.
+        size: Bytes of the arena; None: as planned.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Arena:
     ) -> None:
         self.plan, self.size = plan, int(plan.arena) if size is None else size
         self.owner: Owner = GATHERED
-        """The owner of what the compute lane makes now."""
+        """The owner of what the compute lane allocates now."""
         self.placed = 0
-        """Bytes of the last step that were at their addresses, each as often as they were brought there."""
+        """Bytes placed at planned addresses in the last step, counted once per reload."""
         self.workspace = 0
-        """Most bytes that an I of the last step had beyond its tensors: the plan's static bytes have room for them."""
+        """Largest excess of an I over its tensors in the last step, in bytes; the plan's static bytes cover it."""
         self._splitting: Op | None = None
         self._slices = slices
         self._allocated_by, self._freed_by = (defaultdict[Op, list[PlacedTensor]](list) for _ in range(2))
@@ -68,30 +68,30 @@ class Arena:
         self._memory = torch.empty(self.size, dtype=torch.uint8).numpy() if on_cpu and self.size else None
         self._live: set[PlacedTensor] = set()
         self._capacity, self._bytes = defaultdict[Owner, int](int), defaultdict[Owner, int](int)
-        # Storages die, and are counted out, wherever the garbage collector runs.
+        # Storages can be finalized in any thread that runs the garbage collector.
         self._lock = threading.RLock()
 
     @staticmethod
-    def of(plan: Plan, device: int, *, on: torch.device) -> Arena:
-        """The arena of one device of a plan, whose tensors are on the torch device `on`."""
+    def from_plan(plan: Plan, device: int, *, on: torch.device) -> Arena:
+        """Build the arena of one device of a plan, for tensors on the torch device `on`."""
         [addresses] = plan_addresses(plan.simulate(), devices=[device], alignment=ALIGNMENT)
         return Arena(addresses, slices=plan.schedule.slices, device=on)
 
     def start_step(self) -> None:
-        """Nothing of the step is live yet."""
+        """Reset to no live tensors."""
         with self._lock:
             self._live.clear()
             self._capacity.clear()
             self.placed = self.workspace = 0
 
     def begin(self, op: Op) -> None:
-        """An operation starts: its tensors are live.
+        """Start an operation: its tensors become live.
 
         Raises:
-            ArenaError: One of them lies beyond the end of the arena, or where another one is live.
+            ArenaError: A tensor extends beyond the arena, or overlaps a live one.
         """
         with self._lock:
-            if op.kind in _MAKING:
+            if op.kind in _ALLOCATING_KINDS:
                 self.owner, self._splitting = self.owner_of(op), op if op.kind is Kind.I else None
             for tensor in self._allocated_by.get(op, ()):
                 self._check_free(tensor)
@@ -99,10 +99,10 @@ class Arena:
                 self._capacity[self.owner_of(tensor.freed_by)] += int(tensor.size)
 
     def end(self, op: Op) -> None:
-        """An operation has ended: the tensors that it frees are no longer live.
+        """End an operation: the tensors that it frees are no longer live.
 
         Raises:
-            ArenaError: More of them is there still than what is live has room for.
+            ArenaError: The owner's remaining storages exceed its live tensors.
         """
         owner = self.owner_of(op)
         with self._lock:
@@ -114,14 +114,14 @@ class Arena:
                 if self._bytes[owner] > self._capacity[owner]:
                     raise ArenaError(
                         f"{op.name} has ended on device {self.plan.device}, and {self._bytes[owner]:,} bytes of"
-                        f" {_named(owner)} are still there, where the plan has {self._capacity[owner]:,}."
+                        f" {_owner_name(owner)} are still there, where the plan has {self._capacity[owner]:,}."
                     )
 
     def count(self, owner: Owner, change: int) -> None:
-        """Storages of the owner have come, or gone.
+        """Add to the bytes of an owner's storages.
 
         Raises:
-            ArenaError: The owner's live tensors have no room for them.
+            ArenaError: They exceed the owner's live tensors.
         """
         with self._lock:
             total = self._bytes[owner] + change
@@ -129,30 +129,30 @@ class Arena:
                 self.workspace = max(self.workspace, total - self._capacity[owner])
             elif change > 0 and total > self._capacity[owner]:
                 raise ArenaError(
-                    f"Device {self.plan.device} asks for {change:,} bytes more of {_named(owner)}, {total:,} in all,"
-                    f" where the plan has {self._capacity[owner]:,}."
+                    f"Device {self.plan.device} asks for {change:,} bytes more of {_owner_name(owner)}, {total:,} in"
+                    f" all, where the plan has {self._capacity[owner]:,}."
                 )
             self._bytes[owner] = total
 
-    def placing(self, op: Op) -> Place:
-        """The places of what an operation allocates, if that is one tensor, which a B frees.
+    def placer(self, op: Op) -> Place:
+        """A function that places what an operation allocates, if that is one tensor that a B frees.
 
-        An I and its W free tensors of which only the sizes are known, not the storages.
+        Of tensors that an I and its W free, only sizes are known, not storages.
         """
         tensors = self._allocated_by.get(op, ())
         if self._memory is None or len(tensors) != 1 or tensors[0].freed_by.kind is not Kind.B:
-            return _nowhere
+            return _no_place
         [tensor] = tensors
-        return _Placing(self, tensor)
+        return _TensorPlacer(self, tensor)
 
-    def at(self, offset: int, size: int) -> Tensor:
-        """The bytes at an address, on a storage of their own."""
+    def tensor_at(self, offset: int, size: int) -> Tensor:
+        """The bytes at an address, as a storage of their own."""
         with self._lock:
             self.placed += size
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=offset)
 
     def owner_of(self, op: Op) -> Owner:
-        """Whose tensors an operation frees."""
+        """The owner of the tensors that an operation frees."""
         return GATHERED if op.kind in (*UNSHARDS, *RESHARDS) else (op.stage, op.micro_batch // self._slices)
 
     def _check_free(self, tensor: PlacedTensor) -> None:
@@ -168,8 +168,8 @@ class Arena:
                 )
 
 
-class _Placing:
-    """Gives the bytes of one tensor, from its first on."""
+class _TensorPlacer:
+    """Hands out the bytes of one planned tensor, from its start."""
 
     def __init__(self, arena: Arena, tensor: PlacedTensor) -> None:
         self._arena = arena
@@ -180,12 +180,12 @@ class _Placing:
         if not 0 < size <= self._end - begin:
             return None
         self._next = begin + -(-size // ALIGNMENT) * ALIGNMENT
-        return self._arena.at(begin, size)
+        return self._arena.tensor_at(begin, size)
 
 
-def _nowhere(size: int) -> None:
-    """Give no place."""
+def _no_place(size: int) -> None:
+    """Place nothing."""
 
 
-def _named(owner: Owner) -> str:
+def _owner_name(owner: Owner) -> str:
     return "gathered parameters" if owner == GATHERED else f"stage {owner[0]}'s sequence {owner[1]}"

@@ -1,8 +1,7 @@
 """Buffers of the messages that a device receives.
 
-A GPU's allocator has a pool per stream, and gives a tensor's memory back to the stream that made it.  A message lies in
-a buffer of its own until the operation that needs it begins: that makes its own copy, so that what it keeps for the
-backward is memory of the compute lane, and the buffer takes the next message.
+A GPU's allocator has a memory pool per stream.  A message stays in a buffer until the operation that consumes it
+begins, which copies it, so that saved activations are in the compute stream's pool and the buffer is reused.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from debubble.runtime.memory.streams import StreamHandoff, used_here
 
 
 class MessageBuffers:
-    """Gives every message memory of its own, as suits a device whose threads share one pool."""
+    """Allocates memory for every message: for devices whose threads share one memory pool."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A buffer for a message, in the current stream."""
+        """A buffer for a message, on the current stream."""
         return torch.empty(shape, dtype=dtype)
 
     def give_back(self, buffer: Tensor) -> None:
-        """No message came into the buffer."""
+        """Return a buffer that received no message."""
 
-    def own(self, message: Tensor) -> Tensor:
-        """The message, or what the compute lane has made, as a tensor of the compute lane."""
-        return message
+    def to_compute(self, tensor: Tensor) -> Tensor:
+        """A message, or a local result, as a tensor of the compute lane's pool."""
+        return tensor
 
 
 class ReusedBuffers(MessageBuffers):
-    """Buffers that take one message after another, about as many as there ever are messages at a time."""
+    """Reusable buffers, about as many as the largest number of pending messages."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free = FreeBuffers[StreamHandoff]()
         self._taken: set[int] = set()
-        """Addresses of the buffers that have a message, or wait for one."""
+        """Addresses of the buffers in use."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A buffer for a message; the current stream waits for what read the one before it."""
+        """A buffer for a message; the current stream waits for the reader of the previous message."""
         size = prod(shape) * dtype.itemsize
         free = self._free.take(size)
         content = torch.empty(size, dtype=torch.uint8, device=self._device) if free is None else free.receive()
@@ -50,16 +49,16 @@ class ReusedBuffers(MessageBuffers):
         return content[:size].view(dtype).view(shape)
 
     def give_back(self, buffer: Tensor) -> None:
-        """The current stream was given the last that reads the buffer."""
+        """Return a buffer after the current stream's reads."""
         self._taken.discard(buffer.data_ptr())
         content = as_bytes(buffer.untyped_storage())
-        self._free.put(len(content), StreamHandoff.of(content))
+        self._free.put(len(content), StreamHandoff.from_current_stream(content))
 
-    def own(self, message: Tensor) -> Tensor:
-        """A copy of the message in the current stream; what came without a buffer is the tensor itself."""
-        if message.data_ptr() not in self._taken:
-            used_here(message)
-            return message
-        copy = message.clone()
-        self.give_back(message)
+    def to_compute(self, tensor: Tensor) -> Tensor:
+        """A copy of a message on the current stream; other tensors are returned unchanged."""
+        if tensor.data_ptr() not in self._taken:
+            used_here(tensor)
+            return tensor
+        copy = tensor.clone()
+        self.give_back(tensor)
         return copy

@@ -1,9 +1,9 @@
-"""The tape of a segment of units and one micro-batch: what its forward leaves, and how to bring back what was dropped.
+"""Recomputation by operator: a tape records the forward of a segment of units and one micro-batch.
 
-A unit calls every operator through its tape.  An operator that is to be recomputed is recorded: what autograd saves of
-its results and internals is dropped at once (its SavedStorage stays, empty), and its inputs are kept instead.
-`restore` runs the recorded operators again and fills exactly what the backward misses; operators of whose results
-nothing is missing do not run again.
+A unit calls every operator through its tape.  An operator that is to be recomputed is recorded: the results and
+internals that autograd saves are dropped at once (their SavedStorages remain, empty), and its inputs are saved instead.
+`restore` runs the recorded operators again and fills the storages that the backward needs; operators whose results are
+not needed do not run again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Function = Callable[..., Any]
 
 
 PutBack = Callable[[], AbstractContextManager[None]]
-"""Makes the context in which a function finds the state that it had before."""
+"""Makes a context in which a function has the state of its first run."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A function whose result depends on more than its inputs: random generators, buffers that it changes."""
+    """A function whose result depends on state besides its inputs: random generators, buffers that it changes."""
 
     def remember(self) -> PutBack:
-        """Note the state before a first run; a second run happens in the context of the answer."""
+        """Save the state before the first run; the result makes the context of a second run."""
 
 
 class Operators(Protocol):
-    """The way a unit calls its operators: `op(name, function, *tensors)` returns `function(*tensors)`."""
+    """How a unit calls its operators: `op(name, function, *tensors)` returns `function(*tensors)`."""
 
     def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any:
-        """Return `function(*inputs)`, computed as the operator `name`."""
+        """Return `function(*inputs)`, as the operator `name`."""
 
 
 def run_without_recompute(name: str, function: Function, *inputs: Tensor) -> Any:
@@ -47,7 +47,7 @@ def run_without_recompute(name: str, function: Function, *inputs: Tensor) -> Any
 
 
 class Tape:
-    """Runs the units' operators; those for which `recomputed` says so are dropped and recorded."""
+    """Runs the units' operators, and records those for which `recomputed(name)` is true."""
 
     def __init__(self, ledger: Ledger, recomputed: Callable[[str], bool]) -> None:
         self._ledger = ledger
@@ -55,16 +55,16 @@ class Tape:
         self._records: list[_Record] = []
         self._recording: _Record | None = None
         self._saved: list[weakref.ref[SavedStorage]] = []
-        # Addresses stand for storages only while these tensors live.
+        # Keeps tensors alive while their addresses identify storages.
         self._expected: list[tuple[Tensor, SavedStorage]] = []
 
     def __call__(self, name: str, function: Function, *inputs: Tensor) -> Any:
         """Return `function(*inputs)`, and record the call if the operator is recomputed."""
         if not self._recomputed(name):
             return function(*inputs)
-        kept, requires_grad = [self._input(t) for t in inputs], [t.requires_grad for t in inputs]
+        saved_inputs, requires_grad = [self._save_input(t) for t in inputs], [t.requires_grad for t in inputs]
         put_back = function.remember() if isinstance(function, Stateful) else nullcontext
-        record = self._recording = _Record(function, kept, requires_grad, put_back)
+        record = self._recording = _Record(function, saved_inputs, requires_grad, put_back)
         try:
             results = function(*inputs)
         finally:
@@ -74,54 +74,54 @@ class Tape:
         return results
 
     def watch(self) -> saved_tensors_hooks:
-        """Context in which the units' forwards run."""
+        """Context of saved-tensor hooks in which the units' forwards run."""
         return saved_tensors_hooks(self._pack, unpack)
 
     def finish(self) -> None:
-        """The forward is over: forget what no backward will ask for."""
+        """End the forward: discard records that no backward needs."""
         while self._expected:
             result, saved = self._expected.pop()
-            self._ledger.forget(address(result), saved)
+            self._ledger.unregister(address(result), saved)
             del saved
         for index in reversed(range(len(self._records))):
             if not self._records[index].needed:
                 del self._records[index]
 
     def restore(self) -> None:
-        """Bring back everything that was dropped."""
-        # A record goes once it has run, and with it what only it has asked for.
+        """Recompute everything that was dropped and is needed."""
+        # A record is released once it has run, with what only it needs.
         self._records.reverse()
         while self._records:
             self._records.pop().replay()
 
     @property
     def saves(self) -> int:
-        """The number of saves so far; a storage counts as often as it was saved."""
+        """The number of saves so far, including repeated saves of a storage."""
         return len(self._saved)
 
     def saved(self, begin: int = 0, end: int | None = None) -> list[SavedStorage]:
-        """The storages that the backward still needs, of those saves: all, or from one number of saves to another."""
+        """The storages that the backward still needs, of all saves or of a range of them."""
         return [saved for ref in self._saved[begin:end] if (saved := ref()) is not None]
 
-    def _input(self, tensor: Tensor) -> SavedTensor:
-        """Keep what a record computes from, unless a record before it brings that back."""
+    def _save_input(self, tensor: Tensor) -> SavedTensor:
+        """Save an input of a record, unless an earlier record recomputes it."""
         known = self._ledger.find(address(tensor))
-        return self._keep(tensor) if known is None or known.on_device else SavedView(known, tensor)
+        return self._save(tensor) if known is None or known.on_device else SavedView(known, tensor)
 
-    def _keep(self, tensor: Tensor) -> SavedTensor:
-        kept = self._ledger.save(tensor)
-        if isinstance(kept, SavedStorage):
-            self._saved.append(weakref.ref(kept))
-        return kept
+    def _save(self, tensor: Tensor) -> SavedTensor:
+        saved = self._ledger.save(tensor)
+        if isinstance(saved, SavedStorage):
+            self._saved.append(weakref.ref(saved))
+        return saved
 
     def _pack(self, tensor: Tensor) -> SavedTensor:
         if self._recording is not None and self._recording.makes(self._ledger, tensor):
             return self._recording.pack(self._ledger, tensor)
-        return self._keep(tensor)
+        return self._save(tensor)
 
 
 class _Record:
-    """One operator that runs again: its inputs, and what it makes that the backward asks for."""
+    """One recomputed operator: its inputs, and those of its results and internals that the backward may need."""
 
     def __init__(
         self, function: Function, inputs: list[SavedTensor], requires_grad: list[bool], put_back: PutBack
@@ -140,49 +140,49 @@ class _Record:
         return any(ref is not None and ref() is not None for ref in (*self._packs, *self._results))
 
     def makes(self, ledger: Ledger, tensor: Tensor) -> bool:
-        """Tell whether a tensor saved while the operator runs is a result or internal of it, not an input."""
-        at = address(tensor)
-        known = ledger.find(at)
-        mine = known is None or any(ref is not None and ref() is known for ref in self._packs)
-        if ledger.excludes(tensor) or not mine:
+        """Tell whether a tensor that is saved while the operator runs is a result or internal, not an input."""
+        data_ptr = address(tensor)
+        known = ledger.find(data_ptr)
+        is_local = known is None or any(ref is not None and ref() is known for ref in self._packs)
+        if ledger.excludes(tensor) or not is_local:
             self._packs.append(None)
             return False
         return True
 
     def pack(self, ledger: Ledger, tensor: Tensor) -> SavedView:
-        """Stand for such a tensor without holding it."""
-        at = address(tensor)
-        known = ledger.find(at)
+        """Replace a result or internal by an empty saved storage."""
+        data_ptr = address(tensor)
+        known = ledger.find(data_ptr)
         if known is None:
-            known = ledger.expect(at)
+            known = ledger.expect(data_ptr)
             self._internals.append(tensor.detach())
         self._packs.append(weakref.ref(known))
         known.transient = False
         return SavedView(known, tensor)
 
     def expect_results(self, ledger: Ledger, results: list[Tensor]) -> list[tuple[Tensor, SavedStorage]]:
-        """The operator has run: note its results, and forget the addresses of its internals."""
+        """Register the operator's results, and unregister its internals."""
         expected: dict[int, tuple[Tensor, SavedStorage]] = {}
         for result in results:
-            at = address(result)
-            known = ledger.find(at)
+            data_ptr = address(result)
+            known = ledger.find(data_ptr)
             if known is None and not ledger.excludes(result):
-                known = ledger.expect(at)
+                known = ledger.expect(data_ptr)
             if known is None or known.on_device:
                 self._results.append(None)
             else:
                 self._results.append(weakref.ref(known))
-                expected[at] = result.detach(), known
+                expected[data_ptr] = result.detach(), known
         for internal in self._internals:
-            at = address(internal)
-            saved = ledger.find(at)
-            if saved is not None and at not in expected:
-                ledger.forget(at, saved)
+            data_ptr = address(internal)
+            saved = ledger.find(data_ptr)
+            if saved is not None and data_ptr not in expected:
+                ledger.unregister(data_ptr, saved)
         self._internals.clear()
         return list(expected.values())
 
     def replay(self) -> None:
-        """Run again, and hold what is missing."""
+        """Run the operator again, and fill the storages that are needed."""
         if not self.needed:
             return
         packs = iter(self._packs)
@@ -191,7 +191,7 @@ class _Record:
             _fill(next(packs), tensor)
 
         inputs = [unpack(k).detach().requires_grad_(r) for k, r in zip(self._inputs, self._requires_grad, strict=True)]
-        with torch.enable_grad(), saved_tensors_hooks(fill, _never), self._put_back():
+        with torch.enable_grad(), saved_tensors_hooks(fill, _no_backward), self._put_back():
             results = _tensors(self._function(*inputs))
         for ref, result in zip(self._results, results, strict=True):
             _fill(ref, result)
@@ -203,7 +203,7 @@ def _fill(ref: weakref.ref[SavedStorage] | None, tensor: Tensor) -> None:
         saved.save(tensor.untyped_storage(), address(tensor))
 
 
-def _never(_: object) -> Tensor:
+def _no_backward(_: object) -> Tensor:
     raise AssertionError("a recomputation has no backward of its own")
 
 

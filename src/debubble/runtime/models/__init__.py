@@ -1,1 +1,1 @@
-"""The models that the runtime builds: units of its own families, transformers' own modules, and a user's."""
+"""The models that the runtime builds: debubble's own units, transformers' modules, and the user's modules."""

@@ -1,7 +1,6 @@
-"""Builds stages from a Hugging Face config, with weights that no partition changes.
+"""Builds stages from a Hugging Face config, with initial weights that do not depend on the partition.
 
-Every parameter is initialised from the seed and its own Hugging Face name, so any stage on any rank gets the values
-that the whole model has.
+Every parameter is initialised from the seed and its Hugging Face name.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from debubble.runtime.models.units import Head, UnitModule
 def build_stage(
     hf_config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> list[UnitModule]:
-    """The units of one stage."""
+    """Build the units of one stage."""
     config = ModelConfig.from_hf(hf_config)
     if config.whole_layers:
         return [*build_hf_stage(hf_config, units, seed=seed, dtype=dtype)]
     check_units(config)
     built = [_empty_unit(config, unit).to(dtype) for unit in units]
-    # A parameter's numbers come one after another from its own generator: cores are used by many parameters at once.
+    # A parameter's random numbers are sequential, from its own generator: parameters are initialised in parallel.
     named = [named for unit in built for named in unit.hf_parameters().items()]
     with ThreadPoolExecutor(own_cores()) as pool:
-        list(pool.map(lambda one: initialise(one[1], one[0], config, seed=seed), named))
+        list(pool.map(lambda item: initialise(item[1], item[0], config, seed=seed), named))
     return built
 
 
 def empty_parameters(hf_config: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """All parameters and constants of a model by their Hugging Face names, on the meta device."""
+    """All parameters and constants of a model by Hugging Face name, on the meta device."""
     config = ModelConfig.from_hf(hf_config)
     if config.whole_layers:
         state: Mapping[str, Tensor] = on_meta(hf_config).state_dict()
@@ -65,7 +64,7 @@ def add_adapters(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Freeze the units, and give them adapters with their initial weights."""
+    """Freeze the units, and add adapters with initial weights."""
     adapt(units, adapters)
     for name, parameter in ((n, p) for unit in units for n, p in unit.hf_parameters().items() if is_adapter(n)):
         parameter.data = parameter.data.to(dtype)
@@ -103,8 +102,8 @@ def _mlp(config: ModelConfig, layer: int) -> UnitModule:
 def initialise(parameter: Tensor, name: str, config: ModelConfig, *, seed: int) -> None:
     """Initialise as Hugging Face does: matrices normal, biases zero, norms one, GPT-2's residual projections scaled.
 
-    What norms add to their weights counts towards that one; the padding token's row is zero.
-    Adapters start as peft's do: A as torch's linear layers, B at zero.
+    Norms with an offset start at 1 - offset, and the padding token's row at zero.  Adapters start as peft's: A as
+    torch's linear layers, B at zero.
     """
     with torch.no_grad():
         if name.endswith("bias") or ".lora_B." in name:
@@ -123,7 +122,7 @@ def initialise(parameter: Tensor, name: str, config: ModelConfig, *, seed: int) 
                 drawn.uniform_(-bound, bound, generator=generator)
             else:
                 drawn.normal_(0, deviation, generator=generator)
-            # Drawn in fp32 whatever the dtype, so that runs in other precisions start alike.
+            # Drawn in fp32 for any dtype, so that runs in all precisions start from the same values.
             if config.padding is not None and source == TABLE[config.is_gpt2]:
                 drawn[config.padding] = 0.0
             parameter.copy_(drawn)

@@ -1,8 +1,8 @@
 """`torch.compile` for the units of a device.
 
-Units of our own call operators one by one, as plans recompute them, and leave the weight gradients of linear layers to
-W.  So what is compiled are the functions between linear layers, each once for all layers.  Modules of transformers and
-of the user are compiled whole; those that are alike share a graph.
+debubble's own units call operators one by one, for recomputation, and defer the weight gradients of linear layers to W.
+So the functions between linear layers are compiled, each once for all layers.  Modules of transformers and of the user
+are compiled whole; equal ones share a graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 
 
 class Compiler:
-    """Compiles functions, each once, with one of the backends of `torch.compile`."""
+    """Compiles functions, each once, with a backend of `torch.compile`."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -42,19 +42,19 @@ class Compiler:
 
 
 def untraced_hooks() -> AbstractContextManager[None]:
-    """A context in which `torch.compile` leaves alone the hooks that are given the tensors that autograd saves."""
+    """Context in which `torch.compile` does not trace the saved-tensor hooks."""
     hooks = saved_tensor_hooks()
     return nullcontext() if hooks is None else saved_tensors_hooks(*map(torch.compiler.disable, hooks))
 
 
-def compiler_of(wanted: bool | str, plan: Plan) -> Compiler | None:
-    """The compiler of a plan's units, with torch's usual backend or the one that is named; None: they are not compiled.
+def compiler_of(compile: bool | str, plan: Plan) -> Compiler | None:
+    """The compiler of a plan's units, with the default or the named backend; None: they are not compiled.
 
-    Raises InputError if a module that is compiled whole cannot run the plan, or torch has no such backend.
+    Raises InputError if modules that are compiled whole cannot run the plan, or torch has no such backend.
     """
-    if wanted is False:
+    if compile is False:
         return None
-    backend = "inductor" if wanted is True else wanted
+    backend = "inductor" if compile is True else compile
     if backend not in torch.compiler.list_backends(exclude_tags=()):
         raise InputError(f"torch.compile has no backend '{backend}': see torch.compiler.list_backends().")
     if plan.model is None or plan.model.whole_layers:

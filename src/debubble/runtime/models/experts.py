@@ -1,8 +1,8 @@
-"""The mixture of experts that Mixtral and Qwen3-MoE have instead of an MLP: every token passes through a few of many.
+"""The mixture-of-experts MLP of Mixtral and Qwen3-MoE.
 
-A token's row is copied once per expert that it goes to; rows are sorted by expert, so that each expert's are a slice.
-Ranks may divide the experts among them: then rows travel between sorting and computing, and back.
-Permutations and sums over a token's experts have a fixed order: the same run gives the same bits.
+A token's row is copied once per chosen expert, and rows are sorted by expert.  With expert parallelism an all-to-all
+follows the sorting, and another one the computation.  Permutations and sums over a token's experts have a fixed order,
+so results are deterministic.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from debubble.runtime.models.units import MicroBatch, norm, residual
 from debubble.runtime.operators import Deferring, Linear, WeightGradStore, call, run_gradient_hooks, widen
 
 
-class _Grouped(Function):
-    """Every expert's rows [rows, in] times its own W^T, for W of [experts, out, in]; `sizes`: rows per expert."""
+class _GroupedLinear(Function):
+    """Grouped product: rows [rows, in], `sizes` per expert, times their expert's W^T, for W of [experts, out, in]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: list[int], weight_grads: WeightGradStore) -> Tensor:
         ctx.save_for_backward(x if weight.requires_grad else None)
         ctx.weight, ctx.sizes, ctx.weight_grads = weight, sizes, weight_grads
-        return _each(x, weight.transpose(1, 2), sizes)
+        return _grouped_mm(x, weight.transpose(1, 2), sizes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gy,), (x,) = gradients, ctx.saved_tensors
         weight, sizes = ctx.weight, ctx.sizes
-        gx = _each(gy, weight, sizes) if ctx.needs_input_grad[0] else None
+        gx = _grouped_mm(gy, weight, sizes) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return gx, None, None, None
         ctx.weight_grads.put(partial(_accumulate, weight, sizes), x, gy)
         return gx, None, None, None
 
 
-def _each(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
-    """Rows of [rows, in] times their expert's matrix of [experts, in, out]."""
+def _grouped_mm(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+    """Rows [rows, in], sorted by expert, times their expert's matrix of [experts, in, out]."""
     y = x.new_empty(len(x), weight.shape[2])
     for rows, matrix, result in zip(torch.split(x, sizes), weight, torch.split(y, sizes), strict=True):
         product(rows, matrix, out=result)
@@ -55,7 +55,7 @@ def _each(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
 
 
 def _accumulate(weight: Tensor, sizes: list[int], x: Tensor, gy: Tensor) -> None:
-    """Add to the gradient of every expert that has rows."""
+    """Add to the weight gradients of the experts that have rows."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     for rows, gradients, total in zip(torch.split(x, sizes), torch.split(gy, sizes), weight.grad, strict=True):
@@ -65,7 +65,7 @@ def _accumulate(weight: Tensor, sizes: list[int], x: Tensor, gy: Tensor) -> None
 
 
 class _ExpertWeights(Deferring):
-    """All experts of a layer: gate and up projections as one parameter, down projections as another."""
+    """All experts of a layer: one parameter for gate and up projections, one for down projections."""
 
     def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
@@ -73,10 +73,10 @@ class _ExpertWeights(Deferring):
         self.down_proj = nn.Parameter(torch.empty(experts.count, config.hidden, experts.ffn))
 
     def gate_and_up(self, x: Tensor, *, sizes: list[int]) -> Tensor:
-        return call(_Grouped, x, self.gate_up_proj, sizes, self.weight_grads)
+        return call(_GroupedLinear, x, self.gate_up_proj, sizes, self.weight_grads)
 
     def down(self, x: Tensor, *, sizes: list[int]) -> Tensor:
-        return call(_Grouped, x, self.down_proj, sizes, self.weight_grads)
+        return call(_GroupedLinear, x, self.down_proj, sizes, self.weight_grads)
 
 
 class _Mixture(nn.Module):
@@ -117,16 +117,16 @@ class MoeMlp(GatedUnit):
         return residual(x, y.view_as(x), op)
 
     def cuts(self) -> Mapping[str, Cut]:
-        """Divide every expert's inner dimension among the ranks; routers and norms stay whole."""
+        """Cuts of every expert's inner dimension; routers and norms are replicated."""
         inner = self.experts.ffn
         return {"mlp.experts.gate_up_proj": Cut(1, 2 * inner, fused=2), "mlp.experts.down_proj": Cut(2, inner)}
 
     def expert_cuts(self) -> Mapping[str, Cut]:
-        """Divide the experts among the ranks."""
+        """Cuts by experts."""
         return dict.fromkeys(("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), Cut(0, self.experts.count))
 
     def _route(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose every token's experts: their weights and indices [tokens, per_token], and all probabilities."""
+        """Route tokens: the weights and indices of their experts [tokens, per_token], and all probabilities."""
         probabilities = widen(self.mlp.gate(h)).softmax(-1)
         weights, chosen = probabilities.topk(self.experts.per_token)
         if self.experts.renormalised:
@@ -134,14 +134,14 @@ class MoeMlp(GatedUnit):
         return weights.to(h.dtype), chosen, probabilities
 
     def _dispatch(self, exchange: TokenExchange, h: Tensor, order: Tensor, *arrived: Tensor) -> Tensor:
-        """A row for every token and expert, sorted by expert, where the expert is."""
+        """A row per token and chosen expert, sorted by expert, on the expert's rank."""
         rows = self.group.copy_to_group(h).repeat_interleave(self.experts.per_token, 0).index_select(0, order)
         return exchange.dispatch(rows, *arrived)
 
     def _combine(
         self, exchange: TokenExchange, rows: Tensor, weights: Tensor, order: Tensor, *arrived: Tensor
     ) -> Tensor:
-        """The weighted sum of every token's rows, where the token is."""
+        """The weighted sum of every token's rows, on the token's rank."""
         results = exchange.combine(rows, *arrived).index_select(0, inverse(order)).view(*weights.shape, -1)
         return self.group.reduce_from_group(
             torch.bmm(self.group.copy_to_group(weights).unsqueeze(1), results).squeeze(1)

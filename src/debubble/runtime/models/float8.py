@@ -1,4 +1,4 @@
-"""The products of linear layers in 8 bits, through torchao.
+"""8-bit products of linear layers, through torchao.
 
 Source: Micikevicius et al., FP8 formats for deep learning, arXiv:2209.05433: inputs and weights in e4m3, gradients in
 e5m2.  Every factor is scaled by its largest value, as torchao's `Float8Linear` does by default.
@@ -19,16 +19,16 @@ from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import Products, add_gradient
 
 ALIGNMENT = 16
-"""Sizes that 8-bit products take are multiples of it; other layers compute as they did."""
-FIRST_CAPABILITY = (8, 9)
-"""The first GPUs with 8-bit products: Ada and Hopper."""
+"""Sizes of 8-bit products must be multiples of this; other layers stay in the run's dtype."""
+MIN_CAPABILITY = (8, 9)
+"""Lowest compute capability with 8-bit products: Ada, then Hopper."""
 
 
 class Float8Products(Products):
-    """The three products of a linear layer.
+    """The three products of a linear layer in 8 bits.
 
     Args:
-        emulated: Round factors to 8 bits and multiply them as they are: slow, the same numbers on any device.
+        emulated: Round factors to 8 bits and multiply them in the run's dtype: slow, but possible on any device.
     """
 
     def __init__(self, *, emulated: bool) -> None:
@@ -73,12 +73,12 @@ class Float8Products(Products):
         return rounded
 
 
-def float8_of(wanted: bool | Literal["emulated"], plan: Plan, on: torch.device) -> Float8Products | None:
-    """The products in 8 bits of a plan's linear layers; None if they are not wanted.
+def float8_of(fp8: bool | Literal["emulated"], plan: Plan, on: torch.device) -> Float8Products | None:
+    """The 8-bit products of a plan's linear layers; None without fp8.
 
-    Raises InputError with one sentence if the plan's units, this machine or the device have no such products.
+    Raises InputError if the plan's units, this machine or the device do not support them.
     """
-    if wanted is False:
+    if fp8 is False:
         return None
     if plan.model is None or plan.model.whole_layers:
         raise InputError(
@@ -89,13 +89,13 @@ def float8_of(wanted: bool | Literal["emulated"], plan: Plan, on: torch.device) 
         raise InputError("fp8 multiplies weights of the run's dtype: train in bf16 next to quantised ones.")
     if find_spec("torchao") is None:
         raise InputError("fp8 needs torchao: install the package torchao, or train in bf16.")
-    if wanted is True and not (on.type == "cuda" and torch.cuda.get_device_capability(on) >= FIRST_CAPABILITY):
+    if fp8 is True and not (on.type == "cuda" and torch.cuda.get_device_capability(on) >= MIN_CAPABILITY):
         raise InputError(f"fp8 needs a GPU that multiplies in 8 bits (Ada, Hopper or newer), not {on.type}: use bf16.")
-    return Float8Products(emulated=wanted == "emulated")
+    return Float8Products(emulated=fp8 == "emulated")
 
 
 def multiply_in_float8(units: Iterable[UnitModule], products: Float8Products) -> None:
-    """Let the linear layers of half-layers multiply in 8 bits: not the head's, routers', experts' or adapters'."""
+    """Make the linear layers of half-layers multiply in 8 bits, except head, routers, experts and adapters."""
     for unit in units:
         for layer in unit.linear_layers():
             if not any(size % ALIGNMENT for size in layer.weight.shape):

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention.core import attention
-from debubble.runtime.models.attention.slices import LayerSlice, own_storage
+from debubble.runtime.models.attention.slices import LayerSlice, on_exact_storage
 from debubble.runtime.models.loss import embed
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm, residual
 from debubble.runtime.operators import Linear, activation, look_up
 
 
 class Gpt2Embedding(UnitModule):
-    """The table's rows of the tokens, plus those of their positions."""
+    """Token embeddings plus learned position embeddings."""
 
     prefix = "transformer."
     columns = ("wte",)
@@ -72,7 +72,7 @@ class Gpt2Attention(UnitModule):
         p = self.config.attention_dropout if self.training else 0.0
         core = partial(
             attention, documents=micro_batch.documents, dropout=p, seed=self.seed(micro_batch, 0),
-            first_head=self.group.part * q.shape[1], context=self.context, layer=layer,
+            first_head=self.group.group_rank * q.shape[1], context=self.context, layer=layer,
         )  # fmt: skip
         y = op("output", partial(self.group.row_parallel, layer=self.attn.c_proj), op("core", core, q, k, v))
         return residual(x, self.drop(y, self.config.residual_dropout, micro_batch, op, 1), op)
@@ -80,7 +80,7 @@ class Gpt2Attention(UnitModule):
     def _project(self, h: Tensor, layer: LayerSlice | None) -> tuple[Tensor, ...]:
         (qkv,) = self.group.column_parallel(h, [self.attn.c_attn])
         q, k, v = qkv.view(*qkv.shape[:-1], 3, -1, self.config.head_dim).transpose(1, 3).unbind(2)
-        return (q, k, v) if layer is None else (own_storage(q), *layer.keep(k, v))
+        return (q, k, v) if layer is None else (on_exact_storage(q), *layer.save(k, v))
 
 
 class _Gpt2Mlp(nn.Module):

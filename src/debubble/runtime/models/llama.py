@@ -1,4 +1,4 @@
-"""The units of Llama and the families that differ from it in a few things: Mistral, Qwen, Gemma."""
+"""The units of Llama and similar families: Mistral, Qwen, Gemma."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from debubble.runtime.operators import GatedProduct, Linear, RMSNorm, activation
 
 
 class LlamaEmbedding(UnitModule):
-    """The table's rows of the tokens, scaled in some families."""
+    """Token embeddings, scaled in some families."""
 
     prefix = "model."
     columns = ("embed_tokens",)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        # Without a weight, `nn.Embedding` would draw one from torch's global generator.
+        # Without `_weight`, `nn.Embedding` would draw from torch's global generator.
         empty = torch.empty(config.vocab, config.hidden)
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden, config.padding, _weight=empty)
         self.scale = config.embedding_scale
@@ -39,7 +39,7 @@ class LlamaEmbedding(UnitModule):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         y = embed(tokens, self.embed_tokens, self.group)
-        # The models were trained with the scale in the run's dtype.
+        # As in pretraining, the scale is rounded to the run's dtype.
         return y if self.scale == 1 else y * float(torch.tensor(self.scale, dtype=torch.float32).to(y.dtype))
 
 
@@ -57,7 +57,7 @@ class _Projections(nn.Module):
 
 
 class LlamaAttention(UnitModule):
-    """x + o(core(rotate(q(n)), rotate(k(n)), v(n))) with n = norm(x); Gemma 2 and 3 norm the summand too."""
+    """x + o(core(rotate(q(n)), rotate(k(n)), v(n))) with n = norm(x); Gemma 2 and 3 normalise the summand too."""
 
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     rows = ("self_attn.o_proj",)
@@ -85,7 +85,7 @@ class LlamaAttention(UnitModule):
             attention, scale=config.attention_scale, window=self.layer.window, documents=micro_batch.documents,
             cap=config.attention_cap,
             dropout=config.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
-            first_head=self.group.part * q.shape[1], context=self.context, layer=layer,
+            first_head=self.group.group_rank * q.shape[1], context=self.context, layer=layer,
         )  # fmt: skip
         y = op("output", partial(self.group.row_parallel, layer=self.self_attn.o_proj), op("core", core, q, k, v))
         if self.post_attention_layernorm is not None:
@@ -103,7 +103,7 @@ class LlamaAttention(UnitModule):
         table = self._rotary(h, positions, first)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         q, k = (self.rotate(t, *table) for t in (q, k))
-        return q, *((k, v) if layer is None else layer.keep(k, v))
+        return q, *((k, v) if layer is None else layer.save(k, v))
 
     def compile_functions(self, compiled: Compiler) -> None:
         """Compile norms and rotations."""
@@ -112,14 +112,14 @@ class LlamaAttention(UnitModule):
 
     @torch.no_grad()
     def _rotary(self, h: Tensor, positions: Tensor | None, first: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the positions, which count from the `first` on unless they are given; such are kept."""
+        """Cosine and sine of the positions; the table of consecutive ones, from `first`, is cached."""
         assert self.layer.rope is not None
         if positions is not None:
             return rotary_table(self.layer.rope, self.config.head_dim, positions[:, None], h)
         table, length = self._table, first + h.shape[1]
         if table is None or len(table[0]) < length or table[0].dtype != h.dtype or table[0].device != h.device:
-            usual = torch.arange(length, device=h.device)
-            self._table = table = rotary_table(self.layer.rope, self.config.head_dim, usual, h)
+            consecutive = torch.arange(length, device=h.device)
+            self._table = table = rotary_table(self.layer.rope, self.config.head_dim, consecutive, h)
         return table[0][first:length], table[1][first:length]
 
 
@@ -140,7 +140,7 @@ class GatedUnit(UnitModule):
         self.gated: Callable[[Tensor, Tensor], Tensor] = partial(GatedProduct.apply, self.activation)
 
     def product(self, gate: Tensor, up: Tensor, op: Operators) -> Tensor:
-        """Compute activation(gate) up, as one operator that keeps gate and up alone."""
+        """Compute activation(gate) up, as one operator that saves gate and up only."""
         y: Tensor = op("multiply", self.gated, gate, up)
         return y
 
@@ -169,7 +169,7 @@ class LlamaMlp(GatedUnit):
         return residual(x, self.body(h, op), op)
 
     def body(self, h: Tensor, op: Operators) -> Tensor:
-        """The gated MLP alone, without norm and residual addition."""
+        """The gated MLP without norm and residual addition."""
         gate, up = op(
             "projections", partial(self.group.column_parallel, layers=[self.mlp.gate_proj, self.mlp.up_proj]), h
         )
@@ -178,7 +178,7 @@ class LlamaMlp(GatedUnit):
 
 
 class GemmaMlp(LlamaMlp):
-    """x + norm(down(activation(gate(n)) up(n))) with n = norm(x) (Gemma 2 and 3); the norms have names of their own."""
+    """x + norm(down(activation(gate(n)) up(n))) with n = norm(x) (Gemma 2 and 3), whose norms have other names."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)

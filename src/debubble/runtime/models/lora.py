@@ -1,7 +1,7 @@
-"""Low-rank adapters of frozen linear layers (LoRA, Hu et al., ICLR 2022), named and saved as peft does.
+"""Low-rank adapters of frozen linear layers (LoRA, Hu et al., ICLR 2022), with peft's names and files.
 
-A linear layer y = W x becomes W x + scaling B A x, of which only A and B are trained.  peft's own layers are not used:
-their weight gradients come with those of their inputs, so that no backward could be split.
+A linear layer y = W x becomes W x + scaling B A x, of which only A and B are trained.  peft's layers are not used, as
+they compute weight gradients with input gradients, which would rule out split backwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import Linear
 
 PREFIX = "base_model.model."
-"""Prefix that peft puts before a parameter's Hugging Face name."""
+"""peft's prefix of a parameter's Hugging Face name."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -30,10 +30,12 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """The adapters of a model's linear layers, by Hugging Face name, and peft's config of them."""
+    """The adapters of a model's linear layers."""
 
-    of: Mapping[str, Adapter]
+    by_layer: Mapping[str, Adapter]
+    """Hugging Face name of the layer -> its adapter."""
     config: Mapping[str, Any]
+    """peft's config."""
 
 
 def is_adapter(name: str) -> bool:
@@ -43,27 +45,27 @@ def is_adapter(name: str) -> bool:
 
 _ATTENTION = ("k_proj", "o_proj", "q_proj", "v_proj")
 _TARGETS = {"gpt2": ("c_attn", "c_fc", "c_proj"), "mixtral": _ATTENTION, "qwen3_moe": _ATTENTION}
-"""The linear layers of each family's half-layers; of mixtures of experts, attention's."""
+"""Linear layers with adapters, by family; with experts, those of attention."""
 
 
 def new_adapters(units: Iterable[UnitModule], family: str, *, rank: int) -> Adapters:
-    """Adapters on every linear layer of the half-layers but routers, with alpha = 2 rank (they are scaled by 2)."""
+    """Adapters on every linear layer of the half-layers except routers, with alpha = 2 rank (a scaling of 2)."""
     targets = _TARGETS.get(family, (*_ATTENTION, "down_proj", "gate_proj", "up_proj"))
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0,
         "bias": "none", "target_modules": list(targets), "fan_in_fan_out": family == "gpt2", "inference_mode": True,
     }  # fmt: skip
-    found = [
+    layers = [
         unit.prefix + name
         for unit in units
         for name, module in unit.named_modules()
         if isinstance(module, Linear) and name.rpartition(".")[2] in targets
     ]
-    return Adapters(of=dict.fromkeys(found, Adapter(rank, 2.0)), config=config)
+    return Adapters(by_layer=dict.fromkeys(layers, Adapter(rank, 2.0)), config=config)
 
 
-def given_adapters(model: Any) -> Adapters | None:
-    """The adapters of a PeftModel; None for another model.  Raises InputError for kinds that the runtime lacks."""
+def peft_adapters(model: Any) -> Adapters | None:
+    """The adapters of a PeftModel; None for another model.  Raises InputError for unsupported kinds."""
     if not hasattr(model, "peft_config"):
         return None
     active: str = model.active_adapter
@@ -72,35 +74,35 @@ def given_adapters(model: Any) -> Adapters | None:
         raise InputError(f"The runtime trains adapters of peft's type LORA, not {config.peft_type}.")
     unknown = [name for name in ("use_dora", "modules_to_save", "target_parameters") if getattr(config, name, None)]
     if unknown or config.bias != "none" or config.lora_dropout:
-        what = unknown[0] if unknown else "lora_dropout" if config.lora_dropout else "bias"
-        raise InputError(f"The runtime has plain LoRA alone: leave out '{what}' of the adapters' config.")
-    of = {
+        entry = unknown[0] if unknown else "lora_dropout" if config.lora_dropout else "bias"
+        raise InputError(f"The runtime has plain LoRA alone: leave out '{entry}' of the adapters' config.")
+    by_layer = {
         plain_name(name): Adapter(module.r[active], module.scaling[active])
         for name, module in model.named_modules()
         if any(active in getattr(module, kind, {}) for kind in ("lora_A", "lora_embedding_A"))
     }
     content = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
-    return Adapters(of=of, config=json.loads(json.dumps({**content, "inference_mode": True}, default=str)))
+    return Adapters(by_layer=by_layer, config=json.loads(json.dumps({**content, "inference_mode": True}, default=str)))
 
 
 def plain_name(name: str) -> str:
-    """The Hugging Face name that a PeftModel's stands for; other names stay as they are."""
+    """The Hugging Face name of a PeftModel's parameter; other names are returned unchanged."""
     name = name.removeprefix(PREFIX).replace(".base_layer", "")
-    for part in (".lora_A.", ".lora_B."):
-        before, found, after = name.partition(part)
-        if found:
-            # In memory, an adapter's name stands before the parameter's.
-            return f"{before}{part}{after.rpartition('.')[2]}"
+    for infix in (".lora_A.", ".lora_B."):
+        layer, matched, suffix = name.partition(infix)
+        if matched:
+            # In memory, the suffix is the adapter's name, then the parameter's.
+            return f"{layer}{infix}{suffix.rpartition('.')[2]}"
     return name
 
 
 def adapt(units: Iterable[UnitModule], adapters: Adapters) -> None:
-    """Freeze the units, and give their linear layers the adapters that they are to have, not yet initialised."""
+    """Freeze the units, and add adapters to their linear layers, uninitialised."""
     for unit in units:
         for parameter in unit.parameters():
             parameter.requires_grad_(False)
         for name, module in list(unit.named_modules()):
-            adapter = adapters.of.get(unit.prefix + name)
+            adapter = adapters.by_layer.get(unit.prefix + name)
             if adapter is not None:
                 if not isinstance(module, Linear):
                     raise InputError(f"'{unit.prefix + name}' is no linear layer, and only such can have an adapter.")

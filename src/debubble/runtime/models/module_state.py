@@ -1,8 +1,7 @@
 """The state that a module's result depends on besides input and parameters: random generators and buffers.
 
-Random numbers follow from the micro-batch, whoever draws them: while a module runs, torch's generators have the
-micro-batch's seed.  A recomputation finds Python's and numpy's generators, and buffers that the forward has changed, as
-the forward found them, and leaves them as they were.
+While a module runs, torch's generators have a seed of the micro-batch.  A recomputation temporarily restores Python's
+and numpy's generators, and buffers that the forward has changed, to their state before the forward.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from torch import Tensor, nn
 from debubble.ir import InputError
 
 CHECKED_CALLS = 4
-"""Calls of a module whose recomputation is compared with the forward: state is found by the first ones."""
+"""Number of first calls of a module whose recomputation is compared with the forward."""
 TOLERANCE = 1e-2
-"""Largest difference of a recomputation, relative to the result's norm: rounding in bf16 remains below it."""
+"""Largest difference of a recomputation, relative to the result's norm; rounding in bf16 is below it."""
 
-_GENERATORS = threading.RLock()  # ranks that are threads have them together
+_GENERATORS = threading.RLock()  # ranks that are threads share them
 
 
-class seeded:  # noqa: N801 - a context like torch.no_grad, entered for every call of a module: a class takes half
-    """The context in which torch's random numbers follow from a seed; its generators are as they were afterwards."""
+class seeded:  # noqa: N801 - a context like torch.no_grad; a class takes half the time of a generator
+    """Context in which torch's generators have a seed; their state is restored afterwards."""
 
     __slots__ = ("_generators", "_seed", "_states")
 
@@ -63,11 +62,11 @@ class ModuleState:
             if buffer is not None
         ]
         self._changed: set[str] | None = None
-        """Names of the buffers that a forward changes; None: no forward has run."""
+        """Names of the buffers that a forward changes; None before the first forward."""
         self._unchecked = CHECKED_CALLS
 
     def remember(self) -> ModuleMemory:
-        """Note the state before a forward."""
+        """Save the state before a forward."""
         buffers = []
         for path, owner, name in self._buffers:
             buffer = owner._buffers[name]
@@ -83,10 +82,10 @@ class ModuleState:
         )
 
     def learn(self, buffers: list[_Buffer]) -> None:
-        """Note which buffers a forward has changed.
+        """Record which buffers a forward has changed.
 
         Raises:
-            InputError: It has changed one that the first forward did not.
+            InputError: It has changed a buffer that the first forward did not change.
         """
         changed = {buffer.name for buffer in buffers if buffer.changed}
         if self._changed is None:
@@ -97,10 +96,10 @@ class ModuleState:
                 " let the plan recompute nothing there."
             )
 
-    def check(self, first: Tensor, again: Tensor) -> None:
+    def check(self, first: Tensor, recomputed: Tensor) -> None:
         """Compare the fingerprints of a forward and of its recomputation; raises InputError if they differ."""
-        # NaN is a result as any other.
-        if not torch.allclose(first[0], again[0], rtol=0, atol=TOLERANCE * float(first[1]), equal_nan=True):
+        # NaN is a valid result.
+        if not torch.allclose(first[0], recomputed[0], rtol=0, atol=TOLERANCE * float(first[1]), equal_nan=True):
             raise InputError(
                 f"{self._name} computes something else when it is called again with the same input, generators and"
                 " buffers, so it cannot be recomputed: let the plan recompute nothing there, or make what its forward"
@@ -110,7 +109,7 @@ class ModuleState:
 
 @dataclass
 class _Buffer:
-    """A buffer as a forward finds it."""
+    """A buffer before a forward."""
 
     name: str
     owner: nn.Module
@@ -121,7 +120,7 @@ class _Buffer:
 
     @property
     def changed(self) -> bool:
-        """True if it has changed since; some kernels write without telling, which the values show."""
+        """True if it has changed since; values are compared, as some kernels do not increment the version."""
         now = self.owner._buffers[self.attribute]
         if now is None or now is not self.tensor or now._version != self.version:
             return True
@@ -130,7 +129,7 @@ class _Buffer:
 
 @dataclass
 class ModuleMemory:
-    """The state that one forward found."""
+    """The state before one forward."""
 
     _state: ModuleState
     _buffers: list[_Buffer]
@@ -142,7 +141,7 @@ class ModuleMemory:
     _ran: bool = field(default=False)
 
     def end_run(self, result: Tensor) -> None:
-        """Note what the forward has changed; compare what a recomputation computes with it."""
+        """After the forward, record what it changed; after a recomputation, compare the results."""
         if not self._ran:
             self._ran = True
             self._state.learn(self._buffers)
@@ -153,7 +152,7 @@ class ModuleMemory:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Enter the state that the forward found; leave the present one as it is."""
+        """Context with the state before the forward; restores the present state afterwards."""
         numpy = sys.modules.get("numpy") if self._numpy is not None else None
         present = [(b, b.owner._buffers[b.attribute]) for b in self._buffers]
         python_now, numpy_now = random.getstate(), None if numpy is None else numpy.random.get_state()
@@ -174,7 +173,7 @@ class ModuleMemory:
 
 @torch.no_grad()
 def _fingerprint(result: Tensor) -> Tensor:
-    """Two numbers of a result: its product with a wave, and its norm."""
+    """Two numbers that identify a result: its product with a sine wave, and its norm."""
     values = result.detach().flatten().double()
     wave = torch.arange(len(values), dtype=torch.float64, device=values.device).sin_()
     return torch.stack((values @ wave, values.norm()))

@@ -1,7 +1,7 @@
-"""A user's own model as units: a sequence of modules, each of which maps one tensor to one.
+"""A user's model as units: a sequence of modules, each of which maps one tensor to one.
 
-While a module runs, its linear layers are replaced by those that can leave their weight gradients for later, and its
-random numbers follow from the micro-batch: so backwards split, and no order of operations changes a mask.
+While a module runs, its linear layers can defer their weight gradients, for split backwards, and its random numbers are
+seeded by the micro-batch, so that masks do not depend on the order of operations.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from debubble.runtime.operators import Deferring, Multiplication, WeightGradStor
 from debubble.runtime.torch_internals import FakeTensorMode, saved_tensor_hooks
 
 LARGE_WEIGHT = 2**20
-"""Numbers of a weight from which on its gradient is added where it is to be, also where no backward is split.
+"""Minimum elements of a weight for which gradients are accumulated in place even if no backward is split.
 
-Those operators need no tensor of the weight's size per micro-batch, and take longer to call than torch's own.
+This needs no tensor of the weight's size per micro-batch, but has more overhead than torch's linear.
 """
 
 
 class ModuleUnit(UnitModule, Deferring):
-    """One module, called with one tensor."""
+    """A unit that calls one module with one tensor."""
 
     def __init__(self, module: nn.Module, *, prefix: str, salt: int) -> None:
         super().__init__()
@@ -53,28 +53,28 @@ class ModuleUnit(UnitModule, Deferring):
 
     @cached_property
     def state(self) -> ModuleState:
-        """The state of the module."""
+        """The module's state."""
         return ModuleState(self.module)
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
-        """Run the module as the single operator `module`; the last unit returns the loss if there are targets."""
+        """Run the module as one operator; the last unit returns the loss if there are targets."""
         seed, deferring = self.seed(micro_batch, 0), self.weight_grads.expected
         try:
             y: Tensor = op("module", _ModuleCall(self, seed, deferring), x)
         except _InputChangedError:
-            # The unit before may have saved it: from now on the module gets a copy.
+            # The unit before may have saved its output: from now on the module gets a copy.
             self._copies_input = True
             y = op("module", _ModuleCall(self, seed, deferring), x)
         return self.loss_of(y, micro_batch, op)
 
     def run(self, x: Tensor, seed: int, *, deferring: bool) -> Tensor:
-        """Call the module; its random numbers follow from the seed.
+        """Call the module with random numbers from the seed.
 
-        `deferring`: whether its linear layers can leave their weight gradients for later.
+        `deferring`: whether its linear layers defer their weight gradients.
         """
-        # Ranks that divide the module meet in it, and must not keep each other from the generators: it draws nothing.
+        # A tensor-parallel module draws no random numbers, and the lock of `seeded` would deadlock in its collectives.
         with seeded(seed, x.device) if self.group.size == 1 else nullcontext():
-            if not deferring and not self._has_own_operators:
+            if not deferring and not self._replaces_linear:
                 return self._call(x)
             with untraced_hooks() if self._is_compiled else _DeferredOperators(self.weight_grads):
                 return self._call(x)
@@ -94,17 +94,17 @@ class ModuleUnit(UnitModule, Deferring):
         return is_compiled(self.module)
 
     @cached_property
-    def _has_own_operators(self) -> bool:
-        """True if torch's own operators do not do, even if no backward is split."""
+    def _replaces_linear(self) -> bool:
+        """True if torch's linear does not suffice even if no backward is split."""
         return self._is_compiled or any(parameter.numel() >= LARGE_WEIGHT for parameter in self.module.parameters())
 
     def compile_functions(self, compiled: Compiler) -> None:
-        """Compile the whole module, unless the user has."""
+        """Compile the module, unless the user has compiled it."""
         if not is_compiled(self.module):
             self.module.compile(backend=compiled.backend)
 
     def hf_name(self, name: str) -> str:
-        """A parameter's Hugging Face name, from its name in this unit."""
+        """A parameter's Hugging Face name."""
         return self.prefix + name.removeprefix("module.")
 
 
@@ -114,7 +114,7 @@ class _InputChangedError(Exception):
 
 @dataclass
 class _ModuleCall:
-    """The call of a unit's module for one micro-batch, which may be repeated."""
+    """A repeatable call of a unit's module for one micro-batch."""
 
     unit: ModuleUnit
     seed: int
@@ -133,28 +133,27 @@ class _ModuleCall:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Tell whether `torch.compile` has made the module or a part of it: their operators cannot be replaced."""
+    """Tell whether the module or a submodule is compiled, so that its operators cannot be replaced."""
     return "torch._dynamo" in sys.modules and any(
-        hasattr(part, "dynamo_ctx") or part._compiled_call_impl is not None for part in module.modules()
+        hasattr(child, "dynamo_ctx") or child._compiled_call_impl is not None for child in module.modules()
     )
 
 
 def _without_compilation(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """A context in which compiled modules run as they were before."""
+    """Context in which compiled modules run eagerly."""
     return torch.compiler.set_stance("force_eager") if any(map(is_compiled, modules)) else nullcontext()
 
 
 class _DeferredOperators(TorchFunctionMode):
-    """The mode in which a module of the user's runs.
+    """The mode in which a user's module runs, which replaces linear layers by ones that can defer weight gradients.
 
-    `torch.utils.checkpoint` runs a part of it again in the backward, outside of the mode: that part has torch's own
-    operators.
+    Within `torch.utils.checkpoint`, whose recomputation runs outside of the mode, linear layers are not replaced.
     """
 
     def __init__(self, weight_grads: WeightGradStore) -> None:
         super().__init__()
         self._weight_grads = weight_grads
-        self._outside = _saving()
+        self._outside = _saving_mode()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is functional.linear:
@@ -162,26 +161,26 @@ class _DeferredOperators(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        # Of a weight that is computed, the gradient goes on to what it is computed from.
-        if isinstance(weight, nn.Parameter) and x.dim() > 1 and not self._runs_again:
+        # Computed weights are not replaced, as their gradients must flow on through autograd.
+        if isinstance(weight, nn.Parameter) and x.dim() > 1 and not self._is_checkpointed:
             (y,) = deferrable_linear(x, [Multiplication(weight, bias)], weight_grads=self._weight_grads)
             return y
         return functional.linear(x, weight, bias)
 
     @property
-    def _runs_again(self) -> bool:
-        """Tell whether this is a part that is checkpointed: it saves nothing, or by hooks of its own."""
-        return _saving() != self._outside
+    def _is_checkpointed(self) -> bool:
+        """True within a checkpointed region: it saves nothing, or by other hooks."""
+        return _saving_mode() != self._outside
 
 
-def _saving() -> tuple[bool, Any]:
-    """The way in which autograd saves tensors here: whether it does, and by which hooks."""
+def _saving_mode() -> tuple[bool, Any]:
+    """Whether autograd saves tensors here, and by which hooks."""
     return torch.is_grad_enabled(), saved_tensor_hooks()
 
 
 @dataclass(frozen=True)
 class Modules:
-    """The modules of a user's model, cut into a plan's stages."""
+    """The modules of a user's model, divided into a plan's stages."""
 
     modules: Sequence[nn.Module]
     plan: Plan
@@ -193,7 +192,7 @@ class Modules:
         return [ModuleUnit(self.modules[i], prefix=f"{i}.", salt=i) for i in range(bounds[stage], bounds[stage + 1])]
 
     def boundary(self, tokens: Tensor) -> tuple[int, ...]:
-        """The shape of what stages hand on for such an input.  Raises InputError if it differs between them."""
+        """The shape of activations between stages for an input.  Raises InputError if it differs between stages."""
         if tokens.shape not in self._shapes:
             self._shapes[tokens.shape] = self._boundary(tokens)
         return self._shapes[tokens.shape]
@@ -203,32 +202,31 @@ class Modules:
         return list(accumulate((len(units) for units in self.plan.partition), initial=0))
 
     def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
-        handed_on: set[tuple[int, ...]] = set()
+        shapes_between: set[tuple[int, ...]] = set()
         ends = self._bounds[1:-1]
-        # Fake tensors stand for those that modules hold besides parameters and buffers, too.
+        # Fake mode also replaces tensors of modules that are neither parameters nor buffers.
         with _without_compilation(self.modules), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             x = torch.empty_like(tokens)
             for index, module in enumerate(self.modules[: max(ends, default=0)]):
-                # Checkpointed modules warn of inputs without gradients.  To silence warnings here would race: Python's
-                # filters belong to the process, and ranks may be threads.
+                # Checkpointed modules warn of inputs without gradients, and warning filters are not thread-safe.
                 x.requires_grad_(x.is_floating_point())
                 tensors = dict(module.named_parameters()) | dict(module.named_buffers())
                 x = functional_call(module, {n: torch.empty_like(t, device=x.device) for n, t in tensors.items()}, (x,))
                 if index + 1 in ends:
-                    handed_on.add(tuple(x.shape))
-        if len(handed_on) > 1:
-            shapes = " and ".join(str(list(shape)) for shape in sorted(handed_on))
+                    shapes_between.add(tuple(x.shape))
+        if len(shapes_between) > 1:
+            shapes = " and ".join(str(list(shape)) for shape in sorted(shapes_between))
             raise InputError(
                 f"The plan's stages would hand on tensors of shapes {shapes}: cut where they are the same."
             )
-        return next(iter(handed_on), ())
+        return next(iter(shapes_between), ())
 
 
 def sequence_of(model: nn.Module | None, plan: Plan) -> Modules:
-    """The model as the units of a plan that was made for units or stages of given costs.
+    """The modules of a user's model, for a plan of measured units or stage costs.
 
-    It is an `nn.Sequential`, or has a method `pipeline_units` that returns its modules in order.  Raises InputError if
-    it does not fit the plan.
+    The model is an `nn.Sequential`, or has a method `pipeline_units` that returns its modules in order.  Raises
+    InputError if it does not fit the plan.
     """
     modules = None if model is None else modules_of(model)
     if modules is None:
@@ -248,16 +246,16 @@ def sequence_of(model: nn.Module | None, plan: Plan) -> Modules:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module] | None:
-    """The modules of a sequence in order; None if the model is no sequence of some."""
+    """The modules of a model in order; None if it is neither an `nn.Sequential` nor has `pipeline_units`."""
     units = getattr(model, "pipeline_units", None)
     if units is None and not isinstance(model, nn.Sequential):
         return None
-    # `children()` would name a module that is used twice once.
+    # `children()` would list a repeated module once.
     return list(model if units is None else units())  # type: ignore[arg-type]
 
 
 def _check_shared(sequence: Modules) -> None:
-    """Refuse parameters that two devices would each have a copy of."""
+    """Refuse parameters that are shared between devices."""
     users: dict[nn.Parameter, set[int]] = defaultdict(set)
     names: dict[nn.Parameter, str] = {}
     for stage, device in enumerate(sequence.plan.schedule.placement.device_of):

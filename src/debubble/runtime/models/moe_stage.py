@@ -1,4 +1,4 @@
-"""A stage of a mixture of experts, whose messages carry the routers' auxiliary loss along."""
+"""A stage with routers, whose messages carry the sums of their auxiliary loss."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from debubble.runtime.models.units import MicroBatch, UnitModule
 
 
 class MoeStage(Stage):
-    """A stage whose routers have an auxiliary loss (see routing.py): it passes on their sums with every message.
+    """A stage whose routers have an auxiliary loss (see routing.py), and whose messages include the sums of that loss.
 
-    Forward go the sums of the layers so far, backward those of all.
-
-    What lies between stages is one message of `balance.message`'s shape; the last one's loss has the auxiliary one.
+    Forward messages have the sums over the layers so far, backward messages those over all layers.  Messages have the
+    shape `balance.message`; the last stage adds the auxiliary loss to the loss.
     """
 
     def __init__(
@@ -43,18 +42,18 @@ class MoeStage(Stage):
         j: int,
         x: Tensor,
         micro_batch: MicroBatch,
-        keeping: SavePolicy = SAVE_ALL,
+        policy: SavePolicy = SAVE_ALL,
         unit_done: UnitDone | None = None,
     ) -> Tensor:
-        """F: the message to the next stage, or the loss with the auxiliary one after the last stage."""
+        """F: the message to the next stage, or the loss including the auxiliary one."""
         routing, x = self._unpack(x, micro_batch)
         self._routings[j] = routing
         micro_batch = replace(micro_batch, routing=routing)
-        y = super().forward(j, x, micro_batch, keeping, unit_done)
+        y = super().forward(j, x, micro_batch, policy, unit_done)
         return self._pack(y, routing)
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """Run the units as `forward` does, without keeping anything for a backward."""
+        """Run the units as `forward` does, without saving anything."""
         routing, x = self._unpack(x, micro_batch)
         return self._pack(super().evaluate(x, replace(micro_batch, routing=routing)), routing)
 
@@ -63,21 +62,21 @@ class MoeStage(Stage):
         routing = self._routings.pop(j)
         if not self._last:
             gradient, routing.sums = self._balance.unpack(gradient, routing.shape)
-        flowing = super().backward(j, gradient, split=split)
-        return None if flowing is None else self._balance.pack(flowing, routing.sums)
+        input_gradient = super().backward(j, gradient, split=split)
+        return None if input_gradient is None else self._balance.pack(input_gradient, routing.sums)
 
     def forget(self) -> None:
-        """Let go of all that forwards have left, the routers' sums included."""
+        """Drop all micro-batches in flight, including the routers' sums."""
         super().forget()
         self._routings.clear()
 
     def _unpack(self, x: Tensor, micro_batch: MicroBatch) -> tuple[Routing, Tensor]:
-        """The routers' sums of the layers so far, and the stage's input."""
+        """The routers' sums over the layers so far, and the stage's input."""
         assert micro_batch.targets is not None
         shape = micro_batch.targets.shape
-        x, sums = (x, self._balance.nothing(on=x.device)) if self._first else self._balance.unpack(x, shape)
+        x, sums = (x, self._balance.zero_sums(on=x.device)) if self._first else self._balance.unpack(x, shape)
         return Routing(self._balance, shape, sums), x
 
     def _pack(self, y: Tensor, routing: Routing) -> Tensor:
-        """The message to the next stage; after the last one the loss with the auxiliary one."""
+        """The message to the next stage, or the loss including the auxiliary one."""
         return y + self._balance.loss(routing.sums) if self._last else self._balance.pack(y, routing.sums)

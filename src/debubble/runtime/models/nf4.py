@@ -1,12 +1,12 @@
 """Frozen weights in 4 bits, for training adapters.
 
-Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3 and appendix E: NormalFloat numbers of 4 bits, with a scale, the
-largest value, for every 64 weights.  Ranks that divide a weight have whole blocks of it: the codes are those of the
-undivided one.  torchao's `NF4Tensor` quantises scales always, and hides the storages that ranks divide.
+Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3 and appendix E: 4-bit NormalFloat codes with one scale, the
+largest absolute value, per 64 weights.  Shards of a weight consist of complete blocks, so their codes are those of the
+full weight.  torchao's `NF4Tensor` is not used, as it always quantises scales and hides the storages to shard.
 
-Scales are kept in fp32, or quantised in their turn (double quantisation, section 3): their mean is subtracted, and
-every 256 of them have 8 bits each, which stand for dynamic numbers (Dettmers et al., 8-bit Optimizers via Block-wise
-Quantization, ICLR 2022, section 2.2) times the largest of the 256.
+Scales are in fp32, or quantised too (double quantisation, section 3): their mean is subtracted, and each gets an 8-bit
+code of the dynamic data type (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, ICLR 2022, section 2.2)
+relative to the largest of 256.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ NUMBERS = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-"""The numbers that the codes 0 to 15 stand for: quantiles of a normal distribution, and an exact zero."""
+"""The values of the codes 0 to 15: quantiles of a normal distribution, and an exact zero."""
 SCALES = ("weight_scales", "weight_scale_maxima", "weight_scale_mean")
-"""Names of a quantised layer's scales, next to its `weight`, and of what their codes need if they are quantised."""
+"""Names of a quantised layer's scales, and of the maxima and mean that quantised scales need."""
 
 
 @cache
 def dynamic_numbers() -> tuple[float, ...]:
-    """The 256 numbers that the codes of scales stand for, in order: from about -1 to 1, denser around an exact zero.
+    """The values of the 256 codes of scales, ascending: from about -1 to 1, denser near zero, which is exact.
 
-    In every decade from 1e-6 up to 1 there are twice as many as in the one below, at the middles of equal parts.
+    Every decade from 1e-6 to 1 has twice as many as the one below, at the centers of equal intervals.
     """
     decades = ((10.0 ** (e - 6), 2**e) for e in range(7))
     positive = [decade * (0.1 + 0.9 * (i + 0.5) / parts) for decade, parts in decades for i in range(parts)]
@@ -45,16 +45,16 @@ def dynamic_numbers() -> tuple[float, ...]:
 
 
 def quantized(weight: Tensor, *, double: bool = False) -> tuple[Tensor, ...]:
-    """Codes, two in a byte, and the scales of a weight, by blocks of its rows one after another.
+    """Quantise a weight: its codes, two per byte, and scales, by blocks in row-major order.
 
     Args:
-        weight: Of any shape; the number of its elements is a multiple of 64.
-        double: Whether the scales are quantised, too.
+        weight: A weight of any shape, whose number of elements is a multiple of 64.
+        double: Whether to quantise the scales, too.
 
     Returns:
-        Codes [..., in / 2] in uint8, and scales [..., in / 64] in fp32, of a weight [..., in] whose rows are whole
-        blocks; of others [blocks, 32] and [blocks, 1].  Under double quantisation scales are codes in uint8, and after
-        them come, in fp32, the largest distance from the mean of every 256 in a row, and the mean [1].
+        Codes [..., in / 2] in uint8, and scales [..., in / 64] in fp32, if rows of the weight [..., in] consist of
+        complete blocks; else [blocks, 32] and [blocks, 1].  With double quantisation, scales are codes in uint8,
+        followed by two fp32 tensors: the largest distance from the mean per 256 scales, and the mean [1].
     """
     codes, scales = _weight_codes(weight)
     if not double:
@@ -74,34 +74,34 @@ def _weight_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scale_codes(scales: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of scales, and the largest distance from the mean of every 256 of them."""
+    """Codes of scales, and the largest distance from the mean per 256 scales."""
     distances = (scales - mean).flatten()
     blocks = distances.split(SCALE_BLOCK)  # the last one may be smaller
     maxima = torch.stack([block.abs().amax() for block in blocks])
-    codes = _nearest(dynamic_numbers(), distances, _of_each_scale(maxima, len(distances)))
+    codes = _nearest(dynamic_numbers(), distances, _repeat_maxima(maxima, len(distances)))
     return codes.view(scales.shape), maxima
 
 
 def _nearest(numbers: Sequence[float], x: Tensor, scales: Tensor) -> Tensor:
-    """Codes of the numbers that are nearest to x / scales."""
+    """Codes of the nearest numbers to x / scales."""
     known = torch.tensor(numbers, device=x.device)
     middles = (known[1:] + known[:-1]) / 2
     return torch.bucketize(x / scales.clamp(min=torch.finfo(torch.float32).tiny), middles).to(torch.uint8)
 
 
-def _of_each_scale(maxima: Tensor, scales: int) -> Tensor:
+def _repeat_maxima(maxima: Tensor, scales: int) -> Tensor:
     return maxima.repeat_interleave(SCALE_BLOCK)[:scales]
 
 
 def _expanded_scales(codes: Tensor, maxima: Tensor, mean: Tensor) -> Tensor:
-    """The scales that codes stand for, in fp32."""
+    """Dequantise scales, to fp32."""
     numbers = torch.tensor(dynamic_numbers(), device=codes.device)
     distances = numbers.index_select(0, codes.flatten().int())
-    return distances.mul_(_of_each_scale(maxima, codes.numel())).add_(mean)
+    return distances.mul_(_repeat_maxima(maxima, codes.numel())).add_(mean)
 
 
 def dequantized(codes: Tensor, *scales: Tensor) -> Tensor:
-    """The weights that codes and scales stand for, in fp32: twice as many in the last dimension as codes."""
+    """Dequantise weights, to fp32: twice as many in the last dimension as codes."""
     factors = _expanded_scales(*scales) if len(scales) > 1 else scales[0]
     numbers = torch.tensor(NUMBERS, device=codes.device)
     pairs = torch.cartesian_prod(numbers, numbers)  # of each byte
@@ -110,21 +110,21 @@ def dequantized(codes: Tensor, *scales: Tensor) -> Tensor:
 
 
 class Nf4Products(Products):
-    """The products of a frozen layer whose weight, of that shape, has 4 bits: it is expanded for each of them."""
+    """The products of a frozen layer with a 4-bit weight of that shape, which is dequantised for each product."""
 
     def __init__(self, layer: Linear, shape: torch.Size) -> None:
         self._layer, self.shape = layer, shape
 
     def factor(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weight that codes stand for, in the dtype of the product."""
+        """The dequantised weight, in the dtype of the product."""
         scales = (getattr(self._layer, name) for name in SCALES if hasattr(self._layer, name))
         return dequantized(weight, *scales).view(self.shape).to(dtype)
 
 
 def quantize(units: Iterable[UnitModule], format: str) -> None:
-    """Quantise the weights of the half-layers' linear layers: not the head's, routers', experts' or adapters'.
+    """Quantise the weights of linear layers of half-layers, except head, routers, experts and adapters.
 
-    A weight that is no whole number of blocks stays.
+    Weights whose size is no multiple of the block size are not quantised.
     """
     for unit in units:
         for layer in unit.linear_layers():
@@ -139,24 +139,24 @@ def quantize(units: Iterable[UnitModule], format: str) -> None:
 
 
 def packed(divisions: Divisions, weight: torch.Size, per: int) -> Divisions:
-    """The divisions of a weight as those of its codes or scales, `per` weights of a row each."""
+    """The divisions of a weight's codes or scales, each of which stands for `per` weights of a row."""
     last = len(weight) - 1
     return [Division(group, replace(cut, size=cut.size // per) if cut.dim == last else cut) for group, cut in divisions]
 
 
 def scales_names(name: str, parameters: Container[str]) -> list[str]:
-    """The names of a quantised weight's scales, and of what their codes need if they are quantised."""
-    names = (name.removesuffix("weight") + each for each in SCALES)
-    return [each for each in names if each in parameters]
+    """Names of a quantised weight's scales, and of the maxima and mean of quantised scales."""
+    names = (name.removesuffix("weight") + suffix for suffix in SCALES)
+    return [scales for scales in names if scales in parameters]
 
 
 def is_scales(name: str) -> bool:
-    """Tell whether a parameter has the scales of a quantised weight, or what their codes need."""
+    """Tell whether a parameter has the scales of a quantised weight, or their maxima or mean."""
     return name.endswith(SCALES)
 
 
 def shapes_of(units: Iterable[UnitModule]) -> dict[str, torch.Size]:
-    """The shapes of the quantised weights of some units, by Hugging Face name."""
+    """Unquantised shapes of the quantised weights of some units, by Hugging Face name."""
     return {
         unit.hf_name(f"{path}.weight"): module.products.shape
         for unit in units

@@ -1,9 +1,9 @@
-"""The auxiliary loss of routers, which keeps experts equally busy: transformers' own, over the routers of all layers.
+"""The load-balancing loss of routers, as in transformers, over the routers of all layers.
 
-It is experts x sum over experts of (share of choices) x (mean probability), both averaged over all layers (Switch
-Transformer, eq. 4-6, as transformers' `load_balancing_loss_func` has it): no sum of losses per layer.  But only the
-probabilities have gradients.  All that a layer's backward needs of the others are their choices, and these are known:
-a micro-batch passes all layers before its first backward.
+It is experts x sum over experts of (fraction of choices) x (mean probability), both averaged over all layers (Switch
+Transformer, eq. 4-6, as in transformers' `load_balancing_loss_func`), so it is not a sum of losses per layer.  But only
+the probabilities have gradients, which depend on other layers through their choices only, and these are known before
+the first backward of a micro-batch.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from debubble.runtime.operators import call, widen
 
 @dataclass(frozen=True)
 class Balance:
-    """The auxiliary loss of a model, and the messages that carry what it needs."""
+    """The load-balancing loss of a model, and the messages that carry its sums between stages."""
 
     coefficient: float
-    """The coefficient of one micro-batch's loss; that of a step has the mean over all."""
+    """Coefficient of one micro-batch's loss; a step's loss is the mean over micro-batches."""
     experts: int
     layers: int
-    """Layers that have experts."""
+    """Number of layers that have experts."""
     hidden: int
     dtype: torch.dtype
-    """The dtype of what stages hand on."""
+    """Dtype of the activations between stages."""
 
     @classmethod
-    def of(cls, config: ModelConfig, *, micro_batches: int, dtype: torch.dtype) -> Balance | None:
-        """Read the loss from a model's config; None if it has none.  `micro_batches` counts those of all replicas."""
+    def from_config(cls, config: ModelConfig, *, micro_batches: int, dtype: torch.dtype) -> Balance | None:
+        """Read the loss from a model's config; None if it has none.  `micro_batches`: over all replicas."""
         mixtures = [layer.mlp for layer in config.per_layer if isinstance(layer.mlp, Experts)]
         if not config.router_balance or not mixtures:
             return None
-        share = config.router_balance / micro_batches
-        return cls(share, mixtures[0].count, len(mixtures), config.hidden, dtype)
+        coefficient = config.router_balance / micro_batches
+        return cls(coefficient, mixtures[0].count, len(mixtures), config.hidden, dtype)
 
-    def nothing(self, *, on: torch.device) -> Tensor:
-        """The sums before the first layer, in fp32 at least."""
+    def zero_sums(self, *, on: torch.device) -> Tensor:
+        """The sums before the first layer, in at least fp32."""
         return widen(torch.zeros(2, self.experts, dtype=self.dtype, device=on))
 
     def message(self, tokens: torch.Size) -> tuple[int]:
-        """The shape of what stages hand on for so many rows of tokens."""
-        sums = self.nothing(on=torch.device("meta"))
+        """The shape of the messages between stages, for tokens of this shape."""
+        sums = self.zero_sums(on=torch.device("meta"))
         return (tokens.numel() * self.hidden + sums.view(self.dtype).numel(),)
 
     def pack(self, x: Tensor, sums: Tensor) -> Tensor:
@@ -56,9 +56,9 @@ class Balance:
         return torch.cat((x.flatten(), sums.view(self.dtype).flatten()))
 
     def unpack(self, message: Tensor, tokens: torch.Size) -> tuple[Tensor, Tensor]:
-        """The activations (or their gradients) and the sums."""
+        """The activations (or their gradients) and the sums of a message."""
         size = tokens.numel() * self.hidden
-        sums = message[size:].clone().view(self.nothing(on=torch.device("meta")).dtype)
+        sums = message[size:].clone().view(self.zero_sums(on=torch.device("meta")).dtype)
         return message[:size].view(*tokens, self.hidden), sums.view(2, self.experts)
 
     def loss(self, sums: Tensor) -> Tensor:
@@ -68,28 +68,28 @@ class Balance:
         return loss
 
     def gradient(self, sums: Tensor) -> Tensor:
-        """The loss's gradient with respect to any layer's mean probabilities, from the sums over all layers."""
+        """The gradient of the loss with respect to a layer's mean probabilities, from the sums over all layers."""
         return self.coefficient * self.experts * sums[0] / self.layers**2
 
 
 @dataclass
 class Routing:
-    """The routers' record of one micro-batch: the sums over layers that its loss is made of."""
+    """The sums over layers that one micro-batch's load-balancing loss consists of."""
 
     balance: Balance
     shape: torch.Size
-    """The shape of its tokens."""
+    """Shape of its tokens."""
     sums: Tensor
-    """Share of choices and mean probability per expert, [2, experts]; in the backward of all layers."""
+    """Fraction of choices and mean probability per expert, [2, experts]; in the backward, over all layers."""
 
     def add(self, weights: Tensor, probabilities: Tensor, choices: Tensor) -> Tensor:
-        """Note a layer's probabilities [tokens, experts] and how often it has chosen each expert.
+        """Add a layer's probabilities [tokens, experts] and its number of choices per expert.
 
-        Returns its weights: their backward is the auxiliary loss's too.
+        Returns the weights; their backward adds the gradient of the load-balancing loss.
         """
         mean = probabilities.mean(0)
-        shares = choices.to(self.sums.dtype) / len(probabilities)
-        self.sums = self.sums + torch.stack((shares, mean.detach()))
+        fractions = choices.to(self.sums.dtype) / len(probabilities)
+        self.sums = self.sums + torch.stack((fractions, mean.detach()))
         return call(_Balanced, weights, mean, self)
 
 

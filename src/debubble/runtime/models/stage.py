@@ -1,8 +1,8 @@
-"""A stage with tensors: forward, backward (whole or split), recomputation, offload and reload of its micro-batches.
+"""A stage with tensors: forward, backward (fused or split), recomputation, offload and reload of its micro-batches.
 
-Each unit that recomputes, and each run of units that do not, is a segment with an autograd graph of its own: the
-backward walks the segments from last to first and hands the gradient from one to the next.  Both halves of a layer that
-recompute in full are one segment, which keeps the layer's input alone, as plans count it.
+Each unit that recomputes, and each run of units that do not, is a segment with its own autograd graph: the backward
+runs the segments from last to first and passes the gradient from one to the next.  Both halves of a layer with full
+recomputation are one segment, which saves the layer's input only, as plans count it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ OPERATORS = {
     **{operator: (operator,) for operator in ("norm", "activation", "multiply", "core", "projections")},
     "mlp": ("projections", "activation", "multiply"),
 }
-"""The operators of each word of a strategy, as the units name them.  A gated MLP has no `activation`: its `multiply`
-computes that again in any case."""
+"""Word of a strategy -> the units' operators.  A gated MLP has no `activation`: its `multiply` always recomputes it."""
 
 
 def recomputed_operators(strategy: str) -> Callable[[str], bool]:
-    """Read which operators a strategy (`PlannedUnit.strategy`) recomputes.  Raises InputError for an unknown one."""
+    """Parse a recomputation strategy: whether it recomputes an operator.  Raises InputError if it is unknown."""
     if strategy == "full":
         return lambda _: True
     words = [] if strategy == "none" else strategy.split("+")
@@ -52,14 +51,14 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class SavePolicy:
-    """The tensors that a forward saves for its backward."""
+    """What a forward saves for its backward."""
 
     recomputing: int = 0
-    """The first so many units save what their strategy says, the others everything."""
+    """Number of leading units that recompute by their strategies; the others save everything."""
     deeper: bool = False
-    """True if those have their deeper strategy."""
+    """True if they recompute by their deeper strategies."""
     counted: bool = True
-    """True if the ledger counts what is saved; without, nothing is recomputed or offloaded."""
+    """True if the ledger counts saved tensors, which recomputation and offload require."""
     split: bool = True
     """True if the backward will be split."""
 
@@ -68,13 +67,13 @@ SAVE_ALL = SavePolicy()
 
 
 class Stage:
-    """The units of one stage, and the tensors of its micro-batches in flight.
+    """The units of one stage, and the saved tensors of its micro-batches in flight.
 
     Args:
         units: Modules of the stage, in order.
-        planned: Type, layer and recomputation strategy of each.
+        planned: Type, layer and recomputation strategies of each unit.
         ledger: Counts the bytes of saved activations.
-        compiler: Compiles the units; None: they run as they are written.
+        compiler: Compiles the units; None: eager execution.
     """
 
     def __init__(
@@ -86,12 +85,12 @@ class Stage:
         compiler: Compiler | None = None,
     ) -> None:
         self.units = list(units)
-        self.follow(planned)
+        self.set_strategies(planned)
         self._ledger = ledger
         self._weight_grads = WeightGradStore()
         self._states: dict[int, _MicroBatchState] = {}
         self.timed: Timed = _untimed
-        """Measures the units that run in its context."""
+        """Makes contexts that measure the units that run in them."""
         for unit in units:
             if compiler is not None:
                 unit.compile_functions(compiler)
@@ -99,10 +98,10 @@ class Stage:
                 if isinstance(module, Deferring):
                     module.weight_grads = self._weight_grads
 
-    def follow(self, planned: Sequence[PlannedUnit]) -> None:
-        """Recompute from now on by the strategies of these units, which are the stage's."""
+    def set_strategies(self, planned: Sequence[PlannedUnit]) -> None:
+        """Set the units' recomputation strategies."""
         self._strategies = [[unit.strategies[level] for unit in planned] for level in range(2)]
-        """Strategies of all units, and their deeper ones."""
+        """Strategies of all units, then their deeper ones."""
         self._recomputed = [[*map(recomputed_operators, names)] for names in self._strategies]
 
     def forward(
@@ -110,7 +109,7 @@ class Stage:
         j: int,
         x: Tensor,
         micro_batch: MicroBatch,
-        keeping: SavePolicy = SAVE_ALL,
+        policy: SavePolicy = SAVE_ALL,
         unit_done: UnitDone | None = None,
     ) -> Tensor:
         """F: the stage's output, detached.
@@ -118,15 +117,15 @@ class Stage:
         Args:
             j: The micro-batch.
             x: The stage's input.
-            micro_batch: What goes with it.
-            keeping: What is kept for the backward.
-            unit_done: Called after every unit, where an offload may begin meanwhile.
+            micro_batch: Targets and other arguments of the units.
+            policy: What is saved for the backward.
+            unit_done: Called after every unit, if an offload streams with the forward.
         """
-        state = self._states[j] = _MicroBatchState(counted=keeping.counted)
-        self._weight_grads.expected = keeping.split
+        state = self._states[j] = _MicroBatchState(counted=policy.counted)
+        self._weight_grads.expected = policy.split
         try:
-            if keeping.counted:
-                y = self._forward(state, x, micro_batch, keeping, unit_done)
+            if policy.counted:
+                y = self._forward(state, x, micro_batch, policy, unit_done)
             else:
                 y = self._forward_uncounted(state, x, micro_batch)
         except BaseException as error:
@@ -140,11 +139,11 @@ class Stage:
         state: _MicroBatchState,
         x: Tensor,
         micro_batch: MicroBatch,
-        keeping: SavePolicy,
+        policy: SavePolicy,
         unit_done: UnitDone | None,
     ) -> Tensor:
-        """The stage's output, whose segments and units it leaves in the state."""
-        for first, units, recomputed in self._segments(keeping.recomputing, int(keeping.deeper)):
+        """The stage's output; adds segments and units to the state."""
+        for first, units, recomputed in self._segments(policy.recomputing, int(policy.deeper)):
             tape, entry = Tape(self._ledger, recomputed), _SegmentInput()
             with tape.watch():
                 y = entry.connect(x)
@@ -159,18 +158,18 @@ class Stage:
         return x
 
     def _forward_uncounted(self, state: _MicroBatchState, x: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """The stage's output by plain autograd, which keeps everything."""
+        """The stage's output by plain autograd, which saves everything."""
         entry = _SegmentInput()
         y = entry.connect(x)
         for index, unit in enumerate(self.units):
             with self.timed(Kind.F, index, 1):
                 y = unit(y, micro_batch, run_without_recompute)
         edge = get_gradient_edge(y) if y.requires_grad else None
-        state.segments.append(_Segment(_nothing, entry, edge, 0, len(self.units)))
+        state.segments.append(_Segment(_no_op, entry, edge, 0, len(self.units)))
         return y.detach()
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """Run the units without keeping anything for a backward: the stage's output."""
+        """The stage's output, without saving anything."""
         for unit in self.units:
             x = unit(x, micro_batch, run_without_recompute)
         return x
@@ -178,67 +177,64 @@ class Stage:
     def _segments(
         self, recomputing: int, level: int
     ) -> Iterator[tuple[int, Sequence[UnitModule], Callable[[str], bool]]]:
-        """The units that recompute together, and the runs of units between them, which keep everything.
+        """The segments: the index of the first unit, the units, and whether an operator is recomputed."""
 
-        Each with the index of its first unit, and the operators that it recomputes.
-        """
-
-        def shared(index: int) -> tuple[str, int | None]:
+        def segment_key(index: int) -> tuple[str, int | None]:
             strategy = self._strategies[level][index]
             if index >= recomputing or strategy == "none":
                 return "none", None
             layer = self.units[index].half_of
             return ("layer", layer) if strategy == "full" and layer is not None else ("unit", index)
 
-        for (kind, _), indices in groupby(range(len(self.units)), shared):
-            first, *others = indices
+        for (kind, _), indices in groupby(range(len(self.units)), segment_key):
+            first, *following = indices
             recomputed = recomputed_operators("none") if kind == "none" else self._recomputed[level][first]
-            yield first, self.units[first : first + 1 + len(others)], recomputed
+            yield first, self.units[first : first + 1 + len(following)], recomputed
 
     def recompute(self, j: int) -> None:
-        """R: bring back all that the forward dropped."""
+        """R: recompute all that the forward dropped."""
         for segment in self._states[j].segments:
             segment.restore()
 
     def backward(self, j: int, gradient: Tensor, *, split: bool) -> Tensor | None:
         """B, or I if `split`: the gradient of the stage's input (None for tokens).
 
-        What is still dropped is recomputed unit by unit, right before the unit's backward.
+        Segments that R has not recomputed are recomputed right before their backwards.
         """
         state = self._states[j]
         state.units.clear()
         if split:
             self._weight_grads.collect_in(self._ledger if state.counted else None, state.deferred)
-        flowing: Tensor | None = gradient
+        output_gradient: Tensor | None = gradient
         while state.segments:
             segment = state.segments.pop()
-            if segment.edge is not None and flowing is not None:
+            if segment.edge is not None and output_gradient is not None:
                 with self.timed(Kind.I if split else Kind.B, segment.first, segment.count):
                     segment.restore()
-                    # Backwards compute in the dtypes of their forwards.
-                    with torch.autocast(flowing.device.type, enabled=False):
-                        torch.autograd.backward([segment.edge], [flowing])
-            flowing = segment.entry.gradient
+                    # Backwards use the dtypes of their forwards.
+                    with torch.autocast(output_gradient.device.type, enabled=False):
+                        torch.autograd.backward([segment.edge], [output_gradient])
+            output_gradient = segment.entry.gradient
         self._weight_grads.close()
         if not split:
             del self._states[j]
-        return flowing
+        return output_gradient
 
-    def weights(self, j: int) -> None:
-        """W: the weight gradients that I left, in its order."""
+    def backward_weight(self, j: int) -> None:
+        """W: compute the weight gradients that I deferred, in its order."""
         state = self._states.pop(j)
         for deferred in state.deferred:
             deferred()
         state.deferred.clear()
 
     def forget(self) -> None:
-        """Let go of all that forwards have left: there will be no backward."""
+        """Drop all micro-batches in flight: there will be no backward."""
         self._states.clear()
 
     def offload(self, j: int, share: float, allocate: Callable[[int], Tensor]) -> Tensor:
-        """O: copy that share of what is kept, the first units', into one buffer of `allocate(bytes)`.
+        """O: copy a share of the saved bytes, the first units' first, into one buffer of `allocate(bytes)`.
 
-        Every unit's copies wait for its forward alone.  How many bytes are kept is known once the forward has returned.
+        Copies wait only for their unit's forward.  The number of saved bytes is known when the forward has returned.
         """
         state = self._states[j]
         state.forwarded.result()
@@ -263,27 +259,27 @@ class Stage:
         return buffer
 
     def release(self, j: int) -> None:
-        """Let go of what O has copied, once its copies are over; the current stream keeps the rest of it."""
+        """Release the storages that O has copied, after its copies; partly copied ones keep the rest."""
         copied = self._states[j].copied
         while copied:
             saved, size = copied.pop()
             saved.offload(size)
 
     def allocate_reload(self, j: int, place: Place | None = None) -> None:
-        """Allocate, at a planned place or in the current stream, what `reload` will fill, unless it is there."""
+        """Allocate the buffers of `reload`, at planned places or on the current stream, unless they exist."""
         for unit in self._states[j].moved.values():
             for saved, _ in unit:
                 saved.allocate_reload(place)
 
     def has_reload_buffer(self, j: int) -> bool:
-        """Tell whether what `reload` will fill is there."""
+        """Tell whether the buffers of `reload` are allocated."""
         return all(saved.has_reload_buffer for unit in self._states[j].moved.values() for saved, _ in unit)
 
     def reload(self, j: int, buffer: Tensor, *, to_recompute: bool = False, unit_done: UnitDone | None = None) -> None:
-        """L: fill the buffers with what O moved, the last units first, or `to_recompute` (for an R) the first.
+        """L: reload what O moved, the last unit first, or, `to_recompute` (before an R), the first unit first.
 
-        With `unit_done` a backward may begin meanwhile: it is called after every unit, and what uses a unit's storage
-        waits for it.
+        With `unit_done`, which is called after every unit, a backward may begin meanwhile: uses of a unit's storages
+        wait for them.
         """
         moved = [*self._states[j].moved.values()]
         if to_recompute:
@@ -292,28 +288,28 @@ class Stage:
         arrivals = [Future[Wait]() for _ in moved]
         if unit_done is not None:
             for number, arrival in enumerate(arrivals):
-                _expect(moved[number], arrival)
+                _set_arrival(moved[number], arrival)
         try:
             while moved:
-                # Nothing here refers to the unit afterwards: a backward that begins then frees it, too.
-                _fill(moved.pop(), buffer)
+                # Popped, so that a concurrent backward can free the unit.
+                _reload_unit(moved.pop(), buffer)
                 if unit_done is not None:
                     wait = unit_done()
                     arrivals.pop().set_result(wait)
         except BaseException as error:
-            # Who waits must not wait for ever.
+            # Wake all that wait.
             for arrival in arrivals:
                 arrival.set_exception(error)
             raise
 
 
 _MovedUnit = list[tuple[SavedStorage, int]]
-"""The storages of a unit that O has moved, and the place in its buffer at which each begins."""
+"""The offloaded storages of a unit, each with its offset in O's buffer."""
 
 UnitDone = Callable[[], Wait]
-"""Called when the current lane was given all of a unit's work; the answer waits for that on another lane."""
+"""Called when all work of a unit is enqueued on the current lane; the result makes another lane wait for it."""
 Timed = Callable[[Kind, int, int], AbstractContextManager[None]]
-"""A context in which units run within an operation of a kind: from which unit of the stage on, and how many."""
+"""Makes the context in which units of an operation run: its kind, the index of the first unit, their number."""
 
 _UNTIMED = nullcontext()
 
@@ -331,16 +327,16 @@ class _MicroBatchState:
     deferred: list[Deferred] = field(default_factory=list)
     units: list[_UnitSaves] = field(default_factory=list)
     forwarded: Future[None] = field(default_factory=Future)
-    """Done when the forward has returned."""
+    """Resolved when the forward has returned."""
     copied: list[tuple[SavedStorage, int]] = field(default_factory=list)
-    """Storages that O has copied, and how many bytes of each."""
+    """Storages that O has copied, and the number of bytes of each."""
     moved: dict[int, _MovedUnit] = field(default_factory=dict)
-    """By unit, in their order."""
+    """Offloaded storages by unit, in order."""
 
 
 @dataclass(frozen=True)
 class _UnitSaves:
-    """A unit's part of what its segment's tape saves, from one number of saves to another, and the wait for it."""
+    """A unit's range of the saves of its segment's tape, and the wait for its forward."""
 
     tape: Tape
     begin: int
@@ -350,7 +346,7 @@ class _UnitSaves:
 
 @dataclass
 class _Segment:
-    """One segment's part: what brings back what it dropped, its input's gradient, and where its backward starts."""
+    """One segment of a micro-batch: its recomputation, its input's gradient, and the edge where its backward starts."""
 
     restore: Callable[[], None]
     entry: _SegmentInput
@@ -360,24 +356,24 @@ class _Segment:
     count: int
 
 
-def _expect(unit: _MovedUnit, arrival: Future[Wait]) -> None:
-    """Let what uses a unit's storages wait for their arrival."""
+def _set_arrival(unit: _MovedUnit, arrival: Future[Wait]) -> None:
+    """Make uses of a unit's storages wait for their arrival."""
     for saved, _ in unit:
         saved.arrival = arrival
 
 
-def _fill(unit: _MovedUnit, buffer: Tensor) -> None:
-    """Bring a unit's storages back from the buffer of what O moved."""
+def _reload_unit(unit: _MovedUnit, buffer: Tensor) -> None:
+    """Reload a unit's storages from O's buffer."""
     for saved, offset in unit:
         saved.reload(buffer[offset:])
 
 
-def _nothing() -> None:
-    """Bring back what a segment dropped that keeps everything."""
+def _no_op() -> None:
+    """Restore a segment that dropped nothing."""
 
 
 class _SegmentInput:
-    """The input of a segment's graph.  A leaf would pin its storage; this only catches its gradient."""
+    """The input of a segment's graph, which captures its gradient.  A leaf tensor would keep its storage alive."""
 
     def __init__(self) -> None:
         self.gradient: Tensor | None = None
@@ -402,7 +398,7 @@ class _CatchGradient(Function):
 
 
 def _take_share(saved: Sequence[SavedStorage], share: float) -> list[tuple[SavedStorage, int]]:
-    """Storages and how many bytes of each to move, so that the sum is that share of all; only the last is divided."""
+    """Choose a share of all bytes to move: storages and bytes of each; only the last is divided."""
     budget = round(sum(s.nbytes for s in saved) * share)
     parts: list[tuple[SavedStorage, int]] = []
     for s in saved:

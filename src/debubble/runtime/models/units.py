@@ -1,8 +1,8 @@
-"""Base class of a transformer's units, and the head; the others are in llama.py, experts.py and gpt2.py.
+"""The base class of units, and the head; other units are in llama.py, experts.py, gpt2.py, modules.py and hf.
 
-Every unit calls its operators by name through `op` (see memory/recomputation.py): `norm`, `projections`, `core`,
-`activation`, `multiply` are those that a plan can choose to recompute; `full` means all.  Parameters have Hugging
-Face's names after the unit's `prefix`.
+Every unit calls its operators by name through `op` (see memory/recomputation.py).  A plan can recompute `norm`,
+`projections`, `core`, `activation` and `multiply`, or all (`full`).  A parameter's Hugging Face name is its name after
+the unit's `prefix`.
 """
 
 from __future__ import annotations
@@ -33,102 +33,102 @@ from debubble.runtime.operators import Linear, RMSNorm, capped, drop, rms_norm
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A unit's arguments after its input: the targets [rows, length], the factor of the loss, a seed."""
+    """A unit's arguments besides its input: targets [rows, length], the factor of the loss, a seed."""
 
     targets: Tensor | None = None
     scale: float = 1.0
     seed: int = 0
     routing: Routing | None = None
-    """Notes of the routers, if they have an auxiliary loss."""
+    """Sums of the routers, if they have a load-balancing loss."""
     positions: Tensor | None = None
     """Position of each token, [rows or 1, length]; None: 0, 1, 2 and so on in every row."""
     documents: Tensor | None = None
-    """Number of each token's document, within which attention stays; None: a row is one.
+    """Number of each token's document, to which its attention is limited; None: a row is a document.
 
-    [rows, length], of the whole sequence, also where ranks divide it.
+    [rows, length] of the full sequence, even if ranks shard it.
     """
     loss_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """The rows of the entries that the loss asks for, by name."""
+    """The rows of the entries that the loss requires, by name."""
     slice: SequenceSlice | None = None
-    """The slice of its sequences that it is; None: they are whole."""
+    """The slice of sequences that the micro-batch is; None: full sequences."""
 
     @property
     def first_position(self) -> int:
-        """The position of its first token, where there are no `positions`."""
+        """Position of the first token, if there are no `positions`."""
         return 0 if self.slice is None else self.slice.start
 
 
 def check_whole_recomputation(planned: Iterable[PlannedUnit], modules: str) -> None:
-    """Raise InputError if a unit recomputes some of its operators, which `modules`, called whole, do not have."""
-    odd = next((name for unit in planned for name in unit.strategies if name not in ("none", "full")), None)
-    if odd is not None:
-        raise InputError(f"{modules} recompute in full or not at all, not '{odd}'.")
+    """Raise InputError if a unit recomputes single operators; `modules` (a description) only recompute in full."""
+    partial_strategy = next((s for unit in planned for s in unit.strategies if s not in ("none", "full")), None)
+    if partial_strategy is not None:
+        raise InputError(f"{modules} recompute in full or not at all, not '{partial_strategy}'.")
 
 
 class UnitModule(nn.Module):
-    """One unit; `forward(x, micro_batch, op)` maps the unit's input to its output."""
+    """One unit of a stage; `forward(x, micro_batch, op)` maps its input to its output."""
 
     prefix = ""
-    """Prefix of Hugging Face's names of the unit's parameters."""
+    """Prefix of the Hugging Face names of the unit's parameters."""
     salt = 0
-    """Tells the units' random numbers apart."""
+    """Distinguishes the units' random numbers."""
     half_of: int | None = None
-    """The layer that it is a half of; both halves may recompute together."""
+    """Index of the layer of which the unit is a half; both halves may recompute together."""
     columns: tuple[str, ...] = ()
-    """The layers that tensor parallelism divides by columns (tables: by rows, which stand for tokens)."""
+    """Column-parallel layers; embeddings are sharded by tokens."""
     rows: tuple[str, ...] = ()
-    """The layers that it divides by rows."""
+    """Row-parallel layers."""
     fused: Mapping[str, int] = MappingProxyType({})
-    """Number of layers in one, for those of the former that are several."""
+    """Number of fused layers in a column-parallel one, if it is not 1."""
     constants: frozenset[str] = frozenset()
-    """Hugging Face's names of frozen parameters that keep their dtype, whatever that of the run."""
+    """Hugging Face names of frozen parameters that keep their dtype, whatever the run's."""
     group = NO_TENSOR_GROUP
-    """The ranks that divide the unit among them."""
+    """The ranks that shard the unit."""
     context = NO_CONTEXT_GROUP
-    """The ranks that divide sequences among them."""
+    """The ranks that shard sequences."""
     expert_group = NO_EXPERT_GROUP
-    """The ranks that divide the experts among them, if the unit has some."""
+    """The ranks that divide the unit's experts, if it has some."""
     ledger: Ledger | None = None
     """The ledger of the device's activations."""
     loss: Loss | None = None
-    """Loss that the output of the last unit goes into, if there are targets."""
+    """The loss of the last unit's output, if there are targets."""
 
     def cuts(self) -> Mapping[str, Cut]:
-        """Cuts of the parameters that tensor parallelism divides, by name; the others are the same on all ranks."""
-        found: dict[str, Cut] = {}
+        """Cuts of the parameters that tensor parallelism shards, by name; the others are replicated."""
+        cuts: dict[str, Cut] = {}
         for path in self.columns:
-            cuts = column_cuts(self.get_submodule(path), self.fused.get(path, 1))
-            found |= {f"{path}.{name}": cut for name, cut in cuts.items()}
+            layer_cuts = column_cuts(self.get_submodule(path), self.fused.get(path, 1))
+            cuts |= {f"{path}.{name}": cut for name, cut in layer_cuts.items()}
         for path in self.rows:
-            found |= {f"{path}.{name}": cut for name, cut in row_cuts(self.get_submodule(path)).items()}
-        return found
+            cuts |= {f"{path}.{name}": cut for name, cut in row_cuts(self.get_submodule(path)).items()}
+        return cuts
 
     def expert_cuts(self) -> Mapping[str, Cut]:
-        """Cuts of the parameters that expert parallelism divides, by name."""
+        """Cuts of the parameters that expert parallelism shards, by name."""
         return {}
 
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
-        """Keep this rank's shards alone; how each parameter is divided, by Hugging Face name.
+        """Replace the parameters by this rank's shards, and return their cuts by Hugging Face name.
 
-        `made` has the shards of parameters that other units share.
+        `made`: the shards so far, by full parameter, which tied units share.
         """
         self.group = group
-        return self._keep_own(group, self.cuts(), made)
+        return self._shard_parameters(group, self.cuts(), made)
 
     def divide_experts(self, group: ExpertGroup) -> Mapping[str, Cut]:
-        """Keep this rank's experts alone; how each parameter of experts is divided, by Hugging Face name."""
+        """Keep only this rank's experts, and return the cuts of their parameters by Hugging Face name."""
         self.expert_group = group
-        return self._keep_own(group, self.expert_cuts(), {})
+        return self._shard_parameters(group, self.expert_cuts(), {})
 
-    def _keep_own(
+    def _shard_parameters(
         self, group: CutGroup, cuts: Mapping[str, Cut], made: dict[nn.Parameter, nn.Parameter]
     ) -> Mapping[str, Cut]:
         for name, cut in cuts.items():
             path, _, last = name.rpartition(".")
             parameter = self.get_parameter(name)
             if parameter not in made:
-                own = group.own(parameter.detach(), cut).clone()
-                made[parameter] = nn.Parameter(own, requires_grad=parameter.requires_grad)
+                shard = group.local_shard(parameter.detach(), cut).clone()
+                made[parameter] = nn.Parameter(shard, requires_grad=parameter.requires_grad)
             setattr(self.get_submodule(path), last, made[parameter])
         return {self.hf_name(name): cut for name, cut in cuts.items()}
 
@@ -137,7 +137,7 @@ class UnitModule(nn.Module):
         return self.prefix + name
 
     def loss_of(self, y: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
-        """The loss of the unit's output; the output itself where there is none."""
+        """The loss of the unit's output, or the output itself if there is no loss."""
         if self.loss is None or micro_batch.targets is None:
             return y
         loss = partial(self.loss, **micro_batch.loss_inputs) if micro_batch.loss_inputs else self.loss
@@ -146,28 +146,28 @@ class UnitModule(nn.Module):
         return scaled
 
     def drop(self, x: Tensor, p: float, micro_batch: MicroBatch, op: Operators, place: int) -> Tensor:
-        """Dropout in training; its mask depends on the step, the unit, the micro-batch and the place in the unit."""
+        """Dropout in training, with a mask that depends on the micro-batch's seed, the unit and the place in it."""
         if not p or not self.training:
             return x
         dropped: Tensor = op("dropout", partial(drop, p=p, seed=self.seed(micro_batch, place)), x)
         return dropped
 
     def attach_ledger(self, ledger: Ledger) -> None:
-        """Tell the ledger of the unit's device what of it is no activation."""
+        """Set the device's ledger, and exclude the unit's parameters and buffers from it."""
         self.ledger = ledger
         ledger.exclude((*self.parameters(), *self.buffers()))
 
     def slice_of(self, micro_batch: MicroBatch) -> LayerSlice | None:
-        """The slice of a sequence that it is, in this unit; None: it is whole."""
+        """The micro-batch's slice in this unit; None: full sequences."""
         return None if micro_batch.slice is None else micro_batch.slice.in_layer(self.salt, self.ledger)
 
     def linear_layers(self) -> list[Linear]:
-        """The layers that may multiply in 8 bits; adapters are none of them."""
+        """The linear layers that may be quantised or multiply in 8 bits; without adapters."""
         paths = (*self.columns, *self.rows)
         return [layer for path in paths if isinstance(layer := self.get_submodule(path), Linear)]
 
     def compile_functions(self, compiled: Compiler) -> None:
-        """Compile what holds no linear layer."""
+        """Compile functions without linear layers."""
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.function = compiled(rms_norm)
@@ -175,11 +175,11 @@ class UnitModule(nn.Module):
             self.loss = compiled(cross_entropy)
 
     def seed(self, micro_batch: MicroBatch, place: int) -> int:
-        """The seed of the random numbers at one place of this unit in one micro-batch, 32 bits."""
+        """A 32-bit seed for one place of this unit in one micro-batch."""
         return zlib.crc32(f"{micro_batch.seed} {self.salt} {place}".encode())
 
     def hf_parameters(self) -> Mapping[str, nn.Parameter]:
-        """The parameters by their Hugging Face names."""
+        """The parameters by Hugging Face name."""
         return {self.hf_name(name): p for name, p in self.named_parameters()}
 
 
@@ -191,13 +191,13 @@ def norm(config: ModelConfig) -> nn.Module:
 
 
 def residual(x: Tensor, summand: Tensor, op: Operators) -> Tensor:
-    """The residual stream after a half-layer that adds this to it."""
+    """The residual addition, as an operator."""
     y: Tensor = op("residual", torch.add, summand, x)
     return y
 
 
 class Head(UnitModule):
-    """Final norm, logits, and the loss if there are targets (else the logits are the output)."""
+    """Final norm, logits, and the loss if there are targets."""
 
     columns = ("lm_head",)
 
@@ -210,7 +210,7 @@ class Head(UnitModule):
         self.loss = cross_entropy
 
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
-        """Divide the unit as others are, and compute the loss from logits that are divided among the ranks."""
+        """Shard the unit, and compute the loss from logits that are sharded by vocabulary."""
         self.loss = partial(divided_cross_entropy, group=group, vocab=self.lm_head.outputs)
         return super().divide(group, made)
 
@@ -224,9 +224,9 @@ class Head(UnitModule):
         return self.loss_of(logits, micro_batch, op)
 
     def linear_layers(self) -> list[Linear]:
-        """None: the logits are computed in the run's dtype."""
+        """No layer: the logits are computed in the run's dtype."""
         return []
 
     def hf_name(self, name: str) -> str:
-        """A parameter's Hugging Face name; the final norm has another prefix than `lm_head`."""
+        """A parameter's Hugging Face name; the final norm has a prefix, `lm_head` has none."""
         return self.norm_name + name.removeprefix("norm.") if name.startswith("norm.") else name

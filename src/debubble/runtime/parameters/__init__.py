@@ -1,1 +1,1 @@
-"""Parameters and optimizers of a rank's stages, and steps that post-validation takes back."""
+"""Parameters and optimizers of a rank's stages, and optimizer steps that can be rolled back."""

@@ -1,7 +1,7 @@
 """Exponential moving averages of a device's parameters, for evaluation and export.
 
-They are updated by `torch.optim.swa_utils.get_ema_multi_avg_fn`.  Its `AveragedModel` would copy whole modules and
-average what they compute with, where runs in 16 bits and ZeRO average masters and their rows.
+They are updated by `torch.optim.swa_utils.get_ema_multi_avg_fn`.  Its `AveragedModel` is not used, as it copies modules
+and averages their working parameters, while these are averages of master weights, with ZeRO of their rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from debubble.runtime.distributed.sharding import local_tensor
 
 
 class WeightAverages:
-    """Averages of the parameters that an optimizer steps, in their dtype and where they are; with ZeRO of their rows.
+    """Averages of the parameters that an optimizer steps, in their dtype and on their device; with ZeRO of their rows.
 
-    The first step's parameters begin them; after every later step that was taken, average += (1 - decay) (parameter -
-    average).
+    They start as the parameters after the first step; after every later step that is not skipped,
+    average += (1 - decay) (parameter - average).
 
     Args:
-        parameters: Each once.
-        decay: Share of the average that stays.
+        parameters: The parameters, without duplicates.
+        decay: Factor of the old average.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
@@ -34,33 +34,33 @@ class WeightAverages:
         self._averages: dict[Tensor, Tensor] = {}
 
     def begin(self) -> None:
-        """Let the averages be the parameters as they are, if none have begun."""
+        """Start the averages from the current parameters, unless they have started."""
         if not self._averages:
             self._averages = {parameter: local_tensor(parameter).clone() for parameter in self._parameters}
 
     def restart(self) -> None:
-        """Let the next step's parameters begin the averages."""
+        """Restart the averages at the next step."""
         self._averages = {}
 
     def continue_with(self, averages: Mapping[Tensor, Tensor]) -> None:
-        """Continue from these, by parameter; with none, the next step's parameters begin them."""
+        """Continue from these averages, by parameter; if there are none, start at the next step."""
         self._averages = {parameter: averages[parameter] for parameter in self._parameters} if averages else {}
 
     def update(self) -> None:
-        """Take the parameters of one more step in."""
+        """Update the averages after a step."""
         if self._averages:
-            # The number of averaged steps has no part in an exponential average.
+            # The number of averaged steps, 0 here, does not matter for an exponential average.
             self._update([*self._averages.values()], [*map(local_tensor, self._averages)], 0)
         else:
             self.begin()
 
-    def of(self, parameter: nn.Parameter) -> Tensor | None:
-        """The average of a parameter, or of the part of it that this rank has; None if it is frozen, or none began."""
+    def get(self, parameter: nn.Parameter) -> Tensor | None:
+        """The average of a parameter's local tensor; None if it is frozen, or averages have not started."""
         return self._averages.get(parameter)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the parameters have the averages' values; they have their own again afterwards."""
+        """Context in which the parameters have the values of the averages."""
         self._exchange()
         try:
             yield
@@ -69,7 +69,7 @@ class WeightAverages:
 
     def _exchange(self) -> None:
         for parameter, average in self._averages.items():
-            here = local_tensor(parameter)
-            own = here.clone()
-            here.copy_(average)
-            average.copy_(own)
+            local = local_tensor(parameter)
+            values = local.clone()
+            local.copy_(average)
+            average.copy_(values)

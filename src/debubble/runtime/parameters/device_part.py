@@ -1,4 +1,4 @@
-"""The part of a model that one device of a plan holds: its stages and their parameters, by Hugging Face name."""
+"""The stages of one device of a plan with their parameters, by Hugging Face name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class DevicePart:
     stages: dict[int, Stage] = field(default_factory=dict)
     weights: dict[int, StageWeights] = field(default_factory=dict)
     adapters: Adapters | None = None
-    """LoRA adapters of the stages, where they alone are trained."""
+    """LoRA adapters of the stages; None: all parameters are trained."""
     tied: tuple[str, str] | None = None
-    """The names of the embedding's and the head's table, if they are one."""
+    """The names of the embedding's and the head's table, if they are tied."""
 
     @cached_property
     def masters(self) -> Mapping[str, nn.Parameter]:
-        """The parameters that an optimizer steps, by Hugging Face name; a table that is tied here appears twice."""
+        """The parameters that an optimizer steps, by Hugging Face name; a table tied on this rank comes twice."""
         return {name: p for weights in self.weights.values() for name, p in weights.masters.items()}
 
     def parameters(self) -> list[nn.Parameter]:
@@ -42,7 +42,7 @@ class DevicePart:
         return [p for p in self.weights[stage].masters.values() if p.requires_grad]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters by name, frozen ones too; a table that is tied here comes once."""
+        """All parameters by name, including frozen ones; a table that is tied on this rank comes once."""
         seen: set[nn.Parameter] = set()
         for name, parameter in self.masters.items():
             if parameter not in seen:
@@ -50,16 +50,16 @@ class DevicePart:
                 yield name, parameter
 
     def load_working(self) -> None:
-        """Give all working parameters the masters' values, a host's too."""
+        """Copy the masters to all working parameters, including those of host-stepped stages."""
         for weights in self.weights.values():
             weights.load_working()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All parameters, whole; the replicas that divide them all call it."""
-        return {name: w.whole(name) for w in self.weights.values() for name in w.masters if not is_scales(name)}
+        """All parameters in full; all ranks that shard them call it."""
+        return {name: w.full_tensor(name) for w in self.weights.values() for name in w.masters if not is_scales(name)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take all parameters from a state that may hold more.  Raises InputError if it lacks one."""
+        """Load all parameters from a state, which may have more.  Raises InputError if it lacks one."""
         for name in self.masters:
             if is_scales(name):
                 continue  # they come with their weight
@@ -67,16 +67,16 @@ class DevicePart:
                 raise InputError(f"The state has no parameter '{name}'.")
             self.load(name, state[name])
 
-    def load(self, name: str, whole: Tensor) -> None:
-        """Give a parameter the values of a whole one."""
-        self._weights_of(name).load(name, whole)
+    def load(self, name: str, full: Tensor) -> None:
+        """Load a parameter from its full tensor."""
+        self._weights_of(name).load(name, full)
 
     def shape_of(self, name: str) -> torch.Size:
-        """Unsharded shape of a parameter."""
+        """Full shape of a parameter."""
         return self._weights_of(name).divisions[name].shape
 
     def shards(self) -> Iterator[tuple[str, nn.Parameter, TensorShard]]:
-        """This rank's part of each parameter and where it lies in the whole; a tied table goes by the first name."""
+        """This rank's shard of every parameter; a tied table has the embedding's name."""
         first_name = {} if self.tied is None else {self.tied[1]: self.tied[0]}
         for weights in self.weights.values():
             for name, parameter in weights.masters.items():

@@ -1,8 +1,8 @@
-"""Parameters, settings and states of a torch optimizer, and the copies that take a step of it back.
+"""Parameters, settings and states of a torch optimizer, and snapshots that roll a step back.
 
-An AdamW step cannot be inverted exactly in floating point.  So a step that may have to be taken back copies what it
-changes first: for AdamW 12 bytes per fp32 parameter (the parameter and two moments), where the parameter is: on the
-host for a stage that the host steps, divided over the replicas with ZeRO.
+An AdamW step cannot be inverted exactly in floating point, so a step that may have to be rolled back copies what it
+changes first: for AdamW 12 bytes per fp32 parameter (the parameter and two moments), on the parameter's device, which
+is the host for host-stepped stages, and sharded with ZeRO.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def scale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
-    """Multiply the gradients of these, in place."""
+    """Multiply the gradients of parameters, in place."""
     for parameter in parameters:
         if parameter.grad is not None and scale != 1.0:
             local_tensor(parameter.grad).mul_(scale)
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Each group's learning rate and the like."""
+    """The settings of each parameter group, such as its learning rate."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 def change_settings(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
-    """Give each group of parameters its learning rate and the like."""
+    """Set the settings of each parameter group."""
     for group, setting in zip(optimizer.param_groups, settings, strict=True):
         group.update(setting)
 
 
 class OptimizerSnapshot:
-    """Copies that take the last step of one optimizer back, to the bit.  Their buffers stay, for the next step."""
+    """Copies that roll back the last step of one optimizer, bitwise; their buffers are reused for the next step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._states: dict[Tensor, dict[str, Any]] = {}
         self._copies: dict[Tensor, Tensor] = {}
         self._groups: list[dict[str, Any]] = []
-        """Entries of each parameter group: all of them before the step, former values of the changed ones after it."""
+        """Settings of each parameter group: all before the step, former values of changed ones after it."""
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +56,7 @@ class OptimizerSnapshot:
         return sum(copy.nbytes for copy in self._copies.values())
 
     def save(self) -> None:
-        """Copy, before a step, every parameter that has a gradient, and its states."""
+        """Before a step, copy every parameter that has a gradient, and its states."""
         parameters = [p for p in parameters_of(self._optimizer) if p.grad is not None]
         self._states = {p: dict(self._optimizer.state.get(p, {})) for p in parameters}
         states = [value for state in self._states.values() for value in state.values() if isinstance(value, Tensor)]
@@ -70,14 +70,14 @@ class OptimizerSnapshot:
         self._groups = [{k: copied(v) for k, v in group.items()} for group in settings_of(self._optimizer)]
 
     def end_step(self) -> None:
-        """Forget the entries of groups that the step has left: learning rates may change before it is taken back."""
+        """After a step, keep only settings that it changed, as learning rates may change before a rollback."""
         self._groups = [
             {name: value for name, value in before.items() if not _equal(value, group[name])}
             for before, group in zip(self._groups, self._optimizer.param_groups, strict=True)
         ]
 
     def restore(self) -> None:
-        """Take the step back: everything is as it was before."""
+        """Roll the step back."""
         for tensor, copy in self._copies.items():
             tensor.copy_(copy)
         for parameter, state in self._states.items():
@@ -86,7 +86,7 @@ class OptimizerSnapshot:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a tensor; anything else, which is replaced rather than changed, as it is."""
+    """A copy of a tensor; other values, which are never changed in place, themselves."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 

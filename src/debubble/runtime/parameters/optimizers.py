@@ -1,4 +1,4 @@
-"""Optimizers of one device: those of stages that are stepped inside the step, that of the rest; the scale of fp16."""
+"""The optimizers of one device, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class DeviceOptimizers:
-    """Optimizers that the program steps, one per stage (S), and those that step the rest after it.
+    """Optimizers that the program steps inside the step, one per stage (S), and the one that steps the rest after it.
 
     Args:
-        plan: What runs.
-        part: The stages of this device.
-        make: Makes the optimizer of a list of parameters; None: the user steps them.
-        shares_table: Whether another rank has a copy of this one's tied table.
-        ema_decay: Of the averages of the parameters; None: there are none.
+        plan: The plan that runs.
+        device_part: The stages of this device.
+        make: Makes the optimizer of a list of parameters; None: the user steps the parameters.
+        shares_table: Whether another rank has a copy of this rank's tied table.
+        ema_decay: Decay of the averages of the parameters; None: no averages.
 
     Raises:
-        InputError: The plan steps stages, or averages are wanted, and there is no `make`.
+        InputError: The plan steps stages, or there are averages, but no `make`.
     """
 
     def __init__(
         self,
         plan: Plan,
-        part: DevicePart,
+        device_part: DevicePart,
         make: MakeOptimizer | None,
         *,
         shares_table: bool,
         ema_decay: float | None = None,
     ) -> None:
-        self._part = part
+        self._device_part = device_part
         self._snapshots: dict[Optimizer, OptimizerSnapshot] = {}
         self._lock = threading.Lock()
         stepped = sorted({op.stage for op in plan.schedule.operations if op.kind is Kind.S})
@@ -60,110 +60,112 @@ class DeviceOptimizers:
             )
         if ema_decay is not None:
             check_averages(plan.options)
-        self.averages = None if ema_decay is None else WeightAverages(part.parameters(), ema_decay)
-        """The averages of the parameters, if the run has some."""
+        self.averages = None if ema_decay is None else WeightAverages(device_part.parameters(), ema_decay)
+        """Averages of the parameters; None if the run has none."""
         self.on_host = plan.schedule.host_steps & set(stepped)
-        """The stages of all devices that their hosts step inside the step."""
+        """Stages, of all devices, that hosts step inside the step."""
         self.on_device = set(stepped) - self.on_host
-        """The stages that their devices step inside the step."""
+        """Stages, of all devices, that devices step inside the step."""
         self.inside: dict[int, Optimizer] = {}
-        """The optimizers of this device's stages that are stepped inside the step."""
+        """This device's optimizers that are stepped inside the step, by stage."""
         self.outside: list[Optimizer] = []
         if make is not None:
-            self.inside = {s: make(part.parameters_of(s)) for s in stepped if s in part.stages}
+            self.inside = {s: make(device_part.parameters_of(s)) for s in stepped if s in device_part.stages}
             inside = {p for optimizer in self.inside.values() for p in parameters_of(optimizer)}
-            rest = [p for p in dict.fromkeys(part.masters.values()) if p.requires_grad and p not in inside]
+            rest = [p for p in dict.fromkeys(device_part.masters.values()) if p.requires_grad and p not in inside]
             self.outside = [make(rest)] if rest else []
         self._counted = self._parameters_in_norm(shares_table)
 
     @property
     def all(self) -> list[Optimizer]:
-        """Every optimizer of the device."""
+        """All optimizers of the device."""
         return [*self.outside, *self.inside.values()]
 
     def continue_with(self, before: DeviceOptimizers) -> None:
-        """Let the earlier optimizers step these parameters; their settings stay, as do schedules that change them."""
-        self.outside = [*map(_rebound, before.outside, self.outside)] or self.outside
-        self.inside = {stage: _rebound(before.inside[stage], made) for stage, made in self.inside.items()}
+        """Rebind earlier optimizers to these parameters; their settings, and learning-rate schedulers, remain."""
+        self.outside = [*map(_rebind, before.outside, self.outside)] or self.outside
+        self.inside = {stage: _rebind(before.inside[stage], made) for stage, made in self.inside.items()}
 
     @property
     def static_bytes(self) -> int:
         """Bytes on the device of parameters, working copies, gradients, optimizer states and snapshots.
 
-        What the plan leaves to the host is the host's, also where both are the CPU.
+        Those of host-stepped stages count as the host's, even if both are the CPU.
         """
         return self.lasting_bytes + self.gradient_bytes
 
     @property
     def lasting_bytes(self) -> int:
-        """The bytes that stay from step to step: all but gradients."""
-        tensors = (*self._stepped, *self._computing_tensors(), *self._optimizer_tensors())
-        own = [part for t in map(local_tensor, tensors) for part in (inner_tensors(t) or [t])]
+        """Bytes that are permanent: all but gradients."""
+        tensors = (*self._stepped, *self._working_tensors(), *self._optimizer_tensors())
+        plain = [inner for t in map(local_tensor, tensors) for inner in (inner_tensors(t) or [t])]
         # A parameter that is not gathered has an empty storage.
-        bytes_at = {t.untyped_storage().data_ptr(): t.nbytes for t in own if t.untyped_storage().nbytes()}
+        bytes_at = {t.untyped_storage().data_ptr(): t.nbytes for t in plain if t.untyped_storage().nbytes()}
         return sum(bytes_at.values()) + self._snapshot_bytes
 
     @property
     def gradient_bytes(self) -> int:
-        """The bytes of the gradients that are there now, counted in every step: some hundred numbers are added up."""
-        own = [p.grad for p in self._stepped if p.grad is not None]
-        own += [gradient for weights in self._part.weights.values() for gradient in weights.gradients]
-        # A master may be the parameter that computes, and then its gradient comes twice.
-        return sum(map(local_bytes, {id(gradient): gradient for gradient in own}.values()))
+        """Bytes of the current gradients."""
+        gradients = [p.grad for p in self._stepped if p.grad is not None]
+        gradients += [gradient for weights in self._device_part.weights.values() for gradient in weights.gradients]
+        # A master may be the working parameter, and then its gradient comes twice.
+        return sum(map(local_bytes, {id(gradient): gradient for gradient in gradients}.values()))
 
     @cached_property
     def _stepped(self) -> list[nn.Parameter]:
-        """The parameters whose optimizers are the device's."""
-        hosted = {p for weights in self._part.weights.values() if weights.on_host for p in weights.masters.values()}
-        return [p for p in self._part.parameters() if p not in hosted]
+        """Parameters that the device steps."""
+        stages = self._device_part.weights.values()
+        hosted = {p for weights in stages if weights.on_host for p in weights.masters.values()}
+        return [p for p in self._device_part.parameters() if p not in hosted]
 
-    def _computing_tensors(self) -> Iterator[Tensor]:
-        """The parameters that compute, and this replica's rows of them."""
-        for stage in self._part.stages.values():
+    def _working_tensors(self) -> Iterator[Tensor]:
+        """The working parameters, and this replica's rows of them."""
+        for stage in self._device_part.stages.values():
             yield from (p for unit in stage.units for p in unit.parameters())
-        for weights in self._part.weights.values():
+        for weights in self._device_part.weights.values():
             yield from weights.shards
 
     def _optimizer_tensors(self) -> Iterator[Tensor]:
-        """The optimizer states and averages of the parameters whose optimizers are the device's."""
+        """Optimizer states and averages of the parameters that the device steps."""
         states = {p: state.values() for optimizer in self.all for p, state in optimizer.state.items()}
         for parameter in self._stepped:
-            average = None if self.averages is None else self.averages.of(parameter)
+            average = None if self.averages is None else self.averages.get(parameter)
             yield from (t for t in (*states.get(parameter, ()), average) if isinstance(t, Tensor))
 
     @property
     def _snapshot_bytes(self) -> int:
-        hosted = {self.inside[s] for s, weights in self._part.weights.items() if weights.on_host and s in self.inside}
+        stages = self._device_part.weights.items()
+        hosted = {self.inside[s] for s, weights in stages if weights.on_host and s in self.inside}
         return sum(snapshot.nbytes for optimizer, snapshot in self._snapshots.items() if optimizer not in hosted)
 
     def squares(self) -> float:
-        """Sum of the squares of the gradients of this device, in double precision."""
+        """Sum of the squares of this device's gradients, in double precision."""
         return sum(map(self._squares_of, self._counted))
 
     def _squares_of(self, stage: int) -> float:
         return sum_of_squares(local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None)
 
     def finish(self, stage: int) -> float:
-        """Let the masters of a stage have their whole gradients.  Returns the sum of their squares."""
-        self._part.weights[stage].finish()
+        """Reduce a stage's gradients to its masters, and return the sum of their squares."""
+        self._device_part.weights[stage].finish()
         return self._squares_of(stage)
 
     def step(self, stage: int) -> None:
-        """S, as the plan says: with the stage's gradients as they are; not at all if one of them is inf or NaN."""
+        """S: step a stage without clipping; skip it if one of its gradients is inf or NaN."""
         if math.isfinite(self.finish(stage)):
             self.inside[stage].step()
         self.inside[stage].zero_grad()
 
     def snapshot_of(self, optimizer: Optimizer) -> OptimizerSnapshot:
-        """The copies that take this optimizer's steps back."""
+        """The snapshot of an optimizer, made once."""
         with self._lock:
             return self._snapshots.setdefault(optimizer, OptimizerSnapshot(optimizer))
 
     def _parameters_in_norm(self, shares_table: bool) -> dict[int, list[nn.Parameter]]:
-        """The parameters of each stage that count in the norm: a tied table does once, in the first stage."""
+        """The parameters that count in the norm, by stage: a tied table counts once, in the first stage."""
         parameters: dict[int, list[nn.Parameter]] = {}
         seen: set[nn.Parameter] = set()
-        for stage, weights in sorted(self._part.weights.items()):
+        for stage, weights in sorted(self._device_part.weights.items()):
             parameters[stage] = []
             for name, parameter in weights.masters.items():
                 second = shares_table and name == HEAD_TABLE
@@ -175,9 +177,9 @@ class DeviceOptimizers:
 
 @dataclass
 class LossScale:
-    """A factor of the loss that halves when a gradient overflows, and doubles after many steps in which none did.
+    """The loss scale of fp16: it halves when a gradient overflows, and doubles after many steps without overflow.
 
-    The rule is Micikevicius et al.'s (arXiv:1710.03740, section 3.2), the numbers are those of torch's GradScaler.
+    The rule is that of Micikevicius et al. (arXiv:1710.03740, section 3.2), with the numbers of torch's GradScaler.
     """
 
     value: float = 2.0**16
@@ -187,7 +189,7 @@ class LossScale:
     """Steps since it changed."""
 
     def update(self, *, finite: bool) -> None:
-        """Change the scale after a step, in which all gradients were finite or not."""
+        """Update the scale after a step; `finite`: whether all gradients were."""
         self.steps_since += 1
         if not finite:
             self.value, self.steps_since = self.value / 2, 0
@@ -195,8 +197,8 @@ class LossScale:
             self.value, self.steps_since = self.value * 2, 0
 
 
-def _rebound(before: Optimizer, made: Optimizer) -> Optimizer:
-    """The optimizer of before with its settings, on the parameters of another and without states."""
+def _rebind(before: Optimizer, made: Optimizer) -> Optimizer:
+    """Rebind an optimizer to the parameters of another one, with its settings and without states."""
     settings = settings_of(before)
     before.param_groups = made.param_groups
     for group, setting in zip(before.param_groups, settings, strict=False):

@@ -1,4 +1,4 @@
-"""An update that begins before the norm of all gradients is known, and is made right when it is."""
+"""An update that begins before the norm of all gradients is known, and is corrected afterwards."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from debubble.runtime.parameters.optimizers import DeviceOptimizers
 
 
 class TentativeUpdate:
-    """The update of one step: an optimizer steps if what is known by then lets it, and else waits.
+    """The update of one step: optimizers step early if the sums known so far allow it, else in `finish`.
 
-    Gradients are kept until all is known.
+    Gradients are kept until `finish`.
 
     Args:
-        optimizers: All of the device.
-        max_norm: The clip, as far as it is known when the step begins: `finish` has the last word.
-        optimistic: Whether any optimizer may step before the norm of all gradients is known.
+        optimizers: The device's optimizers.
+        max_norm: The expected clipping norm; that of `finish` decides.
+        optimistic: Whether optimizers may step before the norm of all gradients is known.
     """
 
     def __init__(self, optimizers: DeviceOptimizers, max_norm: float = math.inf, *, optimistic: bool = True) -> None:
@@ -38,20 +38,20 @@ class TentativeUpdate:
 
     @property
     def ahead(self) -> bool:
-        """True if any optimizer has stepped."""
+        """True if any optimizer has stepped early."""
         return any(step.snapshot is not None for step in self._steps)
 
     def step(self, stage: int) -> None:
-        """S: all that is known are the gradients of the stage itself."""
+        """S: only the stage's own gradients are known."""
         self._try(self._optimizers.inside[stage], PartialSums(self._optimizers.finish(stage)))
 
     def step_outside(self, known: PartialSums) -> None:
-        """Step the rest, after the program."""
+        """Step the other optimizers, after the program."""
         for optimizer in self._optimizers.outside:
             self._try(optimizer, known)
 
     def finish(self, total: PartialSums, max_norm: float) -> None:
-        """Correct wrong steps, step what has waited, and clear the gradients; further calls do nothing."""
+        """Correct wrong steps, step optimizers that have not stepped, and clear the gradients; once."""
         if self._finished:
             return
         for step in self._steps:
@@ -84,12 +84,12 @@ class _TentativeStep:
 
     optimizer: Optimizer
     settings: list[dict[str, Any]]
-    """The learning rate and the like: by the time it is stepped again, they may be the next step's."""
+    """Settings of the step, such as the learning rate: at its correction the optimizer may have the next step's."""
     snapshot: OptimizerSnapshot | None
-    """The copies that take its step back; None: it waits."""
+    """The snapshot before its early step; None: it has not stepped."""
 
     def correct(self, total: PartialSums, max_norm: float) -> None:
-        """Take the step back, and take it as is right now that all is known."""
+        """Roll the step back, if it was taken, and step with the right clipping, or not at all."""
         if self.snapshot is not None:
             self.snapshot.restore()
         if total.finite:

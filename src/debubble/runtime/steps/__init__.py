@@ -1,1 +1,1 @@
-"""Steps of a pipeline: the batch, forward and backward, updates, and what is measured."""
+"""Steps of a pipeline: batches, forward and backward, updates, and measurements."""

@@ -1,4 +1,4 @@
-"""Batches as `Pipeline.step` takes them, checked and cut into micro-batches."""
+"""Checks the batches of `Pipeline.step`, and splits them into micro-batches."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from debubble.runtime.models.attention.slices import SequenceSlice, SlicedSequen
 from debubble.runtime.models.units import MicroBatch
 
 IGNORED = -100
-"""Target of a token that has no part in the loss."""
+"""Target of a token that does not count in the loss."""
 
 Entries = Tensor | Mapping[str, Tensor]
-"""One of a `Batch`, not a sequence of them."""
+"""A single batch, not a sequence of batches."""
 
 Batch = Entries | Sequence[Entries]
 """Tokens [rows, length + 1], each to predict the next; or a mapping with `input_ids` and one of the following, [rows,
 length] each, where -100 stands for no target:
 
-* `labels`, as transformers takes them: `labels[r, t]` is the token at position t itself, which position t - 1 is to
-  predict (often the `input_ids` themselves).
-* `targets`: `targets[r, t]` is what position t is to predict.
+* `labels`, as in transformers: `labels[r, t]` is the token at position t, which position t - 1 predicts (often equal to
+  `input_ids`).
+* `targets`: `targets[r, t]` is the token that position t predicts.
 
-It may also have an `attention_mask` and `position_ids`, as transformers takes them: see `read_batch`.  A sequence of
-such is one for each micro-batch, whose rows and lengths may differ.  A loss of your own may ask for more entries, with
-as many rows (see `Loss`).
+It may also have an `attention_mask` and `position_ids`, as in transformers: see `read_batch`.  A sequence of batches
+has one per micro-batch, whose rows and lengths may differ.  A loss of your own may require more entries, with the
+same number of rows (see `Loss`).
 
-Modules of your own take `inputs` [rows, ...] and `targets` [rows, ...] of any two shapes: images and a label for each.
+Modules of your own take `inputs` [rows, ...] and `targets` [rows, ...] of any shapes, such as images and labels.
 """
 
 ENTRIES = ("input_ids", "labels", "targets", "attention_mask", "position_ids")
 INPUTS = "inputs"
-"""The entry of modules of the user's own, which may be called `input_ids` too."""
-Cut = Callable[[int], tuple[int, ...]]
-"""The tokens of each slice of a sequence of so many tokens."""
+"""The inputs of a user's modules, for which `input_ids` is an alias."""
+SliceLengths = Callable[[int], tuple[int, ...]]
+"""Maps a sequence's length to the lengths of its slices."""
 
 
-def whole(length: int) -> tuple[int, ...]:
-    """One slice: the whole sequence."""
+def one_slice(length: int) -> tuple[int, ...]:
+    """Do not slice the sequence."""
     return (length,)
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Tokens and targets, [rows, length] each, of a step or of one micro-batch.
+    """Tokens and targets, [rows, length] each, of a step or a micro-batch.
 
-    Of modules of the user's own, inputs and targets [rows, ...].
+    For a user's modules, inputs and targets [rows, ...].
     """
 
     tokens: Tensor
@@ -61,26 +61,28 @@ class TokenRows:
     positions: Tensor | None = None
     """Position of each token, [rows or 1, length]; None: 0, 1, 2 and so on in every row."""
     documents: Tensor | None = None
-    """Number of the document that each token belongs to, which alone it attends to; None: a row is one."""
+    """Number of each token's document, to which its attention is limited; None: a row is a document."""
     loss_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """Entries that the loss asks for, [rows, ...] each, by name."""
+    """Entries that the loss requires, [rows, ...] each, by name."""
 
     @property
     def counted(self) -> int:
-        """Tokens that have a part in the loss."""
+        """Number of tokens that count in the loss."""
         return int((self.targets != IGNORED).sum())
 
-    def cut(self, parts: int) -> list[TokenRows]:
-        """Equal parts, each with storages of its own: what one micro-batch saves can be offloaded without the others.
+    def split(self, micro_batches: int) -> list[TokenRows]:
+        """Split into equal micro-batches with separate storages, so that each can be offloaded separately.
 
-        Raises InputError if the rows cannot be divided so.
+        Raises InputError if the rows cannot be divided.
         """
-        if len(self.tokens) % parts:
-            raise InputError(f"A batch of {len(self.tokens)} rows cannot be cut into {parts} equal micro-batches.")
-        return [self.each(partial(_part, index=index, parts=parts)) for index in range(parts)]
+        if len(self.tokens) % micro_batches:
+            raise InputError(
+                f"A batch of {len(self.tokens)} rows cannot be cut into {micro_batches} equal micro-batches."
+            )
+        return [self.map(partial(_chunk, index=index, chunks=micro_batches)) for index in range(micro_batches)]
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> TokenRows:
-        """The rows with every tensor changed so."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> TokenRows:
+        """Apply a function to every tensor."""
         return TokenRows(
             change(self.tokens),
             change(self.targets),
@@ -92,22 +94,22 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One step's micro-batches."""
+    """The micro-batches of one step."""
 
-    parts: Sequence[TokenRows]
-    """One for each micro-batch."""
+    rows: Sequence[TokenRows]
+    """Tokens and targets per micro-batch."""
     checksum: int
-    """Checksum of all that was given: ranks that have the same batch have the same one."""
+    """Checksum of the batch, to compare ranks."""
     counted: int
-    """Tokens of the whole sequences that have a part in the loss."""
+    """Number of tokens of full sequences that count in the loss."""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Rows and length of each micro-batch."""
-        return tuple(tuple(part.tokens.shape) for part in self.parts)
+        return tuple(tuple(rows.tokens.shape) for rows in self.rows)
 
-    def divided(self, group: ContextGroup) -> StepBatch:
-        """This rank's part of every sequence, with its positions; documents stay those of the whole.
+    def shard(self, group: ContextGroup) -> StepBatch:
+        """This rank's shard of every sequence, with its positions; documents are those of full sequences.
 
         Raises InputError if a length cannot be divided among the ranks.
         """
@@ -120,85 +122,85 @@ class StepBatch:
                     f"A sequence of {length} tokens cannot be cut into {chunks} equal parts, 2 for each of the"
                     f" {group.size} context-parallel ranks: give sequences of a multiple of {chunks}."
                 )
-        return StepBatch([_own(part, group) for part in self.parts], self.checksum, self.counted)
+        return StepBatch([_shard(rows, group) for rows in self.rows], self.checksum, self.counted)
 
     def micro_batches(
-        self, *, scale: float, seed: int, cut: Cut = whole, counted: bool = True
+        self, *, scale: float, seed: int, slices: SliceLengths = one_slice, counted: bool = True
     ) -> tuple[list[Tensor], list[MicroBatch]]:
-        """Inputs and what goes with them, or of as many slices of each.
+        """Inputs and other arguments of all micro-batches, or of all their slices.
 
         Args:
             scale: Factor of every loss.
-            seed: Every dropout mask follows from it.
-            cut: The tokens of each slice of a sequence, by its length.
-            counted: Whether ledgers count what slices leave for each other.
+            seed: Seed of dropout masks.
+            slices: Slices of a sequence, by its length.
+            counted: Whether ledgers count the keys and values of slices.
 
         Raises:
-            InputError: If a sequence cannot be cut.
+            InputError: A sequence cannot be sliced.
         """
-        parts = [piece for part in self.parts for piece in _sliced(part, cut, counted)]
-        seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(len(parts)))
-        return [rows.tokens for rows, _ in parts], [
-            MicroBatch(rows.targets, scale, s, None, rows.positions, rows.documents, rows.loss_inputs, place)
-            for (rows, place), s in zip(parts, seeds, strict=True)
+        sliced = [item for rows in self.rows for item in _slice(rows, slices, counted)]
+        seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(len(sliced)))
+        return [rows.tokens for rows, _ in sliced], [
+            MicroBatch(rows.targets, scale, s, None, rows.positions, rows.documents, rows.loss_inputs, sequence_slice)
+            for (rows, sequence_slice), s in zip(sliced, seeds, strict=True)
         ]
 
 
 @dataclass(frozen=True)
 class BatchFormat:
-    """The entries of a batch that a plan's model takes."""
+    """The entries of a batch that a plan's model supports."""
 
     has_positions: bool = False
-    """True if its units take positions and documents."""
+    """True if its units support positions and documents."""
     has_masks: bool = False
-    """True if they may hide tokens, too."""
+    """True if they support masks that hide tokens."""
     loss_entries: tuple[str, ...] = ()
-    """Names of the entries that the loss asks for."""
+    """Names of the entries that the loss requires."""
     vocabulary: int | None = None
-    """Tokens that the model has; None: its modules are the user's own, and take any inputs."""
+    """Vocabulary size; None: the modules are the user's, and take any inputs."""
     positions: int | None = None
-    """Positions that the model has learned; None: it has none of its own, and takes any length."""
+    """Number of learned positions; None: the model has none, and takes any length."""
 
 
 def read_batch(
     batch: Batch, *, micro_batches: int, device: torch.device, accepted: BatchFormat | None = None
 ) -> StepBatch:
-    """Check, move and cut a batch.
+    """Check a batch, move it to the device, and split it into micro-batches.
 
-    `position_ids` may be any; as in transformers, where they do not continue by 1 a new document begins, and attention
-    stays within documents, unless there is an `attention_mask`.  That one, [rows, length] of zeros and ones, hides
-    tokens, whose targets must be -100, from all others.
+    As in transformers, a new document begins where `position_ids` do not increase by 1, and attention is limited to
+    documents, unless there is an `attention_mask`.  A mask, [rows, length] of zeros and ones, hides tokens from all
+    others; their targets must be -100.
 
     Args:
         batch: Tokens and targets (see `Batch`).
-        micro_batches: How many the plan has.
-        device: Where the tokens and targets go.
-        accepted: What the model takes; None: neither positions nor masks.
+        micro_batches: The plan's number of micro-batches.
+        device: Device of the result.
+        accepted: What the model supports; None: neither positions nor masks.
 
     Raises:
-        InputError: The batch has the wrong shape, cannot be divided, or has an entry that cannot be honoured.
+        InputError: The batch has the wrong shape, cannot be divided, or has an unsupported entry.
     """
     read_one = partial(_read, accepted=accepted or BatchFormat())
     if isinstance(batch, Tensor | Mapping):
         read = [read_one(batch)]
-        cut = read[0].cut(micro_batches)
+        split = read[0].split(micro_batches)
     else:
         if len(batch) != micro_batches:
             raise InputError(
                 f"A sequence of batches has one for each micro-batch: {micro_batches} for this plan, not {len(batch)}."
             )
-        cut = read = [read_one(part) for part in batch]
+        split = read = [read_one(entries) for entries in batch]
     checksum = 0
     for rows in read:
         for tensor in (rows.tokens, rows.targets, rows.positions, rows.documents):
             checksum = checksum if tensor is None else _checksum(tensor, checksum)
     counted = sum(rows.counted for rows in read)
-    return StepBatch([rows.each(lambda tensor: tensor.to(device)) for rows in cut], checksum, counted)
+    return StepBatch([rows.map(lambda tensor: tensor.to(device)) for rows in split], checksum, counted)
 
 
-def _sliced(rows: TokenRows, cut: Cut, counted: bool) -> Iterator[tuple[TokenRows, SequenceSlice | None]]:
-    """The slices of sequences, with the documents of the whole; whole sequences where there is one slice."""
-    lengths = cut(rows.tokens.shape[1]) if rows.tokens.dim() > 1 else ()
+def _slice(rows: TokenRows, slices: SliceLengths, counted: bool) -> Iterator[tuple[TokenRows, SequenceSlice | None]]:
+    """The slices of sequences, with the documents of full sequences; None for a single slice."""
+    lengths = slices(rows.tokens.shape[1]) if rows.tokens.dim() > 1 else ()
     if len(lengths) < 2:
         yield rows, None
         return
@@ -210,7 +212,7 @@ def _sliced(rows: TokenRows, cut: Cut, counted: bool) -> Iterator[tuple[TokenRow
 
 
 def check_entries(names: Iterable[str], owner: str, more: Sequence[str] = ()) -> None:
-    """Raise InputError if one of them is no entry of a `Batch`, and none of `more`."""
+    """Raise InputError if a name is neither an entry of a `Batch` nor one of `more`."""
     known = (*ENTRIES, *more)
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
@@ -219,11 +221,11 @@ def check_entries(names: Iterable[str], owner: str, more: Sequence[str] = ()) ->
         )
 
 
-def _own(rows: TokenRows, group: ContextGroup) -> TokenRows:
+def _shard(rows: TokenRows, group: ContextGroup) -> TokenRows:
     positions = rows.positions
     if positions is None:
         positions = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)[None]
-    tokens, targets, positions = (group.own(tensor, 1) for tensor in (rows.tokens, rows.targets, positions))
+    tokens, targets, positions = (group.local_chunks(tensor, 1) for tensor in (rows.tokens, rows.targets, positions))
     return TokenRows(tokens, targets, positions, rows.documents)
 
 
@@ -263,7 +265,7 @@ def _read(batch: Entries, *, accepted: BatchFormat) -> TokenRows:
 
 
 def _check_tokens(tokens: Tensor, targets: Tensor, vocabulary: int) -> None:
-    """Refuse what is no token of the vocabulary: a kernel would fail on one rank alone, or read what is not its own."""
+    """Refuse tokens outside the vocabulary: a kernel would fail on one rank only, or read out of bounds."""
     known = targets[targets != IGNORED]
     for name, numbers in (("Token", tokens), ("Target", known)):
         if numbers.numel():
@@ -273,8 +275,8 @@ def _check_tokens(tokens: Tensor, targets: Tensor, vocabulary: int) -> None:
                 raise InputError(f"{name} {wrong} is not in the model's vocabulary of {vocabulary} tokens.")
 
 
-def _part(tensor: Tensor, *, index: int, parts: int) -> Tensor:
-    rows = len(tensor) // parts
+def _chunk(tensor: Tensor, *, index: int, chunks: int) -> Tensor:
+    rows = len(tensor) // chunks
     return tensor.narrow(0, index * rows, rows).clone()
 
 
@@ -289,7 +291,7 @@ def _tokens_and_targets(batch: Mapping[str, Tensor], *, any_shape: bool) -> tupl
     name = "labels" if "labels" in batch else "targets"
     tokens, labels = batch["input_ids"], batch[name]
     if not labels.is_floating_point():
-        labels = labels.long()  # the one type of whole numbers that torch's losses take
+        labels = labels.long()  # the only integer dtype that torch's losses support
     if any_shape and name == "targets":
         if not tokens.dim() or not labels.dim() or len(tokens) != len(labels):
             raise InputError(
@@ -306,20 +308,17 @@ def _tokens_and_targets(batch: Mapping[str, Tensor], *, any_shape: bool) -> tupl
 
 
 def _next_labels(labels: Tensor) -> Tensor:
-    """The target of each position: the next one's label; the last position has none."""
+    """The target of each position: the next position's label; the last position has none."""
     targets = torch.full_like(labels, IGNORED)
     targets[:, :-1] = labels[:, 1:]
     return targets
 
 
 def _with_positions(rows: TokenRows, positions: Tensor, accepted: BatchFormat, *, masked: bool) -> TokenRows:
-    """The rows with positions of their own; as they are if these are the usual ones.
-
-    As in transformers, they tell documents apart only where no mask does.
-    """
+    """Set positions, unless they are the default ones, and the documents that they imply, unless there is a mask."""
     length = rows.tokens.shape[1]
-    usual = torch.arange(length, device=positions.device)
-    if positions.shape[-1:] == (length,) and (positions == usual).all():
+    default = torch.arange(length, device=positions.device)
+    if positions.shape[-1:] == (length,) and (positions == default).all():
         return rows
     if not accepted.has_positions:
         raise InputError(
@@ -339,9 +338,9 @@ def _with_positions(rows: TokenRows, positions: Tensor, accepted: BatchFormat, *
 
 
 def _with_mask(rows: TokenRows, mask: Tensor, *, allowed: bool) -> TokenRows:
-    """The rows with hidden tokens in documents of their own; as they are if nothing that counts sees them."""
-    seen = mask != 0
-    if mask.shape == rows.tokens.shape and seen.all():
+    """Put hidden tokens into separate documents, unless no token that counts would attend to them."""
+    visible = mask != 0
+    if mask.shape == rows.tokens.shape and visible.all():
         return rows
     if not allowed:
         raise InputError(
@@ -349,16 +348,16 @@ def _with_mask(rows: TokenRows, mask: Tensor, *, allowed: bool) -> TokenRows:
         )
     if mask.shape != rows.tokens.shape:
         raise InputError("'attention_mask' must have shape [rows, length].")
-    if (rows.targets[~seen] != IGNORED).any():
+    if (rows.targets[~visible] != IGNORED).any():
         raise InputError(
             "A token that 'attention_mask' hides must predict nothing: give its target, or the label of the token after"
             " it, -100."
         )
-    # No position attends to later ones: what is hidden at the end of a row is seen by hidden positions alone.
-    if not (seen[:, 1:] & ~seen[:, :-1]).any():
+    # Attention is causal: only hidden positions attend to hidden ones at the end of a row.
+    if not (visible[:, 1:] & ~visible[:, :-1]).any():
         return rows
     documents = torch.zeros_like(rows.tokens) if rows.documents is None else rows.documents
-    return replace(rows, documents=torch.where(seen, documents, -1))
+    return replace(rows, documents=torch.where(visible, documents, -1))
 
 
 def _checksum(tensor: Tensor, start: int = 0) -> int:

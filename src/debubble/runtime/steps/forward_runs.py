@@ -1,4 +1,4 @@
-"""Runs of a plan's forwards alone: evaluation, and generation of tokens."""
+"""Runs of forwards only: evaluation and generation."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from debubble.runtime.steps.training_step import StepRunner
 
 
 class ForwardRuns:
-    """Interprets the forwards of a plan's stages, of which nothing is kept.
+    """Interprets the forwards of a plan's stages without saving anything.
 
-    What was measured of the last step stays: messages count apart.  The stages may train by another order meanwhile.
+    The measurements of the last training step do not change: messages have another ledger.
     """
 
     def __init__(self, runner: StepRunner) -> None:
@@ -39,7 +39,7 @@ class ForwardRuns:
         self._interpreter = Interpreter(operations, runner.status)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor:
-        """The mean loss over the targets of all batches.  Raises InputError if there is none."""
+        """The mean loss over the targets of all batches.  Raises InputError if there is no batch."""
         total, targets = torch.zeros((), dtype=torch.float64, device=self._lanes.device), 0
         self._runner.status.enter("evaluates", local=False)
         with self._evaluation_mode():
@@ -59,7 +59,7 @@ class ForwardRuns:
         return (total / targets).to(loss_dtype(self._runner.plan))
 
     def generate(self, prompts: Tensor, *, new_tokens: int, temperature: float, seed: int) -> Tensor:
-        """Prompts [rows, length] with what follows them.  Raises InputError if they have another shape."""
+        """Prompts [rows, length] with generated tokens.  Raises InputError if they have another shape."""
         config, ranks = self._runner.plan.model, self._runner.ranks
         if config is None:
             raise InputError("The plan has no language model that could generate tokens.")
@@ -67,21 +67,21 @@ class ForwardRuns:
             raise InputError("Context parallelism divides whole sequences alone: generate with a plan of context 1.")
         if prompts.dim() != 2 or not prompts.numel():
             raise InputError(f"Prompts have shape [rows, length], not {list(prompts.shape)}.")
-        each, rows = self._runner.plan.micro_batches, len(prompts)
-        # The program has so many micro-batches, whatever they hold.
-        tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // each) * each) % rows]
+        count, rows = self._runner.plan.micro_batches, len(prompts)
+        # Rows are repeated to fill the program's micro-batches.
+        tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // count) * count) % rows]
         random = torch.Generator(device=self._lanes.device).manual_seed(seed)
         self._runner.status.enter("generates", local=False)
         stages = self._runner.operations.stages
-        kept = _last_logits(self._schedule, config.vocab, stages, ranks.device, ranks.tensor)
-        with self._evaluation_mode(), kept as logits:
+        capture = _last_logits(self._schedule, config.vocab, stages, ranks.device, ranks.tensor)
+        with self._evaluation_mode(), capture as logits:
             for _ in range(new_tokens):
-                batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0, counted=1)
+                batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).split(count), checksum=0, counted=1)
                 self._lanes.start_step()
                 self._interpreter.run(self._runner.inputs.state(batch, 1, seed=0))
                 following = torch.zeros(len(tokens), dtype=torch.int64, device=self._lanes.device)
                 if logits:
-                    following = _choose_tokens(torch.cat([logits.pop(j) for j in range(each)]), temperature, random)
+                    following = _choose_tokens(torch.cat([logits.pop(j) for j in range(count)]), temperature, random)
                 ranks.sum_over_pipeline(following)
                 tokens = torch.cat((tokens, following[:, None]), dim=1)
         self._runner.status.leave()
@@ -89,7 +89,7 @@ class ForwardRuns:
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Let all modules compute with the newest parameters and be in evaluation mode, and measure nothing."""
+        """Context with current working parameters and modules in evaluation mode, in which nothing is measured."""
         operations = self._runner.operations
         for weights in operations.weights.values():
             weights.load_working()
@@ -106,7 +106,7 @@ class ForwardRuns:
 
 
 def _choose_tokens(logits: Tensor, temperature: float, random: torch.Generator) -> Tensor:
-    """A token for each row of logits [rows, vocabulary]: the likeliest at temperature 0, else a sample."""
+    """A token for each row of logits [rows, vocabulary]: the most likely at temperature 0, else a sample."""
     if not temperature:
         return logits.argmax(-1)
     return torch.multinomial((widen(logits) / temperature).softmax(-1), 1, generator=random)[:, 0]
@@ -116,9 +116,9 @@ def _choose_tokens(logits: Tensor, temperature: float, random: torch.Generator) 
 def _last_logits(
     schedule: Schedule, vocabulary: int, stages: Mapping[int, Stage], device: int, group: TensorGroup
 ) -> Iterator[dict[int, Tensor]]:
-    """Let the last unit, in place of its loss, leave the last position's logits [rows, vocabulary] by micro-batch.
+    """Context in which the last position's logits [rows, vocabulary] are collected by micro-batch, instead of losses.
 
-    They stay empty where the last stage is not.
+    The result stays empty on devices without the last stage.
     """
     logits_of: dict[int, Tensor] = {}
     last = schedule.stages - 1
@@ -131,8 +131,8 @@ def _last_logits(
     cut = Cut(1, vocabulary)
 
     def keep(logits: Tensor, targets: Tensor) -> Tensor:
-        own = logits[:, -1]
-        logits_of[next(order)] = own if group.size == 1 else group.gather(own, cut)
+        last_position = logits[:, -1]
+        logits_of[next(order)] = last_position if group.size == 1 else group.gather(last_position, cut)
         return logits.new_zeros(())
 
     loss, unit.loss = unit.loss, keep

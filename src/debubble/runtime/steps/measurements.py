@@ -1,4 +1,4 @@
-"""Measurements of a pipeline's last step: bytes by its ledgers, and when each instruction, and each unit, ran."""
+"""Measurements of the last step: bytes by the ledgers, and times of instructions and units."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from debubble.runtime.topology import Ranks
 
 
 class AllocatorPeaks(NamedTuple):
-    """The most bytes that torch's allocator gave out, and took from the device."""
+    """Peak bytes that torch's allocator has allocated, and reserved on the device."""
 
     allocated: int
     reserved: int
 
 
 _Units = tuple[str, int, int, int]
-"""A kind, a stage, and which of its units, as in UnitTime."""
+"""Operation kind, stage, index of the first unit, and number of units, as in UnitTime."""
 _NOT_MEASURED = nullcontext()
 
 
 class UnitTimes:
-    """Marks the moments between units while `enabled`: of forwards unit by unit, of backwards segment by segment."""
+    """Measures units while `enabled`: forwards by unit, backwards by segment."""
 
     def __init__(self, lanes: CpuLanes | CudaLanes) -> None:
         self.enabled = False
@@ -43,20 +43,20 @@ class UnitTimes:
         self._marks: list[tuple[_Units, Mark, Mark]] = []
 
     def start_step(self) -> None:
-        """Forget the step before."""
+        """Discard the previous step's times."""
         self._marks.clear()
 
     def observe(self, number: int, stage: Stage) -> None:
-        """Measure the units of this stage from now on."""
+        """Measure the units of this stage."""
         stage.timed = partial(self._timed, number)
 
     def medians(self) -> tuple[UnitTime, ...]:
-        """The times of the last step, the median over its micro-batches."""
+        """The times of the last step, as medians over its micro-batches."""
         seconds = self._lanes.seconds([mark for _, *marks in self._marks for mark in marks])
-        found: defaultdict[_Units, list[float]] = defaultdict(list)
+        times_of: defaultdict[_Units, list[float]] = defaultdict(list)
         for (units, _, _), start, end in zip(self._marks, seconds[::2], seconds[1::2], strict=True):
-            found[units].append(end - start)
-        return tuple(UnitTime(*units, seconds=median(times)) for units, times in found.items())
+            times_of[units].append(end - start)
+        return tuple(UnitTime(*units, seconds=median(times)) for units, times in times_of.items())
 
     def _timed(self, stage: int, kind: Kind, first: int, count: int) -> AbstractContextManager[None]:
         return self._between_marks((kind.value, stage, first, count)) if self.enabled else _NOT_MEASURED
@@ -69,43 +69,43 @@ class UnitTimes:
 
 
 class Measurements:
-    """Memory and times of this rank's last step, all sizes in bytes.
+    """Memory, in bytes, and times of this rank's last step.
 
     Args:
-        ranks: All ranks of the run.
+        ranks: The ranks of the run.
         lanes: The lanes of this device.
-        status: The phases of a step.
-        devices: Pipeline devices of the plan.
+        status: Records the phases of a step.
+        devices: The plan's number of pipeline devices.
     """
 
     def __init__(self, ranks: Ranks, lanes: CpuLanes | CudaLanes, status: RankStatus, *, devices: int) -> None:
         self._ranks, self._lanes, self._status, self._devices = ranks, lanes, status, devices
         self.activations, self.messages = Ledger(lanes.device), Ledger(lanes.device)
         self.unit_times = UnitTimes(lanes)
-        """Times of units, where they are enabled."""
+        """Times of units, if they are enabled."""
         self.optimizers: DeviceOptimizers
         """Optimizers of the device's parameters."""
         self.every_step = False
-        """True if every step counts the bytes that it saves.
+        """True if every step counts saved bytes.
 
-        The first step of other shapes than those before counts them in any case, as do all of a device that recomputes
-        or offloads; peaks are those of the last step that did.  Counting takes time where tensors are small.
+        The first step of new shapes always counts them, as do all steps of a device that recomputes or offloads; peaks
+        are those of the last step that counted.  Counting has overhead, which matters for small tensors.
         """
         self.counts_memory = False
-        """True if the last step counted."""
+        """True if the last step counts saved bytes."""
         self.executed: Sequence[ExecutedInstruction] = []
         """Instructions of the last step."""
         self.origin = 0.0
-        """Begin of the last step, in seconds on the host's clock."""
+        """Start of the last step, in seconds on the host's clock."""
         self.step = -1
         """The number of the last step, from 0."""
         self.rolled_back = 0
-        """Devices whose hosts took their steps back in the last `optimizer_step`."""
+        """Number of devices whose hosts rolled back their steps in the last `optimizer_step`."""
         self._counted_shapes: tuple[tuple[int, ...], ...] = ()
         self._gradient_bytes = 0
 
     def begin_step(self, shapes: tuple[tuple[int, ...], ...], *, needs_ledger: bool) -> None:
-        """Forget the step before, as far as this one measures, with micro-batches of these shapes."""
+        """Begin to measure a step with micro-batches of these shapes."""
         self.counts_memory = self.every_step or needs_ledger or shapes != self._counted_shapes
         if self.counts_memory:
             self._counted_shapes, self._gradient_bytes = shapes, 0
@@ -115,41 +115,41 @@ class Measurements:
         self._lanes.start_step()
 
     def count_gradients(self) -> None:
-        """Note the bytes of gradients after the program of a step that counts, which may be gone when somebody asks."""
+        """Record the bytes of gradients, if the step counts memory, before they are cleared."""
         if self.counts_memory:
             self._gradient_bytes = max(self._gradient_bytes, self.optimizers.gradient_bytes)
 
     def count_next_step(self) -> None:
-        """Let the next step count memory, whatever its shapes."""
+        """Make the next step count memory, whatever its shapes."""
         self._counted_shapes = ()
 
     @property
     def peak_activation(self) -> int:
-        """Most bytes of saved activations, and of what a deferred W needs, at a time of the last step that counted."""
+        """Peak bytes of saved activations, including what deferred Ws need, in the last step that counted."""
         return self.activations.peak
 
     @property
     def peak_messages(self) -> int:
-        """Most bytes received and not yet used, or computed and not yet sent, in the last step."""
+        """Peak bytes received and not yet used, or computed and not yet sent, in the last step."""
         return self.messages.peak
 
     @property
     def peak_offloaded(self) -> int:
-        """Most bytes that offload held elsewhere in the last step that counted."""
-        return self.activations.elsewhere_peak
+        """Peak offloaded bytes in the last step that counted."""
+        return self.activations.offloaded_peak
 
     @property
     def peak_memory(self) -> int:
-        """Most bytes on the device at any moment of a step: static, saved activations, gathered parameters."""
+        """Peak bytes on the device: static, saved activations and gathered parameters."""
         return self._static + self.activations.peak_with_gathered
 
     @property
     def current_memory(self) -> int:
-        """Bytes of parameters, states and saved activations that are on the device now."""
+        """Current bytes on the device of parameters, states and saved activations."""
         return self.static_bytes + self.activations.bytes
 
     def gather_allocator_peaks(self) -> list[AllocatorPeaks] | None:
-        """The peaks of torch's allocator on every device since the process began; None on CPUs.  All ranks call it."""
+        """Peaks of torch's allocator on every device since the process started; None on CPUs.  All ranks call it."""
         device = self._lanes.device
         if device.type != "cuda":
             return None
@@ -158,15 +158,12 @@ class Measurements:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes of activations, here and offloaded, and of messages that are held now; 0 between steps."""
-        return self.activations.bytes + self.activations.elsewhere + self.messages.bytes
+        """Current bytes of activations, including offloaded ones, and of messages; 0 between steps."""
+        return self.activations.bytes + self.activations.offloaded + self.messages.bytes
 
     @property
     def static_bytes(self) -> int:
-        """Bytes of parameters, working copies, gradients and the states of the plan's optimizers on the device.
-
-        What the plan leaves to the host is the host's, also where both are the CPU.
-        """
+        """Bytes on the device of parameters, working copies, gradients and optimizer states (see DeviceOptimizers)."""
         return self.optimizers.static_bytes
 
     @property
@@ -174,23 +171,23 @@ class Measurements:
         return self.optimizers.lasting_bytes + self._gradient_bytes
 
     def trace(self) -> Trace:
-        """This rank's events, memory and phases of the last step; `Trace.join` joins those of all ranks.
+        """This rank's events, memory and phases of the last step; `Trace.join` joins the traces of all ranks.
 
-        The memory is that of a step that counted it (see `every_step`).
+        Memory is included if the step counted it (see `every_step`).
         """
         device, origin, static = self._ranks.device, self.origin, self._static
         samples = self.activations.samples if self.counts_memory else ()
         step = TraceStep(
             step=self.step,
             events=trace_events(self.executed, self._lanes, device=device, origin=origin),
-            memory=tuple(MemorySample(device, at - origin, static + b) for at, b in samples),
-            phases=tuple(TracePhase(p.what, device, p.start - origin, p.end - origin) for p in self._status.phases),
+            memory=tuple(MemorySample(device, time - origin, static + size) for time, size in samples),
+            phases=tuple(TracePhase(p.name, device, p.start - origin, p.end - origin) for p in self._status.phases),
             units=self.unit_times.medians(),
         )
         return Trace(devices=self._devices, steps=(step,))
 
     def gather_trace(self) -> Trace:
-        """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
+        """The joined trace of replica 0's ranks for the last step, on every rank.  All ranks call it."""
         self.origin = self._ranks.earliest(self.origin)
-        parts = self._ranks.first_per_device(self._ranks.transport.gather(self.trace().to_json()))
-        return Trace.join([Trace.from_json(part) for part in parts])
+        traces = self._ranks.first_per_device(self._ranks.transport.gather(self.trace().to_json()))
+        return Trace.join([Trace.from_json(trace) for trace in traces])

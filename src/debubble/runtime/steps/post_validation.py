@@ -1,13 +1,13 @@
-"""Post-validation: an update begins before the norm of all gradients is known, and is taken back if it was wrong.
+"""Post-validation: an update begins before the norm of all gradients is known, and is rolled back if it was wrong.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 4; ChronosPipe, section 5.1, for steps on the
-host.  A synchronous step waits at the end for the last device, so that the makespan counts.  Here every device hands
-on what is known of the norm, steps if that much lets it, and continues with the next step's forwards; the whole comes
-back before its first backward, which no device could begin earlier anyway.  So the span per device counts.
+host.  A synchronous step ends when the last device does.  Here every device passes on its partial sums, steps if they
+need no clipping so far, and continues with the next step's forwards; the total arrives before its first backward, which
+could not begin earlier anyway.  So the step time is the longest span of a device, not the makespan.
 
-Unlike there, taking back is exact: parameters and states are copied before a step ahead (see `OptimizerSnapshot`), and
-the forwards that the wrong parameters have gone through run again.  After a step that had to be taken back, the next is
-not taken ahead: where gradients are clipped, they often are for many steps.
+Unlike in the sources, rollback is exact: parameters and states are copied before an early step (see
+`OptimizerSnapshot`), and forwards with wrong parameters run again.  After a rollback the next step does not update
+early, as clipping often lasts for many steps.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from debubble.runtime.steps.training_step import MEETING_PHASE, StepRunner
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """A step whose update is right."""
+    """The result of a step whose update is validated."""
 
     step: int
-    """Counted from 0."""
+    """Index of the step, from 0."""
     loss: float
     """Mean over all targets."""
     norm: float
     """Norm of all gradients, before clipping."""
     skipped: bool = False
-    """True if there was an inf or NaN in a gradient, so that no parameter was changed."""
+    """True if a gradient had an inf or NaN, so that no parameter changed."""
     rolled_back: int = 0
-    """Devices that had stepped and took it back."""
+    """Number of devices that rolled an early step back."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class _PendingUpdate:
     update: TentativeUpdate
     total: Future[PartialSums]
     overlaps: bool
-    """True if devices may have gone on before all was known."""
+    """True if devices may have continued before the total was known."""
 
 
 class PostValidatedSteps:
-    """Steps and updates of a device, each validated while the next one runs."""
+    """Runs a device's steps and updates, each of which is validated while the next step runs."""
 
     def __init__(self, runner: StepRunner) -> None:
         if runner.loss_scale is not None:
@@ -62,12 +62,12 @@ class PostValidatedSteps:
         self._runner, self._relay = runner, runner.ranks.open_relay()
         self._speculative = SpeculativeInterpreter(runner.operations, runner.status)
         self._pending: _PendingUpdate | None = None
-        """The last update, while it is not finished."""
+        """The last update, until it is finished."""
         self._optimistic = True
-        """False after an update that was wrong."""
+        """False after a rollback."""
 
     def run(self, batch: Batch, *, max_norm: float) -> StepResult | None:
-        """Step and update; the result of the step before this one."""
+        """Run a step and its update; returns the result of the previous step."""
         runner = self._runner
         runner.updates.check_finished()
         runner.status.begin_step()
@@ -89,14 +89,14 @@ class PostValidatedSteps:
             executed = runner.interpreter.run(state)
         runner.measured.executed = executed
         runner.finish_gradients()
-        own = runner.gradients.own_sums(float(state.loss(on=runner.operations.lanes.device)))
+        local = runner.gradients.device_sums(float(state.loss(on=runner.operations.lanes.device)))
         with runner.status.phase("updates parameters, if what is known of the norm lets it", local=False):
-            self._begin_update(update, own)
+            self._begin_update(update, local)
         runner.taken += 1
         return result
 
     def finish(self) -> StepResult | None:
-        """Validate the last update and make it right; None if there is none."""
+        """Validate the last update and correct it; None if there is none."""
         if self._pending is None:
             return None
         with self._runner.status.phase("settles the update", local=False):
@@ -104,12 +104,12 @@ class PostValidatedSteps:
             self._runner.batches.check_counted()
             return result
 
-    def _begin_update(self, update: TentativeUpdate, own: PartialSums) -> None:
-        """Hand on this device's sums after the program, and step if what is known lets it."""
-        overlaps = self._optimistic and not self._relay.alone
+    def _begin_update(self, update: TentativeUpdate, local: PartialSums) -> None:
+        """Pass on this device's sums after the program, and step if the sums so far allow it."""
+        overlaps = self._optimistic and not self._relay.has_one_rank
         ahead = overlaps and not self._relay.last
         known, total = self._relay.take_turn(
-            own, steps_ahead=lambda known: update.ahead or (ahead and known.within(update.max_norm))
+            local, steps_ahead=lambda known: update.ahead or (ahead and known.within(update.max_norm))
         )
         self._pending = _PendingUpdate(self._runner.taken, update, total, overlaps)
         if ahead:
@@ -118,7 +118,7 @@ class PostValidatedSteps:
             update.finish(total.result(), update.max_norm)
 
     def _is_valid(self) -> bool:
-        """Wait until all is known: whether what was computed since may be kept.  If so, its gradients are cleared."""
+        """Wait for the total, and return whether the early update is right; if so, finish it."""
         if self._pending is None or not self._pending.overlaps:
             return True
         total, update = self._pending.total.result(), self._pending.update
@@ -128,7 +128,7 @@ class PostValidatedSteps:
         return True
 
     def _finish_update(self) -> StepResult | None:
-        """Wait until all is known, and make the update right.  None if there is none."""
+        """Wait for the total, and correct the update.  None if there is none."""
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None

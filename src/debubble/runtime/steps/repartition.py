@@ -1,7 +1,7 @@
-"""Moves units between the devices of a pipeline, with all that trains them.
+"""Moves units between the devices of a pipeline, with gradients, optimizer states and averages.
 
-A unit goes to the rank that is the same replica, slice and part of another device, so ZeRO, tensor and expert
-parallelism divide its parameters there as they did here.
+A unit moves to the rank with the same replica, slice and tensor rank on another device, so ZeRO, tensor and expert
+parallelism shard its parameters as before.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from debubble.runtime.parameters.optimizers import DeviceOptimizers
 from debubble.runtime.topology import Ranks
 
 PARAMETER, GRADIENT, AVERAGE, STATE = "parameter", "gradient", "average", "state "
-"""The parts of a parameter's state; an optimizer's states have their names after the last."""
+"""Keys of a parameter's state; keys of optimizer states are the last one followed by their names."""
 
 ParameterState = dict[str, Any]
-"""This rank's part of a parameter's state: tensors, without DTensors around them, and an optimizer's plain numbers."""
+"""The state of a parameter's shard on this rank: local tensors, and numbers of the optimizer."""
 
 
 def exchange_units(
-    ranks: Ranks, before: Plan, after: Plan, part: DevicePart, optimizers: DeviceOptimizers, *, on: torch.device
+    ranks: Ranks, before: Plan, after: Plan, device_part: DevicePart, optimizers: DeviceOptimizers, *, on: torch.device
 ) -> dict[str, ParameterState]:
-    """Send units to the ranks that have them by the plan `after`.  All ranks call it.
+    """Send units to the ranks that have them in the plan `after`.  All ranks call it.
 
     Args:
-        ranks: All ranks.
-        before: The plan that `part` was built by.
-        after: The one whose units are wanted.
-        part: This rank's stages and parameters.
-        optimizers: Those of the parameters.
-        on: The device through which messages go.
+        ranks: The ranks of the run.
+        before: The plan of `device_part`.
+        after: The new plan.
+        device_part: This rank's stages and parameters.
+        optimizers: The parameters' optimizers.
+        on: torch device of the messages.
 
     Returns:
-        The state of each parameter that this rank has by that plan, by Hugging Face name.
+        The states of this rank's parameters in the new plan, by Hugging Face name.
 
     Raises:
-        InputError: An optimizer has states that cannot be given to another.
+        InputError: An optimizer has states that cannot be moved.
     """
-    states = dict(_own_states(part, optimizers))
+    states = dict(_local_states(device_part, optimizers))
     device_of = _device_of(after)
     leaving: dict[int, dict[str, ParameterState]] = {}
-    for number, stage in part.stages.items():
+    for number, stage in device_part.stages.items():
         for unit, planned in zip(stage.units, before.partition[number], strict=True):
             device = device_of[planned.type, planned.layer]
             if device != ranks.device:
@@ -61,32 +61,35 @@ def exchange_units(
 
 
 def restore_states(
-    part: DevicePart, optimizers: DeviceOptimizers, before: DeviceOptimizers, states: Mapping[str, ParameterState]
+    device_part: DevicePart,
+    optimizers: DeviceOptimizers,
+    before: DeviceOptimizers,
+    states: Mapping[str, ParameterState],
 ) -> None:
-    """Let a part that has just been built continue with the states of its parameters, and with earlier optimizers.
+    """Restore the states of parameters and optimizers in newly built stages.
 
     Args:
-        part: The stages as they are now.
-        optimizers: Theirs, which have stepped nothing yet.
-        before: Those of the stages as they were.
-        states: Those of the parameters, by Hugging Face name.
+        device_part: The new stages.
+        optimizers: Their optimizers, which have not stepped yet.
+        before: The optimizers of the old stages.
+        states: The parameters' states, by Hugging Face name.
     """
     optimizers.continue_with(before)
     optimizer_of = {p: optimizer for optimizer in optimizers.all for p in parameters_of(optimizer)}
     averages: dict[Tensor, Tensor] = {}
-    for name, parameter in part.masters.items():
-        for what, value in states[name].items():
-            if what == PARAMETER:
+    for name, parameter in device_part.masters.items():
+        for key, value in states[name].items():
+            if key == PARAMETER:
                 local_tensor(parameter).copy_(value)
-            elif what == GRADIENT:
+            elif key == GRADIENT:
                 parameter.grad = viewed_like(parameter, value)
-            elif what == AVERAGE:
+            elif key == AVERAGE:
                 averages[parameter] = value
             else:
-                optimizer_of[parameter].state[parameter][what.removeprefix(STATE)] = _as_state(parameter, value)
+                optimizer_of[parameter].state[parameter][key.removeprefix(STATE)] = _as_state(parameter, value)
     if optimizers.averages is not None:
         optimizers.averages.continue_with(averages)
-    part.load_working()
+    device_part.load_working()
 
 
 def _device_of(plan: Plan) -> dict[tuple[str, int | None], int]:
@@ -95,26 +98,26 @@ def _device_of(plan: Plan) -> dict[tuple[str, int | None], int]:
     return {(u.type, u.layer): d for stage, d in zip(plan.partition, placement, strict=True) for u in stage}
 
 
-def _own_states(part: DevicePart, optimizers: DeviceOptimizers) -> Iterator[tuple[str, ParameterState]]:
-    """This rank's state of each parameter, by Hugging Face name."""
-    of_optimizers = {p: its for optimizer in optimizers.all for p, its in optimizer.state.items()}
-    for name, parameter in part.masters.items():
+def _local_states(device_part: DevicePart, optimizers: DeviceOptimizers) -> Iterator[tuple[str, ParameterState]]:
+    """The states of this rank's parameters, by Hugging Face name."""
+    optimizer_states = {p: values for optimizer in optimizers.all for p, values in optimizer.state.items()}
+    for name, parameter in device_part.masters.items():
         state: ParameterState = {PARAMETER: local_tensor(parameter)}
         if parameter.grad is not None:
             state[GRADIENT] = local_tensor(parameter.grad)
-        if optimizers.averages is not None and (average := optimizers.averages.of(parameter)) is not None:
+        if optimizers.averages is not None and (average := optimizers.averages.get(parameter)) is not None:
             state[AVERAGE] = average
-        for what, value in of_optimizers.get(parameter, {}).items():
+        for key, value in optimizer_states.get(parameter, {}).items():
             if hasattr(value, "device_mesh") and value.shape != parameter.shape:
                 raise InputError(
-                    f"The optimizer divides '{what}' of a parameter over ranks in a way of its own: units cannot move."
+                    f"The optimizer divides '{key}' of a parameter over ranks in a way of its own: units cannot move."
                 )
-            state[STATE + what] = local_tensor(value) if isinstance(value, Tensor) else value
+            state[STATE + key] = local_tensor(value) if isinstance(value, Tensor) else value
         yield name, state
 
 
 def _as_state(parameter: nn.Parameter, value: Any) -> Any:
-    """A state as an optimizer keeps it: one of the parameter's shape is a DTensor where the parameter is."""
+    """A value as an optimizer state: a DTensor if the parameter is one and has this shape."""
     equal_shapes = isinstance(value, Tensor) and value.dim() and value.shape == local_tensor(parameter).shape
     return viewed_like(parameter, value) if equal_shapes else value
 
@@ -122,9 +125,9 @@ def _as_state(parameter: nn.Parameter, value: Any) -> Any:
 def _exchange(
     transport: Transport, leaving: Mapping[int, dict[str, ParameterState]], on: torch.device
 ) -> dict[str, ParameterState]:
-    """Send to each rank what leaves for it, and return what comes.
+    """Send the leaving states to their ranks, and return the arriving ones.
 
-    The pairs of ranks take turns in an order that all know, so that none waits for one that waits for it.
+    Pairs of ranks exchange in the same order on all ranks, which avoids deadlocks.
     """
     forms_of = {to: {name: _forms(state) for name, state in states.items()} for to, states in leaving.items()}
     all_forms = transport.gather(forms_of)
@@ -138,13 +141,13 @@ def _exchange(
                     transport.send(tensor.to(on), to, Channel.UNITS)
         elif transport.rank == to:
             for name, forms in all_forms[source][to].items():
-                arrived[name] = {what: _receive(transport, source, form, on) for what, form in forms.items()}
+                arrived[name] = {key: _receive(transport, source, form, on) for key, form in forms.items()}
     return arrived
 
 
 @dataclass(frozen=True)
 class _PlainForm:
-    """The room that a tensor takes."""
+    """The shape, dtype and device type of a plain tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -153,7 +156,7 @@ class _PlainForm:
 
 @dataclass(frozen=True)
 class _WrappedForm:
-    """A tensor of a class of its own, which consists of others."""
+    """The form of a wrapper subclass, which consists of inner tensors."""
 
     kind: Any
     inner: Mapping[str, _PlainForm]
@@ -163,11 +166,11 @@ class _WrappedForm:
 
 
 def _forms(state: ParameterState) -> dict[str, Any]:
-    return {what: _form(value) for what, value in state.items()}
+    return {key: _form(value) for key, value in state.items()}
 
 
 def _form(value: Any) -> Any:
-    """The form of a value, which its receiver must know before it comes; of a plain number, the number itself."""
+    """The form of a value, which its receiver needs before the message; a number is its own form."""
     if not isinstance(value, Tensor):
         return value
     inner = inner_tensors(value)
@@ -179,17 +182,17 @@ def _form(value: Any) -> Any:
 
 
 def _plain_tensors(value: Any) -> list[Tensor]:
-    """The tensors that are sent for a value, in order."""
+    """The tensors that are sent for a value."""
     return (inner_tensors(value) or [value]) if isinstance(value, Tensor) else []
 
 
 def _receive(transport: Transport, source: int, form: Any, on: torch.device) -> Any:
-    """The value of that form, whose tensors come next."""
+    """Receive the tensors of a value of that form."""
     match form:
         case _PlainForm(shape, dtype, on_host):
             tensor = transport.receive(torch.empty(shape, dtype=dtype, device=on), source, Channel.UNITS)
             return tensor.cpu() if on_host else tensor
         case _WrappedForm(kind, inner, context, size, stride):
-            tensors = {name: _receive(transport, source, each, on) for name, each in inner.items()}
+            tensors = {name: _receive(transport, source, inner_form, on) for name, inner_form in inner.items()}
             return kind.__tensor_unflatten__(tensors, context, size, stride)
     return form

@@ -1,4 +1,4 @@
-"""The inputs of a step: its batch, checked and cut, and the state in which the interpreter begins."""
+"""The inputs of a step: the checked batch, and the interpreter's initial state."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.execution.operations import StepState
 from debubble.runtime.models.loss import Loss, loss_entries
 from debubble.runtime.models.modules import Modules
-from debubble.runtime.steps.batch import Batch, BatchFormat, Cut, StepBatch, read_batch, whole
+from debubble.runtime.steps.batch import Batch, BatchFormat, SliceLengths, StepBatch, one_slice, read_batch
 
 
 class StepInputs:
     """Makes the inputs of a plan's steps.
 
     Args:
-        plan: What runs.
-        source: The plan's model, or the user's own modules.
-        loss: What may ask for further entries of the batch.
-        context: The ranks that divide this one's sequences.
-        on: The torch device that computes.
+        plan: The plan that runs.
+        source: The plan's model, or the user's modules.
+        loss: The loss, which may require further entries of the batch.
+        context: The context-parallel ranks.
+        on: torch device of the inputs.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StepInputs:
             )
         config = None if isinstance(source, Modules) else source
         own_units = config is not None and not config.whole_layers
-        # An auxiliary loss of routers would count hidden tokens.
+        # The routers' load-balancing loss would count hidden tokens.
         accepted = BatchFormat(
             has_positions=own_units,
             has_masks=own_units and self._balance is None,
@@ -54,7 +54,7 @@ class StepInputs:
         self.read: Callable[[Batch], StepBatch] = partial(
             read_batch, micro_batches=plan.micro_batches, device=on, accepted=accepted
         )
-        """Checks, moves and cuts a batch as `read_batch` does."""
+        """Reads a batch by `read_batch`."""
 
     def state(
         self,
@@ -65,21 +65,21 @@ class StepInputs:
         scale: float = 1.0,
         step_stage: Callable[[int], None] = lambda stage: None,
         counts_memory: bool = False,
-        cut: Cut = whole,
+        slices: SliceLengths = one_slice,
     ) -> StepState:
-        """The in-flight tensors of a step at its start.
+        """The initial state of a step.
 
         Args:
-            batch: This replica's.
-            targets: Those of all replicas, by which losses are divided.
-            seed: Dropout masks follow from it.
+            batch: This replica's batch.
+            targets: Number of targets of all replicas, by which losses are divided.
+            seed: Seed of dropout masks.
             scale: Factor of the losses.
-            step_stage: S.
-            counts_memory: Whether ledgers count what forwards keep.
-            cut: The tokens of each slice of a sequence, by its length.
+            step_stage: Called by S with the stage.
+            counts_memory: Whether ledgers count what forwards save.
+            slices: Slices of a sequence, by its length.
         """
-        tokens, micro_batches = batch.divided(self._context).micro_batches(
-            scale=scale / targets, seed=seed, cut=cut, counted=counts_memory
+        tokens, micro_batches = batch.shard(self._context).micro_batches(
+            scale=scale / targets, seed=seed, slices=slices, counted=counts_memory
         )
         return StepState(
             tokens=tokens,
@@ -91,7 +91,7 @@ class StepInputs:
         )
 
     def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
-        """The shape of what stages hand on for such an input."""
+        """The shape of activations between stages for such an input."""
         if isinstance(self._source, Modules):
             return self._source.boundary(tokens)
         if self._balance is not None:

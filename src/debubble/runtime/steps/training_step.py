@@ -1,4 +1,4 @@
-"""One training step of a device's part of a plan: batch, forward and backward, gradients, loss."""
+"""One training step on one device: batch, forward and backward, gradients, loss."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from debubble.runtime.steps.updates import DeviceGradients, ParameterUpdates
 from debubble.runtime.topology import Ranks
 
 MEETING_PHASE = "meets the other ranks"
-"""The phase of a step in which they agree on its batch."""
+"""The phase of a step in which ranks check that they have the same batch."""
 
 
 @dataclass
 class StepRunner:
     """Runs training steps on the stages of one device.
 
-    `gradients` and `updates` are replaced where units move between devices.
+    `gradients` and `updates` are replaced when units move between devices.
     """
 
     plan: Plan
@@ -47,19 +47,19 @@ class StepRunner:
     gradients: DeviceGradients
     updates: ParameterUpdates
     taken: int = 0
-    """Steps so far: dropout masks follow from it."""
+    """Steps so far, which determine dropout masks."""
 
     def __post_init__(self) -> None:
         self.interpreter = Interpreter(self.operations, self.status)
 
     def run(self, batch: Batch) -> Tensor:
-        """Forward and backward of one batch; its mean loss over all targets of all replicas."""
+        """Run forward and backward of one batch; returns the mean loss over the targets of all replicas."""
         self.updates.check_finished()
         self.status.begin_step()
         with self.status.phase(MEETING_PHASE, local=False):
             checked = self.inputs.read(batch)
             targets, self.measured.origin = self.batches.agree(checked)
-        with self.gradients.of_one_step():
+        with self.gradients.accumulated():
             state = self.begin(checked, targets, self.updates.step_stage)
             self.measured.executed = self.interpreter.run(state)
             self.updates.end_program()
@@ -67,21 +67,25 @@ class StepRunner:
         self.taken += 1
         return self._mean_loss(state)
 
-    def follow(self, plan: Plan, program: Program, part: DevicePart) -> None:
-        """Run another plan of the same model from now on, by its program, on these stages."""
+    def switch_plan(self, plan: Plan, program: Program, device_part: DevicePart) -> None:
+        """Continue with another plan of the same model and its program, on these stages."""
         self.plan = plan
         arena = self.operations.arena
         if arena is not None:
-            arena = Arena.of(plan, self.ranks.device, on=self.operations.lanes.device)
+            arena = Arena.from_plan(plan, self.ranks.device, on=self.operations.lanes.device)
         self.measured.activations.arena = arena
         self.operations = replace(
-            self.operations, program=program, stages=part.stages, weights=part.weights, arena=arena
+            self.operations,
+            program=program,
+            stages=device_part.stages,
+            weights=device_part.weights,
+            arena=arena,
         )
         self.interpreter = Interpreter(self.operations, self.status)
         self.measured.count_next_step()
 
     def begin(self, batch: StepBatch, targets: int, step_stage: Callable[[int], None]) -> StepState:
-        """The state of a step that starts now, with the working copies of the masters as they are."""
+        """Refresh working parameters, begin to measure, and return the initial state of a step."""
         with self.status.phase("readies parameters", local=False):
             for weights in self.operations.weights.values():
                 weights.loss_scale = self._scale
@@ -95,13 +99,13 @@ class StepRunner:
             scale=self._scale,
             step_stage=step_stage,
             counts_memory=self.measured.counts_memory,
-            cut=self.plan.slice_tokens,
+            slices=self.plan.slice_tokens,
         )
 
     def finish_gradients(self) -> None:
-        """Give every parameter its whole gradient."""
-        if self.ranks.over_replicas.divided:
-            # Where replicas divide what an optimizer steps, whole gradients take more than what is left of them.
+        """Reduce the gradients."""
+        if self.ranks.replica_group.shards_states:
+            # With ZeRO, gradients take more memory before they are reduced than afterwards.
             self.measured.count_gradients()
         self.gradients.finish()
         self.measured.count_gradients()

@@ -1,4 +1,4 @@
-"""The gradients of one device's parameters, and the updates that follow: clipped, and right where hosts began early."""
+"""The gradients of one device's parameters, and their updates: clipping, and correction of hosts' early steps."""
 
 from __future__ import annotations
 
@@ -24,106 +24,107 @@ from debubble.runtime.topology import Ranks
 
 @dataclass(frozen=True)
 class DeviceGradients:
-    """The gradients of one device's parameters; what is summed over ranks all ranks ask for."""
+    """The gradients of one device's parameters; all ranks call the methods that sum over ranks."""
 
-    part: DevicePart
+    device_part: DevicePart
     optimizers: DeviceOptimizers
     ranks: Ranks
     status: RankStatus
     on: torch.device
 
     @contextmanager
-    def of_one_step(self) -> Iterator[None]:
-        """Let a step begin without gradients, and then add those of earlier steps, which are reduced already."""
+    def accumulated(self) -> Iterator[None]:
+        """Context of a step that starts without gradients; earlier gradients, already reduced, are added after."""
         earlier = self.clear()
         yield
         for parameter, gradient in earlier.items():
             add_gradient(parameter, gradient)
 
     def clear(self) -> dict[nn.Parameter, Tensor]:
-        """Take all gradients away, and return them."""
-        gradients = {p: p.grad for p in self.part.parameters() if p.grad is not None}
+        """Remove all gradients, and return them."""
+        gradients = {p: p.grad for p in self.device_part.parameters() if p.grad is not None}
         for parameter in gradients:
             parameter.grad = None
         return gradients
 
     def finish(self) -> None:
-        """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
+        """Reduce the gradients over replicas, and over the copies of a tied table."""
         with self.status.phase("sums gradients", local=False):
-            for stage, weights in self.part.weights.items():
+            for stage, weights in self.device_part.weights.items():
                 if stage not in self.optimizers.inside:
                     weights.finish()
             if self.ranks.shares_table:
-                table = next(self.part.masters[name] for name in self.part.tied or () if name in self.part.masters)
+                masters = self.device_part.masters
+                table = next(masters[name] for name in self.device_part.tied or () if name in masters)
                 if table.requires_grad:
                     table.grad = torch.zeros_like(table) if table.grad is None else table.grad
                     self.ranks.sum_over_tied(local_tensor(table.grad))
 
-    def own_sums(self, loss: float) -> PartialSums:
-        """The sums over this device's gradients, over its parts and all replicas, with the loss that it has."""
+    def device_sums(self, loss: float) -> PartialSums:
+        """The sums over this device's tensor ranks and replicas, with this rank's loss."""
         with self.status.phase("sums the norm", local=False):
             return self.ranks.partial_sums(self.optimizers.squares(), loss, on=self.on)
 
     def total_sums(self, *, ahead: bool) -> PartialSums:
-        """The sums over the gradients of all ranks, and how many devices have stepped `ahead` of them."""
+        """The sums over all ranks; `ahead`: whether this device has stepped early."""
         with self.status.phase("sums the norm", local=False):
-            own = self.ranks.partial_sums(self.optimizers.squares(), 0.0, on=self.on)
-            return self.ranks.total_sums(own + PartialSums(ahead=int(ahead)), on=self.on)
+            local = self.ranks.partial_sums(self.optimizers.squares(), 0.0, on=self.on)
+            return self.ranks.total_sums(local + PartialSums(ahead=int(ahead)), on=self.on)
 
 
 UPDATE_PHASE = "updates parameters"
-"""The phase of a step in which they change."""
+"""The phase of a step in which optimizers step."""
 
 
 class ParameterUpdates:
-    """Updates of the parameters whose gradients these are, step after step.
+    """The parameter updates of synchronous steps.
 
     Args:
-        gradients: The gradients, with the optimizers of their parameters.
-        loss_scale: The scale of the loss in an fp16 run; None: the loss is not scaled.
+        gradients: The gradients and optimizers.
+        loss_scale: The loss scale of an fp16 run; None: the loss is not scaled.
     """
 
     def __init__(self, gradients: DeviceGradients, *, loss_scale: LossScale | None) -> None:
         self._gradients, self._optimizers, self._loss_scale = gradients, gradients.optimizers, loss_scale
         self._update = TentativeUpdate(self._optimizers)
         self._pending = False
-        """True if hosts of any device have taken steps that no `finish` has made right."""
+        """True if hosts of any device have taken steps that are not finished."""
         self.rolled_back = 0
-        """Devices whose hosts took their steps back in the last update."""
+        """Number of devices whose hosts rolled back their steps in the last update."""
 
     def check_finished(self) -> None:
-        """Raise InputError if hosts have taken steps that are not made right yet."""
+        """Raise InputError if hosts have taken steps that are not finished."""
         if self._pending:
             raise InputError(
                 "The plan's hosts step their stages in every step: call `optimizer_step` after each `step`."
             )
 
     def step_stage(self, stage: int) -> None:
-        """S of a synchronous step: the host has room for the copies that take it back, the device has none."""
+        """S: step a stage, with a snapshot for a rollback on the host; devices have no memory for one."""
         if stage in self._optimizers.on_host:
             self._update.step(stage)
         else:
             self._optimizers.step(stage)
 
     def end_program(self) -> None:
-        """Note that a step's program has run, in which the hosts of some devices may have taken steps."""
+        """Note that a step's program, in which hosts may have taken steps, has ended."""
         self._pending = bool(self._optimizers.on_host)
 
     def total(self) -> PartialSums:
-        """The sums over the gradients of all ranks, which all call it."""
+        """The sums over all ranks; all ranks call it."""
         return self._gradients.total_sums(ahead=self._update.ahead)
 
     def finish(self, max_norm: float | None) -> PartialSums:
-        """Clip to the norm, step what has not stepped, take back what was wrong, and clear the gradients.
+        """Clip, step optimizers that have not stepped, correct early steps, and clear the gradients.
 
         Args:
-            max_norm: Largest norm of all gradients; None: they are not clipped.
+            max_norm: Largest norm of all gradients; None: no clipping.
 
         Returns:
-            The sums over the gradients of all ranks.
+            The sums over all ranks.
 
         Raises:
-            InputError: Devices have stepped stages that were to be clipped.
+            InputError: `max_norm` is set, and devices have stepped stages.
         """
         if max_norm is not None and self._optimizers.on_device:
             raise InputError(
@@ -137,13 +138,13 @@ class ParameterUpdates:
         if self._loss_scale is not None:
             self._loss_scale.update(finite=total.finite)
         unclipped = total.within(clip)
-        # Where gradients are clipped, they often are for many steps: the next step's hosts then wait for the norm.
+        # Clipping often lasts for many steps: after a clipped step, hosts wait for the norm.
         self._update, self._pending = TentativeUpdate(self._optimizers, optimistic=unclipped), False
         self.rolled_back = 0 if unclipped else total.ahead
         return total
 
     def clip(self, max_norm: float) -> PartialSums:
-        """Scale all gradients so that their norm is at most `max_norm`, and return their sums before.
+        """Scale all gradients so that their norm is at most `max_norm`, and return the sums before.
 
         Raises:
             InputError: Stages have been stepped already.
@@ -151,5 +152,5 @@ class ParameterUpdates:
         if self._optimizers.on_host or self._optimizers.on_device:
             raise InputError("The plan has stepped stages inside the step: clip with `optimizer_step(max_norm)`.")
         total = self.total()
-        scale_gradients(self._gradients.part.parameters(), total.scale(max_norm))
+        scale_gradients(self._gradients.device_part.parameters(), total.scale(max_norm))
         return total

@@ -1,1 +1,1 @@
-"""Folders of weights and adapters of Hugging Face's form, read and written."""
+"""Reading and writing of Hugging Face checkpoints and peft adapters."""

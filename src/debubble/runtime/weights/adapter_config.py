@@ -1,7 +1,7 @@
-"""Peft's config of the adapters in a folder: whether these are for the model of the plan.
+"""Checks by peft's config that the adapters in a folder are for the plan's model.
 
-Adapters of another model may have the shapes of this one's, so that shapes alone would let them in.  Reading a folder
-needs no peft, whose import takes as long as transformers'.
+Adapters of another model may have the same shapes, so shapes do not suffice.  peft itself is not imported, as that
+takes as long as importing transformers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class _AutoMapping(msgspec.Struct):
 
 
 class _ModelType(msgspec.Struct):
-    """The part of a model's config that says of which family it is."""
+    """The entry of a model's config with its family."""
 
     model_type: str | None = None
 
 
 class AdapterConfig(msgspec.Struct):
-    """The part of peft's config that says for which model adapters are, and what they compute."""
+    """The entries of peft's config that identify the model and determine what adapters compute."""
 
     peft_type: str = "LORA"
     r: int = 8
@@ -49,7 +49,7 @@ class AdapterConfig(msgspec.Struct):
 
     @staticmethod
     def load(folder: Path) -> AdapterConfig:
-        """The config of a folder; raises InputError if it is damaged."""
+        """Read a folder's config.  Raises InputError if it is damaged."""
         try:
             return decode_json((folder / CONFIG).read_bytes(), AdapterConfig)
         except msgspec.DecodeError as error:
@@ -57,7 +57,7 @@ class AdapterConfig(msgspec.Struct):
 
     @property
     def family(self) -> str | None:
-        """Hugging Face's type of the model that the adapters are for; None if nothing here says it."""
+        """Hugging Face's model type of the base model; None if it is not recorded."""
         library = "" if self.auto_mapping is None else self.auto_mapping.parent_library or ""
         if library.startswith(_LIBRARY):
             return library.removeprefix(_LIBRARY).partition(".")[0]
@@ -70,13 +70,13 @@ class AdapterConfig(msgspec.Struct):
             return None
 
     def scaling_of(self, layer: str) -> float:
-        """The factor of the adapter on a linear layer, as peft reads its patterns."""
+        """The scaling of the adapter on a linear layer, by peft's patterns."""
         rank, alpha = _matching(self.rank_pattern, layer, self.r), _matching(self.alpha_pattern, layer, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     @property
     def beyond_lora(self) -> str | None:
-        """The entry of adapters that compute something else; None if they are plain ones."""
+        """The entry that makes adapters other than plain LoRA; None for plain ones."""
         unusual = {
             "peft_type": self.peft_type != "LORA", "use_dora": self.use_dora, "bias": self.bias != "none",
             "modules_to_save": bool(self.modules_to_save),
@@ -85,13 +85,13 @@ class AdapterConfig(msgspec.Struct):
 
 
 def _matching(pattern: Mapping[str, float] | None, layer: str, otherwise: float) -> float:
-    """The value of the first expression that matches a layer's name from its beginning or from a dot."""
-    found = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", layer))
-    return next(found, otherwise)
+    """The value of the first pattern that matches a layer's name from its beginning or from a dot."""
+    matches = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", layer))
+    return next(matches, otherwise)
 
 
 def with_family(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of peft's that says of which family the adapters' model is, where peft itself notes it."""
+    """A peft config that records the base model's family, in peft's own entry."""
     if config.get("auto_mapping"):
         return dict(config)
     family = _module(str(model.get("model_type")))
@@ -102,19 +102,19 @@ def with_family(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str
     return {**config, "auto_mapping": of_model}
 
 
-def check_model(folder: Path, names: Iterable[str], own: ModelConfig) -> None:
+def check_model(folder: Path, names: Iterable[str], model: ModelConfig) -> None:
     """Raise InputError if the adapters in a folder are not for the model.
 
     Args:
-        folder: Folder that peft wrote.
-        names: The parameters in its file.
-        own: The plan's model.
+        folder: Folder written by peft.
+        names: Parameters in its file.
+        model: The plan's model.
     """
     config = AdapterConfig.load(folder)
     family = config.family
-    if family is not None and _module(family) != _module(own.family):
+    if family is not None and _module(family) != _module(model.family):
         raise InputError(
-            f"The adapters in {folder} are for a model of the family '{family}', and the plan's is '{own.family}':"
+            f"The adapters in {folder} are for a model of the family '{family}', and the plan's is '{model.family}':"
             " give adapters of this one."
         )
     if config.beyond_lora is not None:
@@ -122,15 +122,15 @@ def check_model(folder: Path, names: Iterable[str], own: ModelConfig) -> None:
             f"The runtime has plain LoRA alone, and the adapters in {folder} have another '{config.beyond_lora}'."
         )
     layers = [int(number) for name in names for number in re.findall(r"\.(?:layers|h)\.(\d+)\.", name)]
-    if max(layers, default=-1) >= own.layers:
+    if max(layers, default=-1) >= model.layers:
         raise InputError(
             f"The adapters in {folder} are for a model of at least {max(layers) + 1} layers, and the plan's has"
-            f" {own.layers}: give adapters of this one."
+            f" {model.layers}: give adapters of this one."
         )
 
 
 def check_adapters(folder: Path, names: Iterable[str], adapters: Adapters) -> None:
-    """Raise InputError if the adapters in a folder are on other layers than these, or scaled by other factors."""
+    """Raise InputError if the adapters in a folder are on other layers than the plan's, or have other scalings."""
     config = AdapterConfig.load(folder)
     targets = adapters.config.get("target_modules")
     there = [plain_name(name) for name in names]
@@ -142,7 +142,7 @@ def check_adapters(folder: Path, names: Iterable[str], adapters: Adapters) -> No
                 f"The adapters in {folder} have one on '{foreign}', where the plan has none: give `Pipeline` a"
                 " PeftModel with them, or other adapters."
             )
-    for layer, adapter in adapters.of.items():
+    for layer, adapter in adapters.by_layer.items():
         scaling = config.scaling_of(layer)
         if not math.isclose(scaling, adapter.scaling, rel_tol=1e-6):
             raise InputError(
@@ -152,5 +152,5 @@ def check_adapters(folder: Path, names: Iterable[str], adapters: Adapters) -> No
 
 
 def _module(family: str) -> str:
-    """The name of transformers' module of a family: a model's text part has that of the whole."""
+    """The name of transformers' module of a family; text models share that of the multimodal model."""
     return family.removesuffix("_text")

@@ -1,4 +1,4 @@
-"""Checks that a folder of weights is what a plan's model needs: its config, its tensors' names, and their dtypes."""
+"""Checks that a folder of weights matches a plan's model: config, names and dtypes of tensors."""
 
 from __future__ import annotations
 
@@ -19,63 +19,62 @@ from debubble.models.config import ModelConfig
 from debubble.models.unit_entries import WITHOUT_EFFECT
 from debubble.runtime.models.build import empty_parameters
 from debubble.runtime.models.hf.model import complete_config, ignored_names, tied_names
-from debubble.runtime.models.hf.names import HEAD_TABLE, sources
+from debubble.runtime.models.hf.names import HEAD_TABLE, checkpoint_names
 
-_CHOICES = frozenset(
+_CHOOSABLE_FIELDS = frozenset(
     (
         "attention_dropout", "beyond_units", "config", "embedding_dropout", "family", "initializer_range", "known",
         "mtp_layers", "padding", "residual_dropout", "router_balance", "tied", "vision",
     )
 )  # fmt: skip
-"""Fields of a model in which a run may differ from the checkpoint that it begins with."""
-_CHOSEN_ENTRIES = re.compile(
+"""Fields of a model in which a run may differ from its initial checkpoint."""
+_CHOOSABLE_ENTRIES = re.compile(
     r"dropout|pdrop|initializer|pad_token_id|output_router_logits|aux_loss|num_nextn|num_mtp|tie_word_embeddings"
 )
-"""The entries of configs that make such differences, in other families."""
+"""Config entries in which runs of other families may differ."""
 _LEFTOVERS = re.compile(
     r"rotary_emb\.(inv_freq|(cos|sin)_cached)$|rotary_pos_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|position_ids$"
 )
-"""Buffers that older versions of transformers have saved, and that models compute themselves."""
+"""Buffers that older versions of transformers saved, and that models compute."""
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Place(NamedTuple):
-    """The place of a tensor: a file and its name there."""
+    """A tensor's file, and its name there."""
 
     file: Path
     name: str
 
 
 class FolderTensors(NamedTuple):
-    """The tensors of a folder, for a model."""
+    """The tensors of a folder, matched to a model."""
 
     places: Mapping[str, Place]
-    """Places of the folder's tensors, by the names that the model has in checkpoints."""
+    """Places of the folder's tensors, by the model's checkpoint names."""
     parameters: Mapping[str, Tensor]
     """The model's parameters by name, on the meta device."""
 
 
 def weights_of(folder: Path, files: Mapping[str, str], config: Mapping[str, Any]) -> FolderTensors:
-    """The tensors of a folder's files for a model of that config.
+    """Match the tensors of a folder's files to a model of that config.
 
-    Names of a base model lack the first part of those; a table that was tied stands for the head's too.
+    Names of a base model's checkpoint get the model's prefix; a tied table is also the head's.
 
     Raises:
-        InputError: The folder's config is of another model or of quantised weights, or there are tensors that the
-            model lacks.
+        InputError: The folder's config is of another model or of quantised weights, or the model lacks a tensor.
     """
-    there = read_config(folder)
-    if there is not None:
-        _check_config(folder, there, config)
+    folder_config = read_config(folder)
+    if folder_config is not None:
+        _check_config(folder, folder_config, config)
     parameters, family, table = empty_parameters(config), str(config.get("model_type")), _table(config)
-    usual = {name for n, p in parameters.items() for name in sources(n, p.shape, family, (), table=table)}
-    ((root, _),) = Counter(name.partition(".")[0] for name in usual).most_common(1)
-    based = not any(name.startswith(f"{root}.") for name in files)
+    expected = {name for n, p in parameters.items() for name in checkpoint_names(n, p.shape, family, (), table=table)}
+    ((root, _),) = Counter(name.partition(".")[0] for name in expected).most_common(1)
+    is_base_model = not any(name.startswith(f"{root}.") for name in files)
     places = {
-        f"{root}.{name}" if based and name not in usual else name: Place(folder / file, name)
+        f"{root}.{name}" if is_base_model and name not in expected else name: Place(folder / file, name)
         for name, file in files.items()
     }
-    tables = None if there is None else tied_names(there)
+    tables = None if folder_config is None else tied_names(folder_config)
     if tables is not None and HEAD_TABLE not in places and tables[0] in places:
         places[HEAD_TABLE] = places[tables[0]]
     _check_leftovers(folder, places, config, parameters)
@@ -83,7 +82,7 @@ def weights_of(folder: Path, files: Mapping[str, str], config: Mapping[str, Any]
 
 
 def read_config(folder: Path) -> Mapping[str, Any] | None:
-    """The config in a folder without the class that was saved; None if it has none.  InputError if it is damaged."""
+    """The config in a folder, without its class; None if there is none.  Raises InputError if it is damaged."""
     file = folder / "config.json"
     if not file.is_file():
         return None
@@ -95,7 +94,7 @@ def read_config(folder: Path) -> Mapping[str, Any] | None:
 
 
 def check_dtype(place: Place, tensor: Tensor, parameter: Tensor) -> None:
-    """Raise InputError if a tensor of a file is no plain number where the model's parameter is one."""
+    """Raise InputError if a tensor in a file is quantised, and the model's parameter is not."""
     if parameter.is_floating_point() and tensor.dtype not in _FLOATS:
         raise InputError(
             f"'{place.name}' in {place.file} is {str(tensor.dtype).removeprefix('torch.')}, whose scales debubble does"
@@ -104,7 +103,7 @@ def check_dtype(place: Place, tensor: Tensor, parameter: Tensor) -> None:
 
 
 def check_tables(folder: Path, table: Tensor, head: Tensor) -> None:
-    """Raise InputError if the two tables of a model that ties them differ."""
+    """Raise InputError if the two tables of a tied model differ."""
     if table.shape != head.shape or not torch.equal(table, head):
         raise InputError(
             f"The checkpoint in {folder} has two tables that differ, and the plan's model ties them: set"
@@ -117,53 +116,53 @@ def _table(config: Mapping[str, Any]) -> str:
     return tables[0] if tables else HEAD_TABLE
 
 
-def _check_config(folder: Path, there: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def _check_config(folder: Path, folder_config: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise InputError if the folder's config is of another model or of quantised weights."""
-    quantization = there.get("quantization_config")
+    quantization = folder_config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         raise InputError(
             f"The checkpoint in {folder} is quantised ({method}), which debubble does not read: give one of floats of"
             " 16 bits or more."
         )
-    entry = _differing_entry(config, there)
+    entry = _differing_entry(config, folder_config)
     if entry is not None:
         raise InputError(
             f"The checkpoint in {folder} is of another model than the plan's: its config has {entry}"
-            f" {there.get(entry)!r}, the plan's {config.get(entry)!r}: make the plan from the folder's config."
+            f" {folder_config.get(entry)!r}, the plan's {config.get(entry)!r}: make the plan from the folder's config."
         )
 
 
-def _differing_entry(config: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
-    """The entry by which two configs make different models; None if they make the same."""
-    own = ModelConfig.from_hf(config)
+def _differing_entry(config: Mapping[str, Any], folder_config: Mapping[str, Any]) -> str | None:
+    """The first entry by which two configs make different models; None if the models are equal."""
+    planned = ModelConfig.from_hf(config)
     try:
-        other = ModelConfig.from_hf(there)
+        other = ModelConfig.from_hf(folder_config)
     except InputError:
         return "model_type"
-    if own.whole_layers or other.whole_layers:
-        if config.get("model_type") != there.get("model_type"):
+    if planned.whole_layers or other.whole_layers:
+        if config.get("model_type") != folder_config.get("model_type"):
             return "model_type"
-        ours, theirs = complete_config(config), complete_config(there)
+        ours, theirs = complete_config(config), complete_config(folder_config)
         names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-        return next((n for n in names if n not in WITHOUT_EFFECT and not _CHOSEN_ENTRIES.search(n)), None)
-    if _uniform(own, other):
+        return next((n for n in names if n not in WITHOUT_EFFECT and not _CHOOSABLE_ENTRIES.search(n)), None)
+    if _equal_models(planned, other):
         return None
-    unlike = sorted(name for name in {**config, **there} if config.get(name) != there.get(name))
-    return next((name for name in unlike if _matters(name, config, there, own)), "model_type")
+    unlike = sorted(name for name in {**config, **folder_config} if config.get(name) != folder_config.get(name))
+    return next((name for name in unlike if _matters(name, config, folder_config, planned)), "model_type")
 
 
-def _uniform(one: ModelConfig, other: ModelConfig) -> bool:
-    """Tell whether two models differ in what a run chooses alone."""
-    chosen = {f.name: getattr(one, f.name) for f in fields(one) if f.name in _CHOICES}
-    return replace(other, **chosen) == one
+def _equal_models(one: ModelConfig, other: ModelConfig) -> bool:
+    """Tell whether two models differ only in fields that a run may choose."""
+    choices = {f.name: getattr(one, f.name) for f in fields(one) if f.name in _CHOOSABLE_FIELDS}
+    return replace(other, **choices) == one
 
 
-def _matters(name: str, config: Mapping[str, Any], there: Mapping[str, Any], own: ModelConfig) -> bool:
-    """Tell whether a config's entry, taken over from another config, makes another model."""
-    changed = {**config, name: there[name]} if name in there else {k: v for k, v in config.items() if k != name}
+def _matters(name: str, config: Mapping[str, Any], other: Mapping[str, Any], model: ModelConfig) -> bool:
+    """Tell whether replacing one entry by that of another config makes another model."""
+    changed = {**config, name: other[name]} if name in other else {k: v for k, v in config.items() if k != name}
     try:
-        return not _uniform(own, ModelConfig.from_hf(changed))
+        return not _equal_models(model, ModelConfig.from_hf(changed))
     except InputError:
         return True
 
@@ -171,13 +170,13 @@ def _matters(name: str, config: Mapping[str, Any], there: Mapping[str, Any], own
 def _check_leftovers(
     folder: Path, places: Iterable[str], config: Mapping[str, Any], parameters: Mapping[str, Tensor]
 ) -> None:
-    """Raise InputError if the folder has a tensor for which the model has no parameter."""
+    """Raise InputError if the folder has a tensor that the model lacks."""
     names, family, table = {*places}, str(config.get("model_type")), _table(config)
-    used = {source for n, p in parameters.items() for source in sources(n, p.shape, family, names, table=table)}
+    used = {s for n, p in parameters.items() for s in checkpoint_names(n, p.shape, family, names, table=table)}
     ignored = [_LEFTOVERS, *map(re.compile, ignored_names(config))]
-    left = next((n for n in sorted(names - used) if not any(pattern.search(n) for pattern in ignored)), None)
-    if left is not None:
+    leftover = next((n for n in sorted(names - used) if not any(pattern.search(n) for pattern in ignored)), None)
+    if leftover is not None:
         raise InputError(
-            f"The checkpoint in {folder} has '{left}', which the plan's model lacks: make the plan from the folder's"
-            " config."
+            f"The checkpoint in {folder} has '{leftover}', which the plan's model lacks: make the plan from the"
+            " folder's config."
         )

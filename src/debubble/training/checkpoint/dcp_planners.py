@@ -96,7 +96,7 @@ class LoadPieces(DefaultLoadPlanner):
 
 def _block(piece: TensorShard, index: MetadataIndex) -> Tensor:
     """The block of a piece that lies there in the whole."""
-    return next(piece.of(block) for block in piece.blocks if index.offset == torch.Size(block.offsets))
+    return next(piece.block_view(block) for block in piece.blocks if index.offset == torch.Size(block.offsets))
 
 
 def _chunk(block: ShardBlock) -> ChunkStorageMetadata:

@@ -40,16 +40,16 @@ def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
         make_states(optimizer)
     if pipeline.averages is not None:
         pipeline.averages.begin()
-    for name, parameter, piece in pipeline.part.shards():
+    for name, parameter, piece in pipeline.device_part.shards():
         state[f"model.{name}"] = piece
-        average = None if pipeline.averages is None else pipeline.averages.of(parameter)
+        average = None if pipeline.averages is None else pipeline.averages.get(parameter)
         if average is not None:
             state[AVERAGE + name] = piece._replace(tensor=average)
         if parameter in optimizer_of:
             for what, value in optimizer_of[parameter].state[parameter].items():
                 state.update(_entries(f"optimizer.{name}.{what}", value, piece))
             for what, value in group_numbers(optimizer_of[parameter], group_of[parameter]).items():
-                state[f"optimizer.{name}{GROUP_MARK}{what}"] = TensorShard.whole(value)
+                state[f"optimizer.{name}{GROUP_MARK}{what}"] = TensorShard.unsharded(value)
     return state
 
 
@@ -75,11 +75,11 @@ def take_numbers(pipeline: Pipeline, state: Mapping[str, TensorShard]) -> None:
     """Give the optimizers the numbers that were loaded into `state`, where they keep Python's own, or in groups."""
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
     group_of = _groups(pipeline)
-    for name, parameter, _ in pipeline.part.shards():
+    for name, parameter, _ in pipeline.device_part.shards():
         beginning = f"optimizer.{name}{GROUP_MARK}"
         for entry in [entry for entry in state if entry.startswith(beginning)] if parameter in group_of else ():
             _put(group_of[parameter], entry.removeprefix(beginning), state[entry].tensor)
-    for name, parameter, _ in pipeline.part.shards():
+    for name, parameter, _ in pipeline.device_part.shards():
         states = optimizer_of[parameter].state[parameter] if parameter in optimizer_of else {}
         for what, value in states.items():
             if isinstance(value, int | float):
@@ -127,15 +127,15 @@ def _put(group: dict[str, Any], what: str, value: Any) -> None:
 def _entries(name: str, value: Any, piece: TensorShard) -> Iterator[tuple[str, TensorShard]]:
     """One of an optimizer's states of a part of a parameter, as the tensors that a checkpoint has of it."""
     if isinstance(value, int | float):
-        yield name, TensorShard.whole(torch.tensor(value, dtype=torch.float64))
+        yield name, TensorShard.unsharded(torch.tensor(value, dtype=torch.float64))
     elif isinstance(value, Tensor):
         tensor = local_tensor(value)
         inner = inner_tensors(tensor)
         if not tensor.dim():
-            yield name, TensorShard.whole(tensor)
+            yield name, TensorShard.unsharded(tensor)
         elif not inner and tensor.shape == piece.tensor.shape:
             yield name, piece._replace(tensor=tensor)
         elif piece.blocks:
             place = " ".join(f"{block.offsets}+{block.size}" for block in piece.blocks)
             for number, part in enumerate(inner or [tensor]):
-                yield f"{name}.{number}{PART_MARK}{place}", TensorShard.whole(part)
+                yield f"{name}.{number}{PART_MARK}{place}", TensorShard.unsharded(part)

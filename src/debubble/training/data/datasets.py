@@ -99,7 +99,7 @@ class DatasetSamples:
             except DebubbleError:
                 raise
             except Exception as error:
-                raise UserCodeError.of(error, f"Item {place} of the dataset cannot be made") from error
+                raise UserCodeError.from_error(error, f"Item {place} of the dataset cannot be made") from error
             return _as_tensors(item, place, self.sequence_length)
 
 

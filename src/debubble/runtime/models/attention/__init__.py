@@ -1,1 +1,1 @@
-"""Attention: its core, under masks, over a ring of ranks, and in slices of sequences."""
+"""Attention: plain, masked, over a ring of ranks, and over slices of sequences."""

@@ -1,4 +1,4 @@
-"""Rotary positions and the attention core."""
+"""Rotary position embeddings, and attention, which dispatches to the other modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from debubble.runtime.operators import call
 
 
 class _Rotate(Function):
-    """Turns pairs of features by their position's angle: the same table turns the gradient back."""
+    """Rotates pairs of features by their position's angle; the backward rotates the gradient back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class _Rotate(Function):
 
 
 def _turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Compute x cos + (-high, low) sin of halves (low, high), in three passes and with no tensor but the result."""
+    """Compute x cos + (-high, low) sin of halves (low, high), in three passes and without temporary tensors."""
     (low, high), (sine_low, sine_high) = x.chunk(2, dim=-1), sine.chunk(2, dim=-1)
     result = x * cosine
     result_low, result_high = result.chunk(2, dim=-1)
@@ -46,12 +46,12 @@ def _turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Apply rotary positions to [batch, heads, length, head_dim], Hugging Face's (half-split) layout."""
+    """Apply rotary embeddings to [batch, heads, length, head_dim], in Hugging Face's (half-split) layout."""
     return call(_Rotate, x, cosine, sine)
 
 
 def rotary_table(rope: Rope, head_dim: int, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of positions [...], [..., head_dim] each, with `like`'s dtype; angles are computed in fp32."""
+    """Cosine and sine of positions [...], each [..., head_dim] in `like`'s dtype; angles are computed in fp32."""
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
     frequency = 1.0 / (rope.theta**exponent)
     if rope.kind == "linear":
@@ -64,7 +64,7 @@ def rotary_table(rope: Rope, head_dim: int, positions: Tensor, like: Tensor) -> 
 
 
 def _llama3(rope: Rope, frequency: Tensor) -> Tensor:
-    """Llama 3's context extension: long wavelengths are stretched, short ones kept, those between interpolated."""
+    """Llama 3's context extension: long wavelengths are stretched, short ones not, those between interpolated."""
     turns = rope.original_length * frequency / (2 * math.pi)
     smooth = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
     return (1 - smooth) * frequency / rope.factor + smooth * frequency
@@ -87,23 +87,23 @@ def attention(
 ) -> Tensor:
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
 
-    The heads' results lie in parallel: [batch, length, heads x head_dim].  Attention stays within `documents`
-    [batch, whole length], if they are given, and within `window` tokens.  `dropout` on the attention weights follows
-    from `seed`.  `first_head`: how many heads of the layer lie before these, on other ranks.  `context`: the ranks that
-    divide the sequence.  `layer`: the slice of a sequence that these are; None: it is whole.  Under `torch.autocast` it
-    computes in that dtype, as torch's own attention does.
+    Returns [batch, length, heads x head_dim].  Attention stays within `documents` [batch, full length], if given, and
+    within `window` tokens.  Dropout on the attention weights is determined by `seed`.  `first_head`: index of the first
+    head in the layer, whose other heads are on other ranks.  `context`: the ranks that shard the sequence.  `layer`:
+    the slice of a sequence that q, k and v are of; None: full sequences.  Under `torch.autocast` it computes in that
+    dtype, as torch's attention does.
     """
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device):
         q, k, v = (t.to(torch.get_autocast_dtype(device)) for t in (q, k, v))
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    before = 0 if layer is None else layer.start
-    whole_window = window is None or window >= before + k.shape[-2] * context.size
-    if dropout or cap is not None or documents is not None or not whole_window:
+    start = 0 if layer is None else layer.start
+    full_window = window is None or window >= start + k.shape[-2] * context.size
+    if dropout or cap is not None or documents is not None or not full_window:
         drop = partial(_drop, p=dropout, seed=seed, first_head=first_head) if dropout else None
         scores = Scores(scale=factor, cap=cap, drop=drop)
         result = masked_attention(
-            q, k, v, scores, window=None if whole_window else window, documents=documents, context=context,
+            q, k, v, scores, window=None if full_window else window, documents=documents, context=context,
             layer=layer,
         )  # fmt: skip
     elif layer is not None:
@@ -118,10 +118,10 @@ def attention(
 
 
 def _drop(*weights: Tensor, p: float, seed: int, first_head: int) -> list[Tensor]:
-    """Dropout of [batch, heads, ...] with a mask of its own for every head, wherever the others are."""
+    """Dropout of [batch, heads, ...] with an independent mask per head, whichever rank the head is on."""
     batch, heads, *scores = weights[0].shape
     keep = torch.empty(heads, batch, *scores, dtype=torch.bool, device=weights[0].device)
     generator = torch.Generator(device=keep.device)
     for head, mask in enumerate(keep, start=first_head):
         mask.bernoulli_(1 - p, generator=generator.manual_seed(zlib.crc32(f"{seed} {head}".encode())))
-    return [torch.where(keep.transpose(0, 1), each / (1 - p), 0) for each in weights]
+    return [torch.where(keep.transpose(0, 1), weight / (1 - p), 0) for weight in weights]

@@ -1,1 +1,1 @@
-"""Units of transformers' own modules, and what of them the other units share: names, divisions, initial values."""
+"""Units of transformers' modules, with their tensor parallelism and initial weights, and checkpoint names."""

@@ -1,6 +1,6 @@
-"""Tensor parallelism of transformers' own modules, by the plan of its own that a family has (`base_model_tp_plan`).
+"""Tensor parallelism of transformers' modules, by the tensor-parallel plan of their family (`base_model_tp_plan`).
 
-Linear layers by columns and by rows are divided, and the two tables; what else lies between them is refused.
+It supports column- and row-parallel linear layers, the embedding and the head; plans with other styles are refused.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from debubble.runtime.models.hf.model import ModelParts
 from debubble.runtime.models.loss import embed
 
 
-def planned(parts: ModelParts, how: str) -> tuple[str, ...]:
-    """The modules of a layer that the family's plan divides so ("colwise" or "rowwise"), by name."""
-    return tuple(name for name, word in _plan(parts).items() if word == how)
+def modules_with_style(parts: ModelParts, style: str) -> tuple[str, ...]:
+    """Names of a layer's modules that have this style ("colwise" or "rowwise") in the family's plan."""
+    return tuple(name for name, planned in _plan(parts).items() if planned == style)
 
 
 def check_division(config: Mapping[str, Any], tensor: int) -> None:
-    """Refuse what the ranks cannot divide among them; raises InputError."""
+    """Raise InputError if the ranks cannot divide the model."""
     parts = ModelParts(config)
     layer, hidden = parts.layers[0], parts.model.config.hidden_size
-    plan, found = _plan(parts), dict(layer.named_modules())
+    plan, modules = _plan(parts), dict(layer.named_modules())
     if not plan:
         raise _refusal(config, "transformers has no plan for it")
-    for name, how in plan.items():
-        if how not in ("colwise", "rowwise") or type(found.get(name)) is not nn.Linear:
-            raise _refusal(config, f"transformers' plan has '{how}' for '{name}'")
+    for name, style in plan.items():
+        if style not in ("colwise", "rowwise") or type(modules.get(name)) is not nn.Linear:
+            raise _refusal(config, f"transformers' plan has '{style}' for '{name}'")
     for name, parameter in layer.named_parameters():
         if name.rpartition(".")[0] not in plan and parameter.shape != (hidden,):
             raise _refusal(config, f"transformers' plan leaves '{name}' to the ranks")
@@ -43,16 +43,16 @@ def check_division(config: Mapping[str, Any], tensor: int) -> None:
         if ("dropout" in name or "pdrop" in name) and not name.startswith("classifier") and value:
             raise _refusal(config, f"ranks would draw the same masks for different heads (set '{name}' to 0)")
     heads = shape.num_attention_heads
-    for what, size in (
+    for quantity, size in (
         ("attention heads", heads), ("key-value heads", getattr(shape, "num_key_value_heads", None) or heads),
         ("columns of the MLP", shape.intermediate_size),
     ):  # fmt: skip
         if size % tensor:
-            raise InputError(f"{size} {what} cannot be divided among {tensor} tensor-parallel ranks.")
+            raise InputError(f"{size} {quantity} cannot be divided among {tensor} tensor-parallel ranks.")
 
 
 def divide_module(module: nn.Module, group: TensorGroup, *, by_rows: bool) -> None:
-    """Let a linear layer or a table, which has its shard already, compute with the group."""
+    """Replace the forward of a linear layer or embedding, whose parameters are sharded, by a tensor-parallel one."""
     if isinstance(module, nn.Embedding):
         forward = partial(embed, table=module, group=group)
     else:
@@ -70,10 +70,10 @@ def _rows(x: Tensor, *, layer: Any, group: TensorGroup) -> Tensor:
 
 
 def _plan(parts: ModelParts) -> dict[str, str]:
-    """The ways in which a layer's modules are divided, by name."""
+    """The styles of a layer's modules, by name."""
     start = f"{parts.path.rpartition('.')[2]}.*."
     plan: Mapping[str, str] = parts.model.base_model.config.base_model_tp_plan or {}
-    return {name.removeprefix(start): how for name, how in plan.items() if name.startswith(start)}
+    return {name.removeprefix(start): style for name, style in plan.items() if name.startswith(start)}
 
 
 def _refusal(config: Mapping[str, Any], why: str) -> InputError:

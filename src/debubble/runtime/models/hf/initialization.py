@@ -1,6 +1,6 @@
-"""Initial weights of transformers' modules: what transformers draws, from a seed and the module's name.
+"""Initial weights of transformers' modules, by transformers' initialisation, with random numbers seeded per module.
 
-So any rank gets the values that the whole model has, whatever the partition.
+Seeds depend on the run's seed and the module's name, so initial weights do not depend on the partition.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.overrides import TorchFunctionMode
 from debubble.ir import InputError
 
 INITIALISING = Lock()
-"""Held while transformers builds or initialises modules: building replaces functions of `torch.nn.init` everywhere."""
+"""Lock for building and initialising modules by transformers, which patches `torch.nn.init` globally."""
 
 
 def materialise(module: nn.Module, model: Any, *, prefix: str, seed: int, dtype: torch.dtype) -> None:
-    """Bring a module of `model` from the meta device to the CPU, with initial weights of that dtype.
+    """Materialise a module of `model` from the meta device on the CPU, with initial weights in `dtype`.
 
-    What the model has computed, as buffers, stays.  `prefix`: of its names in the model.  Raises InputError if
-    transformers leaves a value open.
+    Tensors with values, such as computed buffers, keep them.  `prefix`: prefix of the module's names in the model.
+    Raises InputError if transformers does not initialise a value.
     """
     computed = {name: tensor.detach().clone() for name, tensor in _named_tensors(module) if not tensor.is_meta}
     module.to_empty(device="cpu")
@@ -35,17 +35,17 @@ def materialise(module: nn.Module, model: Any, *, prefix: str, seed: int, dtype:
                 tensor.copy_(computed[name])
             elif tensor.is_floating_point():
                 tensor.fill_(torch.nan)
-        for name, part in reversed(list(module.named_modules(prefix=prefix.removesuffix(".")))):
-            # A part may initialise modules inside it, of which other units have some.
+        for name, submodule in reversed(list(module.named_modules(prefix=prefix.removesuffix(".")))):
+            # A module's initialisation may access children that are in other units.
             with _NamedRandomness(f"{seed} {name}"), suppress(AttributeError):
-                model._init_weights(part)
+                model._init_weights(submodule)
         for name, tensor in _named_tensors(module):
             if tensor.is_floating_point() and tensor.isnan().any():
                 raise InputError(
                     f"transformers does not say with what '{prefix}{name}' starts, so it cannot be built piecewise."
                 )
         for parameter in module.parameters():
-            # Drawn in fp32 whatever the dtype, so that runs in other precisions start alike.
+            # Drawn in fp32 for any dtype, so that runs in all precisions start from the same values.
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)
 
@@ -55,7 +55,7 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 class _NamedRandomness(TorchFunctionMode):
-    """A mode in which random numbers come from a name, and torch's global generator is left alone."""
+    """A mode in which random numbers are seeded by a name, and torch's global generator is not used."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -75,11 +75,11 @@ _DRAWING = frozenset(
         torch.randn, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, *_LIKE,
     )
 )  # fmt: skip
-"""The functions whose random numbers are replaced."""
+"""Random functions that take a generator."""
 
 
 def _drawn(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, seed: int) -> Any:
-    """Call one of them with a generator of that seed, on the device where the numbers are to be."""
+    """Call a random function with a generator of this seed."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
     generator = torch.Generator(device=device).manual_seed(seed)

@@ -1,7 +1,7 @@
-"""A causal model of transformers without its layers, which pass through stand-ins: what it does before, after, around.
+"""Divides a causal model of transformers into its layers and the modules before and after them.
 
-The model is built on the meta device.  Its layers are the entries of the one list of modules in its base model; a trial
-shows which of the other modules run before them and which after.
+The model is built on the meta device, with probes in place of its layers, which are the entries of the only module list
+in its base model.  A trial forward shows which of the other modules run before the layers and which after.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from debubble.runtime.models.hf.initialization import INITIALISING, materialise
 from debubble.runtime.models.hf.names import HEAD_TABLE, TABLE
 
 TRIAL_SHAPE = 1, 4
-"""Rows and tokens of the trial that shows how the model calls its layers."""
+"""Rows and tokens of the trial forward."""
 
 
 class LayerArguments(NamedTuple):
-    """The arguments that the model gives a layer: the hidden states, and what else it needs."""
+    """The arguments of a layer's call: hidden states, and other positional and keyword arguments."""
 
     hidden: Tensor
     arguments: tuple[Any, ...]
@@ -36,37 +36,37 @@ class LayerArguments(NamedTuple):
 
 
 class ForwardProbe:
-    """The model's forward, which notes what each layer is given and may replace what the last one returns."""
+    """Records the calls of layers in a forward of the model, and may replace the last layer's result."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.tuple_size = 0
-        """Size of the tuples whose first entries are the layers' results; 0: they return these alone."""
-        self.given: list[LayerArguments] = []
+        """Size of the tuples that layers return, with hidden states first; 0: they return a tensor."""
+        self.layer_calls: list[LayerArguments] = []
         self.embedded: Tensor | None = None
-        """The hidden states that the model is given in place of tokens."""
+        """The hidden states that the model gets instead of tokens."""
         self.result: Tensor | None = None
-        """The tensor that the last layer is to return; None: the one that the first is given."""
+        """The tensor that the last layer returns; None: its input."""
         self.before: dict[str, bool] = {}
-        """True if a module that other units have runs before the layers, by its name."""
+        """Name of a missing module -> True if it runs before the layers."""
 
-    def past(self, given: LayerArguments) -> Any:
-        """Note a layer's arguments, and return what the model is to continue with in place of the layer's result."""
-        self.given.append(given)
-        replaced = self.result is not None and len(self.given) == self.layers
-        y = self.result if replaced else given.hidden
+    def call_layer(self, call: LayerArguments) -> Any:
+        """Record a layer's call, and return the result of its probe."""
+        self.layer_calls.append(call)
+        replaced = self.result is not None and len(self.layer_calls) == self.layers
+        y = self.result if replaced else call.hidden
         return (y, *[None] * (self.tuple_size - 1)) if self.tuple_size else y
 
-    def absent(self, name: str, x: Any) -> Any:
-        """Note on which side of the layers a module runs, and return what stands for its result there."""
-        before = not self.given
+    def call_missing(self, name: str, x: Any) -> Any:
+        """Record on which side of the layers a missing module runs, and return a placeholder for its result."""
+        before = not self.layer_calls
         if self.before.setdefault(name, before) != before:
             raise ValueError(f"it uses '{name}' on both sides of its layers")
         return self.embedded if before else x
 
 
 class _LayerProbe(nn.Module):
-    """A module in a layer's place, with the plain attributes that the model may ask it for."""
+    """Replaces a layer, with the layer's plain attributes, which the model may read."""
 
     def __init__(self, layer: nn.Module, probe: ForwardProbe) -> None:
         super().__init__()
@@ -76,59 +76,59 @@ class _LayerProbe(nn.Module):
                 setattr(self, name, value)
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
-        return self.probe.past(LayerArguments(hidden_states, arguments, named))
+        return self.probe.call_layer(LayerArguments(hidden_states, arguments, named))
 
 
 class _MissingModule(nn.Module):
-    """A module in the place of one that another unit has: its result there is of no account."""
+    """Replaces a module that is in another unit, and whose result is not used."""
 
     def __init__(self, name: str, probe: ForwardProbe) -> None:
         super().__init__()
         self.name, self.probe = name, probe
 
     def forward(self, x: Any = None, *_: Any, **__: Any) -> Any:
-        return self.probe.absent(self.name, x)
+        return self.probe.call_missing(self.name, x)
 
 
 @dataclass(frozen=True)
 class NonLayerModules:
-    """The model with stand-ins for its layers, and perhaps for what comes before or after them."""
+    """The model with probes for its layers, and without the modules before or after them, or both."""
 
     causal: Any
     probe: ForwardProbe
 
     def up_to_layers(self, tokens: Tensor) -> Tensor:
-        """The hidden states that the first layer is given for these tokens."""
-        return self._arguments(input_ids=tokens)[0].hidden
+        """The input of the first layer for these tokens."""
+        return self._layer_calls(input_ids=tokens)[0].hidden
 
     def from_layers(self, x: Tensor) -> Tensor:
-        """The logits, if the last layer returns `x`."""
+        """The logits for `x`, the output of the last layer."""
         self.probe.result, self.probe.embedded = x, _unused(x)
         logits: Tensor = self.causal(inputs_embeds=self.probe.embedded, use_cache=False).logits
-        self._take_arguments()
+        self._take_layer_calls()
         return logits
 
     def around_layers(self, x: Tensor) -> Sequence[LayerArguments]:
-        """The arguments that each layer is given, if hidden states such as `x` come from the embedding."""
+        """The arguments of every layer for hidden states of the shape of `x`."""
         self.probe.embedded = _unused(x)
-        return self._arguments(inputs_embeds=self.probe.embedded)
+        return self._layer_calls(inputs_embeds=self.probe.embedded)
 
-    def _arguments(self, **inputs: Tensor) -> list[LayerArguments]:
+    def _layer_calls(self, **inputs: Tensor) -> list[LayerArguments]:
         base_of(self.causal)(**inputs, use_cache=False)
-        return self._take_arguments()
+        return self._take_layer_calls()
 
-    def _take_arguments(self) -> list[LayerArguments]:
-        given, self.probe.given, self.probe.result, self.probe.embedded = self.probe.given, [], None, None
-        return given
+    def _take_layer_calls(self) -> list[LayerArguments]:
+        calls, self.probe.layer_calls, self.probe.result, self.probe.embedded = self.probe.layer_calls, [], None, None
+        return calls
 
 
 def _unused(x: Tensor) -> Tensor:
-    """Hidden states whose values are of no account; a model may change them in place.  NaN stays NaN."""
+    """Placeholder hidden states, which a model may change in place: zeros, or NaN where x is."""
     return x.detach() * 0
 
 
 def base_of(causal: Any) -> Any:
-    """The part of a causal model that has no head, under whatever name."""
+    """The base model of a causal model, without its head."""
     if causal.base_model is not causal:
         return causal.base_model
     inner = [child for child in causal.children() if hasattr(child, "base_model")]
@@ -136,21 +136,21 @@ def base_of(causal: Any) -> Any:
 
 
 class ModelParts:
-    """The parts of a model that make up its units.  Raises InputError if it cannot be divided between its layers."""
+    """A model divided into units at its layers.  Raises InputError if that is impossible."""
 
     def __init__(self, config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> None:
         self.model = on_meta(config, dtype=dtype)
-        """Whole, on the meta device, with stand-ins for its layers and its constants as frozen parameters."""
+        """The full model on the meta device, with probes for its layers and constants as frozen parameters."""
         self.constants = frozenset(_freeze_buffers(self.model))
-        """The names of constants that stay in the dtype that they have, whatever that of the run."""
+        """Names of constants that keep their dtype, whatever the run's."""
         self.path, self.layers = _list_of_layers(self.model, config)
         """The name of the list of layers, and the list."""
         self.tables = tables_of(self.model)
         self._before: frozenset[str] = frozenset()
         self._probe = ForwardProbe(len(self.layers))
-        owner, _, own = self.path.rpartition(".")
-        standing = nn.ModuleList(_LayerProbe(layer, self._probe) for layer in self.layers)
-        setattr(self.model.get_submodule(owner), own, standing)
+        parent, _, attribute = self.path.rpartition(".")
+        probes = nn.ModuleList(_LayerProbe(layer, self._probe) for layer in self.layers)
+        setattr(self.model.get_submodule(parent), attribute, probes)
         self._around = self._trial(config)
         embedding = _name_in(self.model, self.model.get_input_embeddings())
         self._before = frozenset(
@@ -161,24 +161,24 @@ class ModelParts:
 
     @property
     def before(self) -> NonLayerModules:
-        """The frame with the modules before the layers."""
+        """The model with the modules before the layers."""
         return self._frame(lambda name: name in self._before)
 
     @property
     def after(self) -> NonLayerModules:
-        """The frame with the modules after the layers."""
+        """The model with the modules after the layers."""
         return self._frame(lambda name: name not in self._before)
 
     @property
     def around(self) -> NonLayerModules:
-        """The frame without any module that has parameters; buffers are in place."""
+        """The model without modules that have parameters, but with buffers."""
         return self._around
 
     def _ran_before(self, name: str) -> bool:
         return self._around.probe.before.get(name, False)
 
     def _outside(self, model: nn.Module) -> Mapping[str, nn.Module]:
-        """The modules next to the list of layers and next to those that the list is in, by name."""
+        """The siblings of the list of layers and of its ancestors, by name."""
         path = self.path.split(".")
         around = [".".join(path[:depth]) for depth in range(len(path) + 1)]
         return {
@@ -188,18 +188,18 @@ class ModelParts:
             if (f"{parent}.{name}" if parent else name) not in around
         }
 
-    def _frame(self, held: Callable[[str], bool]) -> NonLayerModules:
-        """A copy that has the modules outside of the list of layers that are `held`."""
+    def _frame(self, included: Callable[[str], bool]) -> NonLayerModules:
+        """A copy with only the `included` modules of those outside the list of layers."""
         model = copy.deepcopy(self.model)
         probe = next(module for module in model.modules() if isinstance(module, _LayerProbe)).probe
         for name, child in self._outside(model).items():
-            if not held(name) and any(True for _ in child.parameters()):
-                parent, _, own = name.rpartition(".")
-                setattr(model.get_submodule(parent), own, _MissingModule(name, probe))
+            if not included(name) and any(True for _ in child.parameters()):
+                parent, _, attribute = name.rpartition(".")
+                setattr(model.get_submodule(parent), attribute, _MissingModule(name, probe))
         return NonLayerModules(model, probe)
 
     def _trial(self, config: Mapping[str, Any]) -> NonLayerModules:
-        """The frame without parameters, once it has shown how layers are called."""
+        """The model without parameters, after a trial forward with NaN that shows how it calls its layers."""
         x = torch.full((*TRIAL_SHAPE, self.model.get_input_embeddings().weight.shape[-1]), torch.nan)
         why = ""
         for self._probe.tuple_size in range(3):
@@ -209,7 +209,7 @@ class ModelParts:
             materialise(frame.causal, self.model, prefix="", seed=0, dtype=torch.float32)
             frame.causal.eval()
             try:
-                given = frame.around_layers(x)
+                calls = frame.around_layers(x)
             except (
                 AttributeError,
                 IndexError,
@@ -221,10 +221,10 @@ class ModelParts:
             ) as error:
                 why = _first_line(error)
                 continue
-            if len(given) != len(self.layers) or any(g.hidden is not given[0].hidden for g in given):
+            if len(calls) != len(self.layers) or any(call.hidden is not calls[0].hidden for call in calls):
                 why = "what it does between layers is not theirs alone"
-            elif given[0].hidden.shape != x.shape or not all(
-                _is_constant([*g.arguments, *g.named.values()]) for g in given
+            elif calls[0].hidden.shape != x.shape or not all(
+                _is_constant([*call.arguments, *call.named.values()]) for call in calls
             ):
                 why = "its layers need more of what came before than hidden states"
             else:
@@ -233,7 +233,7 @@ class ModelParts:
 
 
 def _list_of_layers(model: Any, config: Mapping[str, Any]) -> tuple[str, nn.ModuleList]:
-    """The name of the one list of modules that lies in the base model and in no other list, and the list."""
+    """The only module list in the base model that is not nested in another one, with its name."""
     base: nn.Module = base_of(model)
     start = _name_in(model, base)
     lists = {
@@ -253,24 +253,24 @@ def _list_of_layers(model: Any, config: Mapping[str, Any]) -> tuple[str, nn.Modu
 
 
 def _freeze_buffers(model: Any) -> Iterator[str]:
-    """Make parameters that nothing steps of the buffers that a checkpoint has; those that keep their dtype, by name."""
-    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    """Make persistent buffers frozen parameters, and yield the names of those that keep their dtype."""
+    fp32_modules = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name in [name for name in model.state_dict() if name not in parameters]:
-        path, _, own = name.rpartition(".")
+        path, _, attribute = name.rpartition(".")
         module = model.get_submodule(path)
-        constant = nn.Parameter(module._buffers.pop(own), requires_grad=False)
-        module.register_parameter(own, constant)
-        if not constant.is_floating_point() or kept & {*name.split(".")}:
+        constant = nn.Parameter(module._buffers.pop(attribute), requires_grad=False)
+        module.register_parameter(attribute, constant)
+        if not constant.is_floating_point() or fp32_modules & {*name.split(".")}:
             yield name
 
 
-def _name_in(model: Any, part: nn.Module) -> str:
-    return next(str(name) for name, module in model.named_modules() if module is part)
+def _name_in(model: Any, submodule: nn.Module) -> str:
+    return next(str(name) for name, module in model.named_modules() if module is submodule)
 
 
 def _is_constant(value: Any) -> bool:
-    """Tell whether the value follows from shapes alone: what is made of the trial's hidden states is NaN like them."""
+    """Tell whether a value depends on shapes only: values computed from the trial's hidden states are NaN."""
     if isinstance(value, (tuple, list)):
         return all(map(_is_constant, value))
     if isinstance(value, Tensor):
@@ -283,11 +283,11 @@ def _refusal(config: Mapping[str, Any], why: str) -> InputError:
 
 
 def _import(config: Mapping[str, Any]) -> Any:
-    """The module transformers.  Raises InputError if it is missing or old."""
+    """Import transformers.  Raises InputError if it is missing or too old."""
     family = str(config.get("model_type"))
     try:
-        # transformers puts another module in its place while it is imported: an import statement of a second thread
-        # would wait for the first one and then have the module from before.
+        # transformers replaces its module in sys.modules during the import: an import statement in a second thread
+        # would wait for the first and then get the old module.
         transformers = import_module("transformers")
     except ImportError as error:
         raise InputError(f"'{family}' runs with transformers' modules: pip install 'debubble[hf]'.") from error
@@ -297,7 +297,7 @@ def _import(config: Mapping[str, Any]) -> Any:
 
 
 def complete_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config with transformers' defaults for what it leaves out.  Raises InputError if there is no such family."""
+    """A config completed by transformers' defaults.  Raises InputError if there is no such family."""
     entries: Mapping[str, Any] = _read_config(_import(config), config).to_dict()
     return entries
 
@@ -311,7 +311,7 @@ def _read_config(transformers: Any, config: Mapping[str, Any]) -> Any:
 
 
 def ignored_names(config: Mapping[str, Any]) -> Sequence[str]:
-    """Expressions for names in checkpoints of a family to which transformers pays no heed."""
+    """Regular expressions for tensors in a family's checkpoints that transformers ignores."""
     if not ModelConfig.from_hf(config).whole_layers:
         return ()
     transformers = _import(config)
@@ -320,7 +320,7 @@ def ignored_names(config: Mapping[str, Any]) -> Sequence[str]:
 
 
 def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
-    """Make the causal model of a config on the meta device, by transformers, to run in this dtype.
+    """Build transformers' causal model of a config on the meta device, for a run in this dtype.
 
     Raises InputError if there is none.
     """
@@ -336,7 +336,7 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
         )
     try:
         read = _read_config(transformers, config)
-        # Fused attention draws dropout's masks from torch's global generator and caps no scores; grouped products know
+        # Fused attention draws dropout masks from torch's global generator and cannot cap scores; grouped products have
         # no fp64.
         eager = {
             "attn_implementation": bool(
@@ -353,7 +353,7 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
 
 
 class _ComputedValues(TorchFunctionMode):
-    """A mode in which small tensors that a model computes while it is made have values, as buffers do."""
+    """A mode in which small tensors that a model's constructor computes, such as buffers, are on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -364,17 +364,17 @@ class _ComputedValues(TorchFunctionMode):
 
 
 _COMPUTED = frozenset((torch.arange, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros))
-"""The functions that make tensors with values; linear layers and tables begin empty."""
+"""Functions that make tensors with values; parameters are made empty."""
 _MAX_COMPUTED_SIZE = 2**22
-"""Elements of the largest tensor that is computed: a causal mask of 2048 tokens."""
+"""Largest number of elements of such a tensor: a causal mask of 2048 tokens."""
 
 
 _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "use_kernels")
-"""Entries by which transformers chooses kernels, which it may fetch from a hub."""
+"""Entries by which transformers selects kernels, which it may download."""
 
 
 def without_kernels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config, and those inside it, without the entries that choose kernels."""
+    """A config, and nested ones, without the entries that select kernels."""
     return {
         name: without_kernels(value) if isinstance(value, Mapping) else value
         for name, value in config.items()
@@ -391,7 +391,7 @@ def _first_line(error: Exception) -> str:
 
 
 def tied_names(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The names of the embedding's and the head's table, if they are one."""
+    """The names of the embedding's and the head's table, if they are tied."""
     model = ModelConfig.from_hf(config)
     if model.whole_layers:
         return _tied_names_by_transformers(json.dumps(dict(config)))
@@ -400,12 +400,12 @@ def tied_names(config: Mapping[str, Any]) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=64)
 def _tied_names_by_transformers(config: str) -> tuple[str, str] | None:
-    """The tied names of a model that has to be made to know them: once for each config, as JSON."""
+    """The tied names of a model, which has to be built to know them; cached by the config as JSON."""
     return tables_of(on_meta(json.loads(config)))
 
 
 def tables_of(model: Any) -> tuple[str, str] | None:
-    """The names of the embedding's and of the head's table, if they are one."""
+    """The names of a model's embedding and head tables, if they are tied."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: f"{name}.weight" for name, module in model.named_modules()}
     return (names[table], names[head]) if head.weight is table.weight else None

@@ -1,7 +1,7 @@
-"""Names of parameters in Hugging Face checkpoints, where transformers' models have other ones.
+"""Names of parameters in Hugging Face checkpoints, where they differ from transformers' models.
 
-Files have a tensor per expert, models one for all experts of a layer; Mixtral's files have a name of their own for the
-mixture; tied models leave out the head's table.
+Checkpoints have a tensor per expert, models one for all experts of a layer; Mixtral's checkpoints have another name for
+the mixture; checkpoints of tied models lack the head's table.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TABLE = {True: "transformer.wte.weight", False: "model.embed_tokens.weight"}
 
 @dataclass(frozen=True)
 class _Names:
-    """The names in a family's files of a mixture and of its experts' gate, up and down projections."""
+    """A family's names, in checkpoints, of a mixture and of its experts' gate, up and down projections."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     mixture: str = "mlp"
     stored_mixture: str = "mlp"
-    """The mixture's name in files."""
+    """The mixture's name in checkpoints; `mixture` is that in the model."""
 
 
 _W = _Names("w1", "w3", "w2", stored_mixture="block_sparse_moe")
@@ -61,58 +61,57 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
     "lfm3": {"self_attn.g_proj.": "self_attn.gate_proj."},
     **dict.fromkeys(("granitemoe", "granitemoehybrid", "granitemoeshared"), _GRANITE),
 }  # fmt: skip
-"""Parts of names as they are in a family's files."""
+"""Family -> substrings of the model's names -> their replacements in checkpoints."""
 
 
-def stored(name: str, tensor: Tensor, family: str) -> dict[str, Tensor]:
-    """The tensors that a checkpoint of that family has for a parameter, by name; they may be views."""
+def checkpoint_tensors(name: str, tensor: Tensor, family: str) -> dict[str, Tensor]:
+    """The tensors of a parameter in a checkpoint of the family, by name; they may be views."""
     names = _EXPERTS.get(family)
-    own = next(
-        (part for part in (".experts.gate_up_proj", ".experts.up_proj", ".experts.down_proj") if part in name), ""
-    )
-    in_file = _in_file(name, family)
-    if names is None or not own:
-        return {in_file: tensor}
-    prefix = in_file.removesuffix(own.removeprefix(".experts."))
-    match own:
+    suffixes = (".experts.gate_up_proj", ".experts.up_proj", ".experts.down_proj")
+    suffix = next((suffix for suffix in suffixes if suffix in name), "")
+    checkpoint_name = _checkpoint_name(name, family)
+    if names is None or not suffix:
+        return {checkpoint_name: tensor}
+    prefix = checkpoint_name.removesuffix(suffix.removeprefix(".experts."))
+    match suffix:
         case ".experts.gate_up_proj":
             gate, up = tensor.chunk(2, dim=1)
-            parts = {names.gate: gate, names.up: up}
+            projections = {names.gate: gate, names.up: up}
         case ".experts.up_proj":
-            parts = {names.up: tensor}
+            projections = {names.up: tensor}
         case _:
-            parts = {names.down: tensor}
-    return {f"{prefix}{e}.{part}.weight": one for part, t in parts.items() for e, one in enumerate(t)}
+            projections = {names.down: tensor}
+    return {f"{prefix}{e}.{name}.weight": weight for name, t in projections.items() for e, weight in enumerate(t)}
 
 
-def _in_file(name: str, family: str) -> str:
-    """A parameter's name in files of a family."""
-    for part, instead in _RENAMED.get(family, {}).items():
-        name = name.replace(part, instead)
+def _checkpoint_name(name: str, family: str) -> str:
+    """A parameter's name in checkpoints of a family."""
+    for substring, replacement in _RENAMED.get(family, {}).items():
+        name = name.replace(substring, replacement)
     names = _EXPERTS.get(family)
     return name if names is None else name.replace(f".{names.mixture}.", f".{names.stored_mixture}.")
 
 
-def sources(name: str, shape: torch.Size, family: str, files: Collection[str], *, table: str) -> list[str]:
-    """Names of a checkpoint's tensors that make up a parameter of that shape: its own, or those of `stored`.
+def checkpoint_names(name: str, shape: torch.Size, family: str, available: Collection[str], *, table: str) -> list[str]:
+    """Names of the checkpoint tensors of a parameter: its own name, or those of `checkpoint_tensors`.
 
-    `table`: the embedding's, which stands in for the head's where that is left out.
+    `table`: the name of the embedding's table, which replaces the head's if that is not available.
     """
-    if name in files:
+    if name in available:
         return [name]
-    names = list(stored(name, torch.empty(shape, device="meta"), family))
-    return [table] if name == HEAD_TABLE and names[0] not in files else names
+    names = list(checkpoint_tensors(name, torch.empty(shape, device="meta"), family))
+    return [table] if name == HEAD_TABLE and names[0] not in available else names
 
 
-def joined(name: str, read: list[Callable[[], Tensor]]) -> Tensor:
-    """The parameter of what `sources` lists: read in that order, one at a time, into one tensor."""
+def join_tensors(name: str, read: list[Callable[[], Tensor]]) -> Tensor:
+    """Read the tensors of `checkpoint_names`, in order and one at a time, into one parameter."""
     if len(read) == 1:
         return read[0]()
     first = read[0]()
-    parts = 2 if name.endswith("gate_up_proj") else 1
-    count, rows = len(read) // parts, len(first)
-    whole = first.new_empty(count, parts * rows, *first.shape[1:])
-    for index, one in enumerate(read):
-        part, expert = divmod(index, count)
-        whole[expert, part * rows : (part + 1) * rows] = one()
-    return whole
+    projections = 2 if name.endswith("gate_up_proj") else 1
+    count, rows = len(read) // projections, len(first)
+    parameter = first.new_empty(count, projections * rows, *first.shape[1:])
+    for index, read_one in enumerate(read):
+        projection, expert = divmod(index, count)
+        parameter[expert, projection * rows : (projection + 1) * rows] = read_one()
+    return parameter

@@ -1,6 +1,6 @@
-"""Any causal model of transformers as units of its own modules: embedding, whole layers, head.
+"""Any causal model of transformers as units of its own modules: embedding, full layers, head.
 
-Layers get what the model gives them after the hidden states (masks, positions), noted for the newest shapes.
+The other arguments of layers (masks, positions) are recorded from a forward of the model, and cached for recent shapes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.compilation import Compiler
-from debubble.runtime.models.hf.division import divide_module, planned
+from debubble.runtime.models.hf.division import divide_module, modules_with_style
 from debubble.runtime.models.hf.initialization import materialise
 from debubble.runtime.models.hf.model import ModelParts, NonLayerModules
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
@@ -27,12 +27,12 @@ from debubble.runtime.models.units import UnitModule, check_whole_recomputation
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
-NOTED_SHAPES = 2
-"""Shapes of hidden states whose masks and positions stay: a mask has up to as many numbers as a length has squared."""
+MAX_CACHED_SHAPES = 2
+"""Shapes of hidden states for which masks and positions are cached; a mask has up to length^2 elements."""
 
 
 class _HfUnit(ModuleUnit):
-    """A part of the model, which has `constants` of it."""
+    """A unit of transformers' modules, with the model's `constants`."""
 
     def __init__(self, module: nn.Module, constants: Iterable[str], *, prefix: str, salt: int) -> None:
         super().__init__(module, prefix=prefix, salt=salt)
@@ -46,15 +46,15 @@ class _HfUnit(ModuleUnit):
 
 
 class _HfEnd(_HfUnit):
-    """The model's own forward before its first layer or after its last, which stops where others' parts begin."""
+    """The model's forward before its first layer or after its last one."""
 
     def compile_functions(self, compiled: Compiler) -> None:
-        """Compile the loss alone."""
+        """Compile the loss only."""
         UnitModule.compile_functions(self, compiled)
 
 
 class HfEmbedding(_HfEnd):
-    """The part of the model before its first layer."""
+    """The model before its first layer."""
 
     def __init__(self, parts: ModelParts) -> None:
         frame = parts.before
@@ -63,36 +63,36 @@ class HfEmbedding(_HfEnd):
         self.columns = (_path(frame.causal, frame.causal.get_input_embeddings()),)
 
     def call(self, x: Tensor) -> Tensor:
-        """Map tokens [rows, length] to the hidden states that the first layer gets."""
+        """Map tokens [rows, length] to the first layer's hidden states."""
         return self.frame.up_to_layers(x)
 
 
 class HfLayer(_HfUnit):
-    """One layer."""
+    """One layer of the model."""
 
     def __init__(self, parts: ModelParts, layer: int, layer_context: LayerContext) -> None:
         super().__init__(parts.layers[layer], parts.constants, prefix=f"{parts.path}.{layer}.", salt=layer + 1)
         self.layer, self.layer_context = layer, layer_context
         self.columns, self.rows = (
-            tuple(f"module.{name}" for name in planned(parts, how)) for how in ("colwise", "rowwise")
+            tuple(f"module.{name}" for name in modules_with_style(parts, style)) for style in ("colwise", "rowwise")
         )
 
     def call(self, x: Tensor) -> Tensor:
-        """Map hidden states [rows, length, hidden] to the layer's result, the first of a tuple if it returns one."""
-        arguments, named = self.layer_context.of(self.layer, x)
+        """Map hidden states [rows, length, hidden] to the layer's output, the first entry if it returns a tuple."""
+        arguments, named = self.layer_context.arguments_of(self.layer, x)
         y = self.module(x, *arguments, **named)
-        # What some layers return in addition, the model has shown not to need.
+        # The trial forward has shown that the model does not use the other entries.
         hidden: Tensor = y[0] if isinstance(y, tuple) else y
         return hidden
 
     def attach_ledger(self, ledger: Ledger) -> None:
-        """Tell the ledger what is no activation, and pass the ledger on to the layer's surroundings."""
+        """Exclude the unit's parameters and buffers, and the cached arguments, from the ledger."""
         super().attach_ledger(ledger)
         self.layer_context.ledger = ledger
 
 
 class HfHead(_HfEnd):
-    """The part of the model after its last layer, and the loss."""
+    """The model after its last layer, and the loss."""
 
     def __init__(self, parts: ModelParts) -> None:
         frame = parts.after
@@ -102,45 +102,45 @@ class HfHead(_HfEnd):
         self.columns = (_path(frame.causal, frame.causal.get_output_embeddings()),)
 
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
-        """Divide the unit as others are, and compute the loss from logits that are divided among the ranks."""
+        """Shard the unit, and compute the loss from logits that are sharded by vocabulary."""
         vocab = len(self.frame.causal.get_output_embeddings().weight)
         self.loss = partial(divided_cross_entropy, group=group, vocab=vocab)
         return super().divide(group, made)
 
     def call(self, x: Tensor) -> Tensor:
-        """Map the last layer's result [rows, length, hidden] to logits [rows, length, vocab]."""
+        """Map the last layer's output [rows, length, hidden] to logits [rows, length, vocab]."""
         return self.frame.from_layers(x)
 
 
-def _path(model: nn.Module, part: nn.Module) -> str:
-    return next(f"module.{name}" for name, module in model.named_modules() if module is part)
+def _path(model: nn.Module, submodule: nn.Module) -> str:
+    return next(f"module.{name}" for name, module in model.named_modules() if module is submodule)
 
 
 class LayerContext:
-    """The arguments that a model gives its layers after the hidden states, noted for the newest shapes of these."""
+    """The arguments of a model's layers besides hidden states, cached for recent shapes of these."""
 
     def __init__(self, frame: NonLayerModules) -> None:
         self._frame = frame
-        self._noted: dict[tuple[torch.Size, torch.dtype, torch.device], list[Arguments]] = {}
+        self._cached: dict[tuple[torch.Size, torch.dtype, torch.device], list[Arguments]] = {}
         self.ledger = Ledger()
-        """The device's bytes that all micro-batches share, which are no activation of any."""
+        """The device's ledger, which does not count cached arguments."""
 
-    def of(self, layer: int, x: Tensor) -> Arguments:
-        """The layer's arguments after hidden states such as `x`: in order, and by name."""
+    def arguments_of(self, layer: int, x: Tensor) -> Arguments:
+        """A layer's other positional and keyword arguments, for hidden states of the shape of `x`."""
         key = x.shape, x.dtype, x.device
-        if key not in self._noted:
+        if key not in self._cached:
             self._frame.causal.to(x.device)
             with torch.no_grad():
-                noted = [(given.arguments, given.named) for given in self._frame.around_layers(x.detach())]
-            if len(self._noted) >= NOTED_SHAPES:
-                self.ledger.include(_tensors_of(self._noted.pop(next(iter(self._noted)))))
-            self.ledger.exclude(_tensors_of(noted))
-            self._noted[key] = noted
-        return self._noted[key][layer]
+                calls = [(call.arguments, call.named) for call in self._frame.around_layers(x.detach())]
+            if len(self._cached) >= MAX_CACHED_SHAPES:
+                self.ledger.include(_tensors_of(self._cached.pop(next(iter(self._cached)))))
+            self.ledger.exclude(_tensors_of(calls))
+            self._cached[key] = calls
+        return self._cached[key][layer]
 
 
-def _tensors_of(noted: Sequence[Arguments]) -> list[Tensor]:
-    return [t for arguments, named in noted for t in _tensors((*arguments, *named.values()))]
+def _tensors_of(calls: Sequence[Arguments]) -> list[Tensor]:
+    return [t for arguments, named in calls for t in _tensors((*arguments, *named.values()))]
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
@@ -151,9 +151,9 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 def build_hf_stage(
     config: Mapping[str, Any], units: Sequence[PlannedUnit], *, seed: int, dtype: torch.dtype
 ) -> list[ModuleUnit]:
-    """The units of one stage with their initial weights; the rest of the model never leaves the meta device.
+    """Build the units of one stage with initial weights; the rest of the model remains on the meta device.
 
-    Raises InputError if the model cannot be divided so, or a unit is no part of it.
+    Raises InputError if the model cannot be divided into these units.
     """
     parts = ModelParts(config, dtype=dtype)
     layer_context = LayerContext(parts.around)
