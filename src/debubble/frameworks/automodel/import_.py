@@ -20,7 +20,7 @@ from debubble.frameworks.torch.shared_settings import (
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in, check_ranks
-from debubble.imports.kinds import NUMBER, meant, shown
+from debubble.imports.kinds import NUMBER, suggest, as_yaml
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import read_settings
@@ -64,7 +64,7 @@ _STRATEGIES = {"FSDP2": "fsdp2", "MegatronFSDP": "megatron_fsdp", "DDP": "ddp"}
 
 def read_recipe(path: Path, given: CommandLine | None = None) -> Settings:
     """The settings of a recipe and of the command line that starts it, by the names that newer recipes have."""
-    settings = (given or CommandLine({})).changed(read_settings(path))
+    settings = (given or CommandLine({})).override(read_settings(path))
     settings = {name: _converted(value) for name, value in settings.items()}
     return {newer: each for name, value in settings.items() for newer, each in _newer(name, value)}
 
@@ -157,14 +157,14 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         order=order,
         strategies=layer_strategies(range(model.layers)) if checkpointing else {},
         gradients="bf16" if _reduces_in_16_bits(read) else "fp32",
-        unsaid=read.unsaid(
+        defaulted=read.defaulted(
             dtype=_DTYPE_NAMES,
             gradients=("distributed.mp_policy.reduce_dtype",),
             sequence_parallel=("distributed.sequence_parallel",),
             zero=("distributed.strategy", resharding(expert)),
         ),
         warnings=tuple(_warnings(read)),
-        rest=Unread.of(read, _remarks(read, options, pipeline=pipeline)),
+        rest=Unread.from_reader(read, _remarks(read, options, pipeline=pipeline)),
     )
 
 
@@ -313,7 +313,7 @@ def _strategy(read: SettingsReader) -> str:
     entry = "distributed.strategy"
     word = read.text(entry, "fsdp2").lower()
     if word not in _STRATEGY_NAMES:
-        near = meant(word, _STRATEGY_NAMES)
+        near = suggest(word, _STRATEGY_NAMES)
         raise read.refusal(entry, f"is '{word}', which is none of {', '.join(_STRATEGY_NAMES)}{near}")
     return _STRATEGY_NAMES[word]
 
@@ -334,7 +334,7 @@ def _checkpointing(read: SettingsReader) -> str:
     for what, said in words.items():
         if word in said:
             return what
-    raise read.refusal(name, f"is {shown(value)}, which is none of true, false, full and selective")
+    raise read.refusal(name, f"is {as_yaml(value)}, which is none of true, false, full and selective")
 
 
 def _model(read: SettingsReader) -> Model:

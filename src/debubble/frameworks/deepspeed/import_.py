@@ -17,7 +17,7 @@ from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
-from debubble.imports.kinds import WHOLE
+from debubble.imports.kinds import INTEGER
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SCRIPTS, read_constants, read_settings
@@ -160,8 +160,8 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         strategies=layer_strategies([*_recomputed_layers(read, model)]),
         gradients=gradients,
         warnings=(*_batch_warnings(read, batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
-        unsaid=read.unsaid(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
-        rest=Unread.of(
+        defaulted=read.defaulted(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
+        rest=Unread.from_reader(
             read,
             (
                 *_remarks(read, given, pipeline=pipeline),
@@ -388,7 +388,7 @@ _LIVE_PARAMETERS = 10**9
 def _gathered(read: SettingsReader, model: Model, dtype: str) -> MoreMemory | None:
     """The parameters that ZeRO-3 may keep gathered besides the two layers that the prediction counts; None: none."""
     name = "zero_optimization.stage3_max_live_parameters"
-    given = None if read.get(name) == "auto" else read.entry(name, WHOLE)
+    given = None if read.get(name) == "auto" else read.entry(name, INTEGER)
     most = _LIVE_PARAMETERS if given is None else given
     if most < 0:
         raise read.refusal(name, f"is {most}, and must be at least 0")

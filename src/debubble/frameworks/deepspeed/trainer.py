@@ -47,8 +47,8 @@ def with_trainer(config: Mapping[str, Any], path: Path, given: CommandLine | Non
     settings = dict(config)
     if given is None:
         return settings
-    filled = given.changed(settings)
-    for name in given.changed({}):
+    filled = given.override(settings)
+    for name in given.override({}):
         argument = name.replace("-", "_")
         if argument in _FILLED:
             entry, value = _FILLED[argument], filled.pop(name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
-from debubble.imports.command_line import how_to_give, variables_in
-from debubble.imports.kinds import SWITCH, shown
+from debubble.imports.command_line import args_hint, variables_in
+from debubble.imports.kinds import BOOLEAN, as_yaml
 from debubble.imports.reader import SettingsReader
-from debubble.imports.settings import SOURCED
+from debubble.imports.settings import MISSING_SOURCES
 from debubble.ir import InputError
 
 SIMILARITY = 0.9
@@ -47,9 +47,9 @@ class Arguments(SettingsReader):
     @property
     def sources(self) -> str:
         """The hint, for a sentence on a missing argument, that a sourced script that is not there may set it."""
-        names = " ".join(self.words(SOURCED))
+        names = " ".join(self.words(MISSING_SOURCES))
         if variables_in(names):
-            return f"; it sources {names}: {how_to_give(names, {})}, or"
+            return f"; it sources {names}: {args_hint(names, {})}, or"
         return f"; it sources {names}, which is not next to it: put it there, or" if names else ";"
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -65,9 +65,9 @@ class Arguments(SettingsReader):
         value = self._value(name)
         if self.path.suffix in _YAML:
             value = {"1": True, "0": False}.get(str(value), value)
-        read = default if value is None else SWITCH.of(value, converts=self.is_converted(name))
+        read = default if value is None else BOOLEAN.parse(value, converts=self.is_converted(name))
         if read is None:
-            raise self.refusal(name, f"is {shown(value)}, and takes no value: let it stand alone, or leave it out")
+            raise self.refusal(name, f"is {as_yaml(value)}, and takes no value: let it stand alone, or leave it out")
         return read
 
     def word(self, name: str, default: str | None = None) -> str | None:
@@ -82,7 +82,7 @@ class Arguments(SettingsReader):
         """Raise InputError if what stands for the value of an argument is none."""
         if isinstance(value, bool | dict) or value == ():
             is_file = self.path.suffix in _YAML
-            shows = shown([] if value == () else value)
+            shows = as_yaml([] if value == () else value)
             lacks = f"has no value after it: give it with --args '{name} VALUE'"
             raise self.refusal(name, f"is {shows}, and takes a value" if is_file else lacks)
 
@@ -117,7 +117,7 @@ class Arguments(SettingsReader):
         """The numbers of something after an argument, none if it is missing; raises InputError if one is none."""
         if (value := self.get(name)) is not None:
             self.check_has_value(name, value)
-        return [self._at_least(0, name, self._whole(name, word)) for word in self.words(name)]
+        return [self._check_minimum(0, name, self._whole(name, word)) for word in self.words(name)]
 
     def _whole(self, name: str, word: str) -> int:
         try:
@@ -125,8 +125,8 @@ class Arguments(SettingsReader):
         except ValueError:
             hint = f"which is no whole number that is known here: give it with --args '{name} N'"
             if "$" in word:
-                sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
-                variables = f"{how_to_give(word, {})}, or" if variables_in(word) else "give it with"
+                sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(MISSING_SOURCES) else ":"
+                variables = f"{args_hint(word, {})}, or" if variables_in(word) else "give it with"
                 hint = f"which the file does not tell{sources} {variables} --args '{name} N'"
             raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 

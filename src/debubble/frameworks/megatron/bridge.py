@@ -35,7 +35,7 @@ def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
     Raises:
         InputError: if the file is no configuration of Megatron-Bridge, or of no training.
     """
-    return _read_settings({name: given.filled(value) for name, value in read_settings(path).items()}, path)
+    return _read_settings({name: given.expand(value) for name, value in read_settings(path).items()}, path)
 
 
 def _read_settings(whole: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

@@ -39,7 +39,7 @@ from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import RECIPE, SOURCED, read_arguments, read_settings
+from debubble.imports.settings import MISSING_SOURCES, RECIPE, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread, with_misspelt_first
 from debubble.ir import InputError, RunOptions
@@ -63,7 +63,7 @@ def read_job(path: Path, given: CommandLine | None = None) -> Settings:
     line = given or CommandLine({})
     settings = read_settings(path)
     if is_flagscale(settings):
-        return with_arguments(read_flagscale({name: line.filled(value) for name, value in settings.items()}), given)
+        return with_arguments(read_flagscale({name: line.expand(value) for name, value in settings.items()}), given)
     return with_arguments(read_bridge(path, line), given)
 
 
@@ -109,7 +109,7 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
     converts = "--*" if defaults is SWIFT_DEFAULTS else read.converts
     arguments = Arguments(as_megatron(read.settings), read.path, defaults, harmless, converts)
-    for name in ("framework", SOURCED):
+    for name in ("framework", MISSING_SOURCES):
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
         check_said(arguments, given)
@@ -213,9 +213,9 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         strategies=strategies,
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
-        unsaid=_unsaid(arguments, given),
+        defaulted=_unsaid(arguments, given),
         warnings=tuple(warnings_on(arguments, options, given.cluster.count)),
-        rest=Unread.of(arguments, remarks_on(arguments, options, model)),
+        rest=Unread.from_reader(arguments, remarks_on(arguments, options, model)),
     )
 
 
@@ -392,7 +392,7 @@ def _unsaid(arguments: Arguments, given: UserFacts) -> dict[str, str]:
         facts["GPT-2's vocabulary"] = ("--tokenizer-type",)
     values = arguments.defaults.values
     facts |= {words.format(values[name]): (name,) for words, name in taken.items() if name in values}
-    return arguments.unsaid(**facts)
+    return arguments.defaulted(**facts)
 
 
 def _offload(arguments: Arguments) -> ModuleOffload | None:

@@ -126,7 +126,7 @@ def dropout(arguments: Arguments, name: str) -> float:
     """The share of a dropout: where Megatron-LM's arguments do not say it, its default; in its other users' files 0."""
     word = arguments.word(name)
     if word is None or "$" in word:
-        return 0.1 if arguments.defaults.of == "Megatron-LM" else 0.0
+        return 0.1 if arguments.defaults.source == "Megatron-LM" else 0.0
     return arguments.share(name)
 
 

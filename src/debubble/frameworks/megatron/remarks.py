@@ -13,8 +13,8 @@ from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
-from debubble.imports.kinds import meant
-from debubble.imports.settings import LOST, OVERWRITTEN, RECIPE, SCRIPTS
+from debubble.imports.kinds import suggest
+from debubble.imports.settings import DETACHED_ARGUMENTS, OVERWRITTEN_VARIABLES, RECIPE, SCRIPTS
 from debubble.imports.shell.script_run import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
@@ -103,7 +103,7 @@ def _remarks_on_model(arguments: Arguments, model: Model) -> Iterator[str]:
     hidden = dropout(arguments, "--hidden-dropout")
     described = "--hidden-dropout" in arguments.settings or "--hidden-size" in arguments
     if hidden and not model.residual_dropout and described:
-        said = "" if "--hidden-dropout" in arguments.settings else f" ({arguments.defaults.of}'s default)"
+        said = "" if "--hidden-dropout" in arguments.settings else f" ({arguments.defaults.source}'s default)"
         yield f"--hidden-dropout {hidden:g}{said} is predicted as none: it keeps a byte per activation and half-layer."
     share = arguments.word("--rotary-percent", "1")
     if share not in ("1", "1.0"):
@@ -128,14 +128,14 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         word = " ".join(said) if isinstance(said, tuple) else said
         is_open = "$" in str(word) and is_harmless(name, word, "")
         if isinstance(word, str) and not is_open and word not in (*values.split(), off.get(name)):
-            known = f"({values}){meant(word, values.split())}"
+            known = f"({values}){suggest(word, values.split())}"
             yield f"{name} {word} is no value that Megatron-LM has had {known}: the prediction may be of another."
     yield from _recomputation(arguments)
     for name, several in _LISTED.items():
         listed = arguments.words(name) if name in arguments.settings else ()
         for word in listed:
             if word not in several.split():
-                near = meant(word, several.split())
+                near = suggest(word, several.split())
                 yield f"{name} {word} is no value that Megatron-LM has had{near}: it is not priced."
     kind = (arguments.word("peft._target_") or "LoRA").rpartition(".")[2]
     if options.lora and kind != "LoRA":
@@ -159,9 +159,9 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         yield f"{of_teacher[0]}: the student alone is predicted, and the time and memory of its teacher are not."
     for name in of_teacher:
         arguments.get(name)
-    for words in arguments.words(OVERWRITTEN):
+    for words in arguments.words(OVERWRITTEN_VARIABLES):
         yield f"--args has {words}: change it there."
-    for name in arguments.words(LOST):
+    for name in arguments.words(DETACHED_ARGUMENTS):
         yield f"{name} begins a command of its own, as no backslash ends the line before: the training does not get it."
     arguments.get("--world-size")
     for names in _WORLD_SIZES:

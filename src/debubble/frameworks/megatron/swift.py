@@ -11,7 +11,7 @@ from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.imports.defaults import Defaults
-from debubble.imports.kinds import shown
+from debubble.imports.kinds import as_yaml
 from debubble.imports.registry import UserFacts
 from debubble.imports.training_scripts import COMMAND
 from debubble.ir import InputError
@@ -97,7 +97,7 @@ def read_swift(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         settings["--use-distributed-optimizer"] = False
     tuner = settings.get("--tuner-type", settings.get("--train-type", "full"))
     if tuner not in _TUNERS:
-        raise InputError(f"{path}: --tuner_type is {shown(tuner)}, which is none of {', '.join(_TUNERS)}.")
+        raise InputError(f"{path}: --tuner_type is {as_yaml(tuner)}, which is none of {', '.join(_TUNERS)}.")
     if tuner != "full" or any(name in settings for name in _ADAPTERS):
         settings |= _adapters(settings)
     return {"framework": SWIFT, **settings}

@@ -9,7 +9,7 @@ from typing import Any
 from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, batches_in, check_ranks, replicas
-from debubble.imports.kinds import NUMBER, SWITCH, WHOLE, ValueKind, shown
+from debubble.imports.kinds import BOOLEAN, INTEGER, NUMBER, ValueKind, as_yaml
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
@@ -94,7 +94,7 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     divides = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
     level = 2 if read.flag(divides) else 1
     zero = level if read.flag("parallel.enable_parallel_optimizer") else 0
-    of_data = read.entry("train_dataset.data_loader.config.seq_length", WHOLE)
+    of_data = read.entry("train_dataset.data_loader.config.seq_length", INTEGER)
     length = _size(read, "seq_length", given.sequence_length or of_data)
     degrees = {"pipeline_stage": pipeline, "data_parallel": data, "context_parallel": context, "model_parallel": tensor}
     check_ranks(given.cluster, read.path, degrees)
@@ -120,14 +120,14 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(read, layers, pipeline),
-        unsaid=read.unsaid(
+        defaulted=read.defaulted(
             dtype=(f"{_MODEL}compute_dtype",),
             gradients=(f"{_MODEL}param_init_type",),
             sequence_parallel=("parallel_config.use_seq_parallel",),
             zero=("parallel.enable_parallel_optimizer",),
         ),
         warnings=tuple(_warnings(read)),
-        rest=Unread.of(read, _remarks(read)),
+        rest=Unread.from_reader(read, _remarks(read)),
     )
 
 
@@ -276,9 +276,9 @@ def _layers(read: SettingsReader, layers: int, pipeline: int, chunks: int) -> tu
     more = [number for row in (rows if len(rows) == chunks else rows * chunks) for number in row]
     counts = tuple(layers // stages + each for each in more)
     if sum(counts) != layers:
-        raise read.refusal(name, f"is {shown(offset)}, which makes {sum(counts)} layers of {layers}")
+        raise read.refusal(name, f"is {as_yaml(offset)}, which makes {sum(counts)} layers of {layers}")
     if min(counts) < 0:
-        raise read.refusal(name, f"is {shown(offset)}, which leaves a stage less than no layers")
+        raise read.refusal(name, f"is {as_yaml(offset)}, which leaves a stage less than no layers")
     return counts
 
 
@@ -296,7 +296,7 @@ def _rows(value: object, pipeline: int, chunks: int, *, switches: bool) -> list[
     plain = all(type(number) is int or (switches and isinstance(number, bool)) for number in numbers)
     if len(numbers) not in (pipeline, pipeline * chunks) or not plain or (switches and min(numbers) < 0):
         raise ValueError(
-            f"is {shown(value)}, which is neither {'true or false' if switches else 'a whole number'} nor a number for"
+            f"is {as_yaml(value)}, which is neither {'true or false' if switches else 'a whole number'} nor a number for"
             f" each of the {pipeline} devices, in one list or in one for each chunk"
         )
     return [numbers[at : at + pipeline] for at in range(0, len(numbers), pipeline)]
@@ -382,8 +382,8 @@ def _remarks(read: SettingsReader) -> Iterator[str]:
     yield from read.assume(f"{_MODEL}param_init_type", "float32")
     kinds: Mapping[str, ValueKind[Any]] = {
         "capacity_factor": NUMBER,
-        "comp_comm_parallel": SWITCH,
-        "enable_cold_hot_expert": SWITCH,
+        "comp_comm_parallel": BOOLEAN,
+        "enable_cold_hot_expert": BOOLEAN,
     }
     for name, kind in ((f"moe_config.{each}", kind) for each, kind in kinds.items()):
         if read.entry(name, kind) is not None:

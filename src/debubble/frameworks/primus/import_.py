@@ -14,7 +14,7 @@ from debubble.frameworks.megatron.import_ import HARMLESS as OF_MEGATRON
 from debubble.frameworks.megatron.import_ import job_of, with_arguments
 from debubble.frameworks.primus.bases import file_of, with_bases
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import Defaults, own_defaults
+from debubble.imports.defaults import Defaults, framework_defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
@@ -39,7 +39,7 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         InputError: if the file is no experiment.
     """
     line = given or CommandLine({})
-    settings = {name: line.filled(value) for name, value in with_bases(path, _known_base).items()}
+    settings = {name: line.expand(value) for name, value in with_bases(path, _known_base).items()}
     trainer = next((name for name in _TRAINERS if any(each.startswith(name) for each in settings)), _TRAINERS[0])
     prefix = f"{trainer}overrides."
     overrides = {
@@ -79,7 +79,7 @@ def _base(kind: str, name: str, path: Path) -> Mapping[str, Any] | None:
     if file is not None:
         settings = with_bases(file, _known_base)
         return {_name(entry): argument(value) for entry, value in settings.items() if value is not None}
-    known = own_defaults("primus")[kind].get(name.removesuffix(".yaml"))
+    known = framework_defaults("primus")[kind].get(name.removesuffix(".yaml"))
     return None if known is None else {**(_language_model() if kind == "models" else {}), **_arguments(known)}
 
 
@@ -94,12 +94,12 @@ def _entries(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _language_model() -> dict[str, Any]:
     """The base configuration of all models."""
-    return _arguments(own_defaults("primus")["language_model"])
+    return _arguments(framework_defaults("primus")["language_model"])
 
 
 def _known_base(name: str) -> Mapping[str, Any] | None:
     """The entries of one of Primus's own models that is not there."""
-    known = {"language_model": {}, **own_defaults("primus")["models"]}.get(name)
+    known = {"language_model": {}, **framework_defaults("primus")["models"]}.get(name)
     return None if known is None else _entries({**_language_model(), **known})
 
 

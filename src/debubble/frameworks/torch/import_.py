@@ -42,7 +42,7 @@ def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
         order=order,
         strategies={},
         rest=Unread(tuple(_remarks(given, listed=modules.exists()))),
-        unsaid=dict.fromkeys(("dtype", "gradients", "zero"), read.defaults.of),
+        defaulted=dict.fromkeys(("dtype", "gradients", "zero"), read.defaults.source),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from debubble.frameworks.torch import export as torch_csv
-from debubble.imports.kinds import STAGES, meant
+from debubble.imports.kinds import STAGES, suggest
 from debubble.imports.reader import SettingsReader
 from debubble.imports.torch_orders import ZERO_BUBBLE
 from debubble.ir import InputError, Schedule
@@ -44,7 +44,7 @@ def order_of(entry: str, name: str, csv: str, path: Path) -> str | Schedule:
         return torch_csv.read(path.with_name(Path(csv).name) if not Path(csv).exists() else Path(csv))
     if name.lower() not in ORDERS:
         raise InputError(
-            f"{path}: {entry} is '{name}', which is not known here{meant(name, ORDERS)}; known are {', '.join(ORDERS)},"
+            f"{path}: {entry} is '{name}', which is not known here{suggest(name, ORDERS)}; known are {', '.join(ORDERS)},"
             f" and any order as a CSV ({entry}_csv), which torch writes of a schedule."
         )
     return ORDERS[name.lower()]

@@ -22,9 +22,9 @@ from debubble.frameworks.torchtitan.models import flavor_model, flavors_of
 from debubble.frameworks.torchtitan.primus import is_experiment, read_experiment
 from debubble.frameworks.torchtitan.saved import adapter_rank, remarks_on_saved
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import Defaults, own_defaults
+from debubble.imports.defaults import Defaults, framework_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in, check_ranks
-from debubble.imports.kinds import meant, shown
+from debubble.imports.kinds import suggest, as_yaml
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SCRIPTS, read_constants, read_settings
@@ -59,7 +59,7 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
             f" arguments in --args; where that is Python, {_SAVED}."
         )
     if path.suffix != ".py":
-        return dict(_renamed(read_settings(path, others=[".py"])))
+        return dict(_renamed(read_settings(path, other_suffixes=[".py"])))
     constants = read_constants(path)
     if "PARALLELISM" not in constants:
         raise InputError(f"{path} is Python, of which only debubble's own plan.py is read: {_SAVED}.")
@@ -71,7 +71,7 @@ def with_command_line(path: Path, given: CommandLine | None) -> Mapping[str, Any
     line, settings = given or CommandLine({}), read_recipe(path)
     if is_experiment(settings):
         settings = dict(_renamed(read_experiment(settings, path, line)))
-    return line.changed(settings)
+    return line.override(settings)
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -138,7 +138,7 @@ DEFAULTS = Defaults(
     "torchtitan",
     {
         name: value
-        for name, value in own_defaults("torchtitan")["values"].items()
+        for name, value in framework_defaults("torchtitan")["values"].items()
         if name.startswith("activation_checkpoint.") or name in (LOCAL_BATCH_SIZE, "training.seq_len")
     },
 )
@@ -206,9 +206,9 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order=order,
         strategies=_strategies(read, model),
-        unsaid=_unsaid(read, given),
+        defaulted=_unsaid(read, given),
         warnings=tuple(_warnings(read)),
-        rest=Unread.of(read, _remarks(read, options)),
+        rest=Unread.from_reader(read, _remarks(read, options)),
     )
 
 
@@ -216,7 +216,7 @@ imports.add(
     "torchtitan",
     Importer(
         name="torchtitan", read_job=torchtitan, settings=read_recipe, file="plan.py", defaults=DEFAULTS,
-        harmless=HARMLESS, switches=switches, with_arguments=with_command_line, of_pass=(LOCAL_BATCH_SIZE,),
+        harmless=HARMLESS, switches=switches, with_arguments=with_command_line, per_pass=(LOCAL_BATCH_SIZE,),
         marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
     ),
 )  # fmt: skip
@@ -311,7 +311,7 @@ def _model(read: SettingsReader) -> Model:
         if not name:
             raise InputError(f"{read.path} does not name its model: give it with --model.")
         flavors = flavors_of(name)
-        near = meant(flavor, flavors)
+        near = suggest(flavor, flavors)
         hint = f"; known flavors are {', '.join(flavors)}{near}" if flavors else ""
         raise InputError(
             f"{read.path} names the model '{name}' '{flavor}', which is not known here{hint}: give it with --model."
@@ -382,7 +382,7 @@ def _policy(read: SettingsReader) -> str:
     option = read.get(_OPTION, "2")
     if isinstance(option, bool) or not isinstance(option, int | str) or not re.fullmatch(r"op|\d+", str(option)):
         raise read.refusal(
-            _OPTION, f"is {shown(option)}, and torchtitan has 'op' and numbers such as '2', for every 2nd layer"
+            _OPTION, f"is {as_yaml(option)}, and torchtitan has 'op' and numbers such as '2', for every 2nd layer"
         )
     return str(option)
 
@@ -424,7 +424,7 @@ def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:
         facts["sequences of 2048"] = ("training.seq_len", "training.max_context_length")
     return {
         fact: of
-        for fact, of in read.unsaid(**facts).items()
+        for fact, of in read.defaulted(**facts).items()
         if "activation_checkpoint" not in facts[fact] or "activation_checkpoint" not in read.settings
     }
 
@@ -442,7 +442,7 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
         )
     known = (*_CONVERTERS, "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
     if others := [name for name in _converters(read) if name not in known]:
-        yield f"model.converters has {', '.join(others)}, which is not in the prediction{meant(others[0], known)}."
+        yield f"model.converters has {', '.join(others)}, which is not in the prediction{suggest(others[0], known)}."
 
 
 def _reduction(read: SettingsReader) -> Iterator[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from debubble.imports.defaults import own_defaults
+from debubble.imports.defaults import framework_defaults
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.models import Model
 
@@ -14,13 +14,13 @@ from debubble.models import Model
 def flavor_model(name: str, flavor: str) -> Model | None:
     """The model of a flavor such as `debugmodel` of `llama3`; None if none is known."""
     flavor = re.sub("_(flex|varlen)(_attn)?$", "", flavor)
-    sizes = own_defaults("torchtitan")["flavors"].get(f"{name}-{flavor}")
+    sizes = framework_defaults("torchtitan")["flavors"].get(f"{name}-{flavor}")
     return None if sizes is None else _sizes(sizes, name).model()
 
 
 def flavors_of(name: str) -> list[str]:
     """The flavors of a model that are known, in its own order; none if the model is not."""
-    known = own_defaults("torchtitan")["flavors"]
+    known = framework_defaults("torchtitan")["flavors"]
     return [each.removeprefix(f"{name}-") for each in known if each.startswith(f"{name}-")]
 
 

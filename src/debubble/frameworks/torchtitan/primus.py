@@ -29,7 +29,7 @@ def is_experiment(settings: Mapping[str, Any]) -> bool:
 
 def read_experiment(settings: Mapping[str, Any], path: Path, given: CommandLine) -> dict[str, Any]:
     """An experiment as torchtitan's settings; InputError if it is for another framework."""
-    filled = {name: given.filled(value) for name, value in settings.items()}
+    filled = {name: given.expand(value) for name, value in settings.items()}
     framework = filled.get(f"{_TRAINER}framework")
     if framework != "torchtitan":
         raise InputError(
