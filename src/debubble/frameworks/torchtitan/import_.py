@@ -24,7 +24,7 @@ from debubble.frameworks.torchtitan.saved import adapter_rank, remarks_on_saved
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults, framework_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in, check_ranks
-from debubble.imports.kinds import suggest, as_yaml
+from debubble.imports.kinds import as_yaml, suggest
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SCRIPTS, read_constants, read_settings
