@@ -30,7 +30,7 @@ class CalibratedFigure:
         measured: Value measured by the run.
         corrected: Prediction for the plan on the calibrated cluster.
         before: Interval of the prediction without corrections, and the published runs that it comes from.
-        after: Interval of the corrected prediction.
+        after: Interval of the corrected prediction, for other runs of the same job; this run may lie outside.
     """
 
     predicted: float
@@ -68,8 +68,8 @@ class CalibratedCluster:
             before, after = ([words(error.low), words(error.high)] for error in (figure.before, figure.after))
             yield (
                 f"{quantity.capitalize()}: predicted {words(figure.predicted)}, measured {words(figure.measured)}"
-                f" ({figure.ratio:.3f} times); now predicted {words(figure.corrected)}, {after[0]} to {after[1]}"
-                f" (before: {before[0]} to {before[1]})."
+                f" ({figure.ratio:.3f} times); now predicted {words(figure.corrected)}, and other runs of"
+                f" the job {after[0]} to {after[1]} (before: {before[0]} to {before[1]})."
             )
         for quantity in self.figures:
             shares = error_shares()[quantity]

@@ -136,10 +136,10 @@ class ImportedJob:
 
     @property
     def left_out(self) -> str | None:
-        """The numbers of entries that are not in the prediction or are predicted differently; None: no such entry."""
-        unknown, otherwise = len(self.rest.unknown), len(self.rest.remarks)
+        """The numbers of entries that are not in the prediction, and of remarks; None: there are none."""
+        unknown, remarks = len(self.rest.unknown), len(self.rest.remarks)
         words = [f"{_entry_count(unknown)} not in the prediction"] if unknown else []
-        words += [f"{_entry_count(otherwise)} predicted otherwise"] if otherwise else []
+        words += [f"{remarks} {'remark' if remarks == 1 else 'remarks'} below"] if remarks else []
         return "; ".join(words) or None
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> ImportedJob:

@@ -31,6 +31,8 @@ class SettingsReader:
         self.settings, self.path, self.defaults = settings, path, defaults
         self.harmless, self.converts = harmless, converts
         self._asked: set[str] = set()
+        self.unused: set[str] = set()
+        """Names of settings of features that the job does not use, which cost nothing."""
 
     def _value(self, name: str) -> Any:
         """A setting as written, or the framework's default."""
@@ -159,6 +161,10 @@ class SettingsReader:
     def skip(self, prefix: str) -> None:
         """Mark all settings with a prefix as read, because others determine them."""
         self._asked.update(name for name in self.settings if name.startswith(prefix))
+
+    def mark_unused(self, prefix: str) -> None:
+        """Mark all settings with a prefix as unused, because the job does not use the feature that they configure."""
+        self.unused.update(name for name in self.settings if name.startswith(prefix))
 
     @property
     def names(self) -> Iterable[str]:

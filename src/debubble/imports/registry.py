@@ -119,6 +119,7 @@ class Importer:
         notes: Sentences on the effects of changes.
         switches: Changes that may help a job.
         marks: Name patterns that only files of this framework have, separated by blanks.
+        complete: Name patterns of entries for which `entries.txt` is complete, separated by blanks.
         converts: Name patterns of entries whose strings the framework's parser converts, separated by blanks.
     """
 
@@ -137,6 +138,7 @@ class Importer:
     notes: Notes = lambda job, changed: ()
     switches: Switches = lambda job, options: ()
     marks: str = ""
+    complete: str = ""
     converts: str = ""
 
     def read(self, path: Path, arguments: str | None) -> Settings:
@@ -156,7 +158,7 @@ class Importer:
         except InputError as error:
             raise with_misspelt_first(error, reader, known) from None
         if known:
-            job = replace(job, rest=job.rest.with_misspelt(known, self.defaults.source))
+            job = replace(job, rest=job.rest.with_misspelt(known, self.defaults.source, self.complete))
         if self.marks and settings and not (self._marked(settings) or reader.has_read):
             raise InputError(f"{path} has no entry that {self.name} reads: give the file that has its configuration.")
         facts.check_agreement(job, path)

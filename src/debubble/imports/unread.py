@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 
@@ -50,7 +51,8 @@ class Unread:
         sentences = tuple(remarks)
         reader.check_tables()
         unasked = sorted(reader.unasked)
-        free = tuple(name for name in unasked if is_harmless(name, reader.settings[name], reader.harmless))
+        settings, unused = reader.settings, reader.unused
+        free = tuple(name for name in unasked if name in unused or is_harmless(name, settings[name], reader.harmless))
         unknown, missing = tuple(name for name in unasked if name not in free), reader.missing
         near = {name: get_close_matches(name, missing, 1, cutoff=_CUTOFF_OF_MISSING) for name in unknown}
         return Unread(sentences, unknown, free, {name: matches[0] for name, matches in near.items() if matches})
@@ -65,15 +67,32 @@ class Unread:
         strange = {name: _nearest(name, known) for name in self.unknown if name.startswith("--") and name not in known}
         return replace(self, strange=strange, framework=framework)
 
-    def with_misspelt(self, known: Collection[str], framework: str) -> Unread:
-        """The entries, with those near a known name of the framework marked as strange.
+    def with_misspelt(self, known: Collection[str], framework: str, complete: str = "") -> Unread:
+        """The entries, with those near a known name, and those that the framework cannot have, marked as strange.
 
         Args:
             known: The names of the framework's entries.
             framework: The framework's name in sentences.
+            complete: Name patterns of entries for which `known` is complete, separated by blanks; if there are any,
+                `known` also has every section.
         """
-        near = {**self.strange, **misspelt(self.unknown, known)}
-        return replace(self, strange=near, framework=framework) if known else self
+        if not known:
+            return self
+        patterns, sections = complete.split(), {name.partition(".")[0] for name in known}
+
+        def is_unknown(name: str) -> bool:
+            return name not in known and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+        # If the known names are complete, a name near a known one is misspelt even in a harmless section.
+        near = misspelt(self.free, known) if patterns else {}
+        free = tuple(name for name in self.free if not (name in near or is_unknown(name)))
+        unknown = tuple(sorted({*self.unknown, *self.free} - {*free}))
+        impossible = (
+            name for name in unknown
+            if is_unknown(name) or (patterns and name[0] != "-" and name.partition(".")[0] not in sections)
+        )  # fmt: skip
+        strange = {**dict.fromkeys(impossible, ""), **self.strange, **misspelt(unknown, known)}
+        return replace(self, unknown=unknown, free=free, strange=strange, framework=framework)
 
     @property
     def not_predicted(self) -> int:

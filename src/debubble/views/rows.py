@@ -49,14 +49,13 @@ class Rows:
 
 def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
     """Every planner's answer, the plan's first and then the fastest."""
-    where = _runs_in(plan)
 
     def pipeline(candidate: CandidateSummary) -> float:
         return (candidate.span if plan.options.post_validation else candidate.makespan) or 0
 
     return Rows(
         title="Planners",
-        columns=("planner", "schedule", "step", *_robustness_columns(plan), "pipeline", "gap", "peak memory", *where),
+        columns=("planner", "schedule", "step", *_robustness_columns(plan), "pipeline", "gap", "peak memory"),
         rows=[
             (
                 c.planner,
@@ -66,13 +65,12 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
                 time_words(pipeline(c), seconds=seconds),
                 "" if c.gap is None else f"{100 * c.gap:.1f}%",
                 size_words(max(c.peak_memory)) if c.peak_memory else "",
-                *[", ".join(c.runs_in)] * len(where),
             )
             for c in _answers(plan)
         ],
-        texts=frozenset({"planner", "schedule", *where}),
+        texts=frozenset({"planner", "schedule"}),
         whole=frozenset({"planner"}),
-        caption=chosen_words(plan) or "",
+        caption="  ".join(filter(None, [chosen_words(plan), _runs_in_words(plan)])),
     )
 
 
@@ -143,9 +141,13 @@ def _robustness_entries(plan: Plan, candidate: CandidateSummary, *, seconds: boo
     )
 
 
-def _runs_in(plan: Plan) -> tuple[str, ...]:
-    """The column that says which frameworks run an answer, where that is known."""
-    return ("runs in",) if any(c.runs_in for c in plan.candidates) else ()
+def _runs_in_words(plan: Plan) -> str:
+    """A sentence on which frameworks run the answers as they are; empty: none does, or it is not known."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for answer in _answers(plan):
+        groups.setdefault(answer.runs_in, []).append(answer.planner)
+    said = [f"{listed(names)} in {listed(where)}" for where, names in groups.items() if where]
+    return f"Plans run in these frameworks: {'; '.join(said)}." if said else ""
 
 
 def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
