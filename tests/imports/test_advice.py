@@ -12,7 +12,7 @@ import debubble as db
 from debubble.formatting import size_words
 from debubble.frameworks.megatron.changes import FULL_RECOMPUTATION, OTHER_CHECKPOINTS, notes, switches
 from debubble.imports import imports
-from debubble.imports.advice import SettingAdvice, advised
+from debubble.imports.advice import SettingAdvice, setting_advice
 from debubble.imports.calibration import calibrate
 from debubble.imports.figures import Figures
 from debubble.imports.logs import MeasuredFigures
@@ -32,7 +32,7 @@ def advice(tmp_path: Path, extra: str, cluster: str) -> tuple[Figures, tuple[Set
     importer, given = imports["megatron"], UserFacts(cluster=db.Cluster.parse(cluster))
     settings = importer.read(tmp_path / "job.sh", None)
     plan = importer.job(settings, tmp_path / "job.sh", given).plan(given.cluster)
-    return Figures.of(plan), advised(importer, settings, tmp_path / "job.sh", given, plan)
+    return Figures.from_plan(plan), setting_advice(importer, settings, tmp_path / "job.sh", given, plan)
 
 
 def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> None:
@@ -62,7 +62,8 @@ def test_measured_runs_correct_a_job_with_a_switch_on_alike(tmp_path: Path) -> N
     measured = calibrate(plan, MeasuredFigures(step=1.3 * seconds_per_step(plan))).cluster
     again = importer.job(settings, tmp_path / "job.sh", given).plan(measured)
     plain, corrected = (
-        advised(importer, settings, tmp_path / "job.sh", UserFacts(cluster=on), of)[0].step_time / seconds_per_step(of)
+        setting_advice(importer, settings, tmp_path / "job.sh", UserFacts(cluster=on), of)[0].step_time
+        / seconds_per_step(of)
         for on, of in ((given.cluster, plan), (measured, again))
     )
 
@@ -84,10 +85,10 @@ dataset: {{seq_length: 4096}}
         settings = importer.read(file, None)
         plans[size] = importer.job(settings, file, given).plan(given.cluster)
         if size == 8:
-            found = advised(importer, settings, file, given, plans[size])
+            found = setting_advice(importer, settings, file, given, plans[size])
     told = {each.settings["micro-batch size"]: each for each in found if "micro-batch size" in each.settings}
 
-    assert told[1].peak_memory == Figures.of(plans[1]).peak_memory
+    assert told[1].peak_memory == Figures.from_plan(plans[1]).peak_memory
 
 
 def test_what_saves_most_is_advised_where_nothing_lets_a_job_fit(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_deepspeed_is_advised_not_to_offload_what_fits(tmp_path: Path) -> None:
     given = UserFacts(cluster=cluster, model=db.models["mistral-7b"], sequence_length=4096, recompute="full")
     settings = importer.read(path, None)
 
-    found = advised(importer, settings, path, given, importer.job(settings, path, given).plan(cluster))
+    found = setting_advice(importer, settings, path, given, importer.job(settings, path, given).plan(cluster))
 
     assert [each.settings for each in found] == [{"zero_optimization.offload_optimizer.device": "none"}]
 

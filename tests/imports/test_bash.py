@@ -13,7 +13,7 @@ import pytest
 
 from debubble.imports.command_line import CommandLine
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import SOURCED, read_arguments
+from debubble.imports.settings import MISSING_SOURCES, read_arguments
 
 CORPUS = Path(__file__).parent / "corpus"
 LAUNCHERS = ("megatron", "torchrun", "python", "python3", "deepspeed", "ray", "ssh", "pkill", "srun")
@@ -29,7 +29,7 @@ SCRIPTS: list[dict[str, Any]] = [
 
 def started_by_bash(form: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The arguments of the command with the most of them, of those that bash starts."""
-    line, printed = CommandLine.of(form.get("args")), folder / "printed"
+    line, printed = CommandLine.parse(form.get("args")), folder / "printed"
     for name in LAUNCHERS:
         (folder / name).write_text(PRINT)
         (folder / name).chmod(0o755)
@@ -45,8 +45,10 @@ def started_by_bash(form: dict[str, Any], folder: Path) -> dict[str, Any]:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
 @pytest.mark.parametrize("form", SCRIPTS, ids=[form["file"] for form in SCRIPTS])
 def test_a_training_is_started_as_bash_starts_it(form: dict[str, Any], tmp_path: Path) -> None:
-    line = CommandLine.of(form["args"]) if "args" in form else None
-    read = {name: value for name, value in read_arguments(CORPUS / form["file"], line).items() if name != SOURCED}
+    line = CommandLine.parse(form["args"]) if "args" in form else None
+    read = {
+        name: value for name, value in read_arguments(CORPUS / form["file"], line).items() if name != MISSING_SOURCES
+    }
     known = {name: value for name, value in read.items() if name.startswith("--") and "$" not in str(value)}
 
     started = started_by_bash(form, tmp_path)

@@ -139,7 +139,7 @@ def test_states_that_hosts_lack_memory_for_do_not_fit(tmp_path: Path) -> None:
     given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
     read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given)
     told = [
-        Figures.of(read.plan(db.Cluster.from_dict({"devices": "4xA100-80GB", "host_memory": host})))
+        Figures.from_plan(read.plan(db.Cluster.from_dict({"devices": "4xA100-80GB", "host_memory": host})))
         for host in ("24GiB", "32GiB")
     ]
 

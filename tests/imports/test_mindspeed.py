@@ -9,7 +9,7 @@ import pytest
 
 from debubble.costs import framework_of_options
 from debubble.frameworks.megatron.changes import conflicts, switches
-from debubble.frameworks.megatron.mindspeed import SWAPS
+from debubble.frameworks.megatron.mindspeed import SWAP_OPTIMIZER
 from debubble.frameworks.megatron.stages import LAYOUT
 from debubble.imports.job import ImportedJob
 from debubble.ir import InputError
@@ -134,7 +134,7 @@ def test_swapped_states_are_the_hosts(tmp_path: Path) -> None:
 
 def test_switches_leave_out_the_swap(tmp_path: Path) -> None:
     options = job(tmp_path, "--swap-optimizer").options
-    assert {SWAPS: None} in list(switches({SWAPS: True}, options))
+    assert {SWAP_OPTIMIZER: None} in list(switches({SWAP_OPTIMIZER: True}, options))
 
 
 def test_stages_that_do_more_than_train_are_warned_of(tmp_path: Path) -> None:

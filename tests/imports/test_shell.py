@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from debubble.imports.command_line import CommandLine, how_to_give
+from debubble.imports.command_line import CommandLine, args_hint
 from debubble.imports.settings import read_arguments
 from debubble.imports.shell.scripts import follow
 from debubble.ir import InputError
@@ -118,12 +118,12 @@ def test_a_variable_that_a_condition_decides_is_left_open(script: str, by: str) 
     ],
 )
 def test_what_decides_an_open_variable_is_asked_for(unknown: str, said: str) -> None:
-    assert how_to_give(unknown, {}) == said
+    assert args_hint(unknown, {}) == said
 
 
 def test_what_is_given_tells_what_a_condition_leaves_open() -> None:
     script = "L=1\nif nvidia-smi | grep -q H100; then L=2; fi; run --lr $L"
-    [command] = follow(script, Path("job.sh"), CommandLine.of("L=3")).commands
+    [command] = follow(script, Path("job.sh"), CommandLine.parse("L=3")).commands
 
     assert command.words == ("run", "--lr", "3")
 
@@ -201,7 +201,7 @@ run $GBS $LEN"""
 
 @pytest.mark.parametrize(("given", "words"), [(None, ("64", "1024")), ("--other --gbs 8", ("8", "1024"))])
 def test_a_script_may_read_its_own_options(given: str | None, words: tuple[str, ...]) -> None:
-    line = None if given is None else CommandLine.of(given)
+    line = None if given is None else CommandLine.parse(given)
     [command] = follow(PARSING, Path("job.sh"), line).commands
 
     assert command.words[1:] == words
@@ -210,7 +210,7 @@ def test_a_script_may_read_its_own_options(given: str | None, words: tuple[str, 
 def test_the_scripts_arguments_and_environment_are_given() -> None:
     script = "TP=$1; if [ $MODE = long ]; then N=$2; else N=1; fi; run $TP $N $#"
 
-    [command] = follow(script, Path("job.sh"), CommandLine.of("MODE=long 4 '8'")).commands
+    [command] = follow(script, Path("job.sh"), CommandLine.parse("MODE=long 4 '8'")).commands
 
     assert command.words == ("run", "4", "8", "2")
 
@@ -219,7 +219,7 @@ def test_an_option_is_no_argument_by_place() -> None:
     script = "TP=${1:-4}\nPP=$2\nrun --tensor $TP"
 
     with pytest.raises(InputError, match=r"--cp of --args would be TP: .* in this order: TP PP"):
-        follow(script, Path("job.sh"), CommandLine.of("--cp 2"))
+        follow(script, Path("job.sh"), CommandLine.parse("--cp 2"))
 
 
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_script_that_starts_another_names_it(tmp_path: Path) -> None:
 
 
 def test_a_given_variable_stands_for_what_a_command_tells() -> None:
-    [command] = follow("N=$(nproc | tail -1); run $((N * 4))", Path("job.sh"), CommandLine.of("N=2")).commands
+    [command] = follow("N=$(nproc | tail -1); run $((N * 4))", Path("job.sh"), CommandLine.parse("N=2")).commands
 
     assert command.words == ("run", "8")
 
@@ -334,4 +334,4 @@ def test_a_given_variable_stands_for_what_a_command_tells() -> None:
 def test_an_argument_that_ends_a_script_with_an_error_is_named(given: str) -> None:
     script = "case ${SIZE:-$1} in 7b) TP=1;; 13b|14b) TP=2;; *) echo what; exit 1;; esac; run $TP"
     with pytest.raises(InputError, match="error in line 1 for '70b': give --args with another: 7b or 13b or 14b"):
-        follow(script, Path("job.sh"), CommandLine.of(given))
+        follow(script, Path("job.sh"), CommandLine.parse(given))

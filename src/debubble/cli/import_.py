@@ -103,7 +103,7 @@ def import_(
 ) -> None:
     """Predict another framework's job, and what would speed it up."""
     from debubble.imports import imports
-    from debubble.imports.advice import advised
+    from debubble.imports.advice import setting_advice
     from debubble.imports.comparison import JobComparison, compare
     from debubble.imports.figures import Figures
     from debubble.planners.plan_model import plan_again
@@ -115,14 +115,14 @@ def import_(
     job = importer.job(settings, file, given)
     yours = job.plan(given.cluster)
     if as_it_is:
-        comparison, best = JobComparison(yours=Figures.of(yours), planned=None), yours
+        comparison, best = JobComparison(yours=Figures.from_plan(yours), planned=None), yours
     else:
         with log().status("Planning again ...") as status:
             again = partial(
                 plan_again, yours, degrees=degrees, planner=planner, progress=SearchProgress(status), **asdict(search)
             )
             comparison, best = compare(importer, settings, yours, again)
-    comparison = replace(comparison, advice=advised(importer, settings, file, given, yours))
+    comparison = replace(comparison, advice=setting_advice(importer, settings, file, given, yours))
     if output is not None:
         _save(yours, best if comparison.yours.fits or best is not yours or as_it_is else None, output)
     warnings = job.all_warnings(peak=comparison.yours.peak_memory, limit=comparison.yours.memory_limit)
@@ -156,7 +156,7 @@ def _show(
     """Print what the job is and takes, what would help it, and what of it is not in the prediction."""
     from debubble.costs.calibration import calibration_words
     from debubble.imports.comparison import recomputation_words
-    from debubble.imports.unread import NAMED
+    from debubble.imports.unread import MAX_FREE_NAMES
 
     for warning in warnings:
         print_wrapped(f"Warning: {warning}", style="yellow")
@@ -174,5 +174,5 @@ def _show(
         print_wrapped("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
         print_wrapped("\nEntries that are not in the prediction, or cost nothing:")
-        for sentence in job.rest.sentences(NAMED):
+        for sentence in job.rest.sentences(MAX_FREE_NAMES):
             print_wrapped(f"  - {sentence}")

@@ -1,4 +1,4 @@
-"""Other frameworks' configurations -> Plan: the job as it is, to simulate and to plan again."""
+"""Import of other frameworks' configurations as plans, to simulate the job as configured and to plan it again."""
 
 from debubble.imports.registry import imports
 from debubble.registry import index_by_name

@@ -1,4 +1,4 @@
-"""Settings that a job leaves off and that would help it, each predicted by reading the job with them on."""
+"""Settings that would make a job faster or smaller, predicted by importing the job again with them on."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from debubble.ir import DebubbleError, RunOptions
 from debubble.plans import Plan
 
 MIN_GAIN = 0.01
-"""Share of a step by which settings, or another plan, must shorten it to be worth a change."""
+"""Smallest relative gain in step time or memory for which a change is advised."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingAdvice:
-    """Settings that would help a job.
+    """Changed settings and their predicted effect on a job.
 
     Attributes:
-        settings: By name, as they then are; true: without a value; None: left out.
+        settings: Name -> new value; true: a flag without a value; None: remove the setting.
         step_time: Seconds of a step with them.
         peak_memory: Bytes on the fullest device with them.
         fits: Whether all peaks are within the limits with them.
@@ -36,14 +36,14 @@ class SettingAdvice:
     fits: bool
 
     @staticmethod
-    def of(settings: Mapping[str, Any], plan: Plan) -> SettingAdvice:
-        """The settings with the figures of the plan that has them."""
-        then = Figures.of(plan)
-        return SettingAdvice(settings=settings, step_time=then.step_time, peak_memory=then.peak_memory, fits=then.fits)
+    def from_plan(settings: Mapping[str, Any], plan: Plan) -> SettingAdvice:
+        """Simulate the plan of the job with these settings."""
+        step = Figures.from_plan(plan)
+        return SettingAdvice(settings=settings, step_time=step.step_time, peak_memory=step.peak_memory, fits=step.fits)
 
     def words(self, yours: Figures) -> str:
-        """The settings and what they bring, such as `--sequence-parallel: 4% faster, 3.00 GiB less`."""
-        names = " ".join(_said(name, value) for name, value in self.settings.items())
+        """Describe the settings and their gains, such as `--sequence-parallel: 4% faster, 3.00 GiB less`."""
+        names = " ".join(_setting_words(name, value) for name, value in self.settings.items())
         return f"{names}: {', '.join(self._effects(yours))}"
 
     def _effects(self, yours: Figures) -> Iterator[str]:
@@ -59,66 +59,67 @@ class SettingAdvice:
             yield "which does not fit either"
 
 
-def _said(name: str, value: Any) -> str:
+def _setting_words(name: str, value: Any) -> str:
     return f"leave out {name}" if value is None else name if value is True else f"{name} {value}"
 
 
-def advised(
-    importer: Importer, settings: Settings, path: Path, given: UserFacts, yours: Plan
+def setting_advice(
+    importer: Importer, settings: Settings, path: Path, facts: UserFacts, yours: Plan
 ) -> tuple[SettingAdvice, ...]:
-    """Predict a job with each of its framework's switches on, and in smaller micro-batches, and keep what helps.
+    """Predict a job with each switch of its framework on, and with smaller micro-batches; return what helps.
 
     Args:
-        importer: The framework's.
+        importer: The importer of the framework.
         settings: The job's settings.
-        path: Their file.
-        given: What its user adds.
+        path: The file of the settings.
+        facts: Facts that the user adds.
         yours: The job's plan.
 
     Returns:
-        The settings with which the job fits where it did not, or its step is at least 1% shorter than without them and
-        than with fewer of them, the fastest first.  Where it fits with none, those that leave it the least memory.
+        Settings that make the job fit, or shorten its step by at least 1% over the job and over every advised subset of
+        them, fastest first.  If no settings make it fit, those with the lowest peak memory.
     """
-    found = [now := SettingAdvice.of({}, yours)]
-    least = now
-    for on, job in _changed_jobs(importer, settings, path, given, yours.options):
+    helpful = [current := SettingAdvice.from_plan({}, yours)]
+    leanest = current
+    for changes, job in _changed_jobs(importer, settings, path, facts, yours.options):
         with suppress(DebubbleError):
-            then = SettingAdvice.of(on, job.plan(given.cluster))
-            fewer = [each for each in found if each.settings.items() <= on.items()]
-            faster = then.step_time <= (1 - MIN_GAIN) * min(each.step_time for each in fewer)
-            least = min(least, then, key=lambda each: each.peak_memory)
-            if then.fits and (faster or not any(each.fits for each in fewer)):
-                found.append(then)
-            if SIZE in on and then.fits:
-                # Smaller ones are slower.
+            candidate = SettingAdvice.from_plan(changes, job.plan(facts.cluster))
+            subsets = [advice for advice in helpful if advice.settings.items() <= changes.items()]
+            faster = candidate.step_time <= (1 - MIN_GAIN) * min(advice.step_time for advice in subsets)
+            leanest = min(leanest, candidate, key=lambda advice: advice.peak_memory)
+            if candidate.fits and (faster or not any(advice.fits for advice in subsets)):
+                helpful.append(candidate)
+            if MICRO_BATCH_SIZE in changes and candidate.fits:
+                # Even smaller micro-batches are slower.
                 break
-    if not any(each.fits for each in found) and least.peak_memory < (1 - MIN_GAIN) * now.peak_memory:
-        return (least,)
-    return tuple(sorted(found[1:], key=lambda each: each.step_time))
+    if not any(advice.fits for advice in helpful) and leanest.peak_memory < (1 - MIN_GAIN) * current.peak_memory:
+        return (leanest,)
+    return tuple(sorted(helpful[1:], key=lambda advice: advice.step_time))
 
 
 def _changed_jobs(
-    importer: Importer, settings: Settings, path: Path, given: UserFacts, options: RunOptions
+    importer: Importer, settings: Settings, path: Path, facts: UserFacts, options: RunOptions
 ) -> Iterator[tuple[Settings, ImportedJob]]:
-    """The job with each switch on, and in smaller micro-batches, of which it takes more."""
-    for on in importer.switches(settings, options):
-        changed = {name: value for name, value in {**settings, **on}.items() if on.get(name, ...) is not None}
+    """The job with each switch on, then with its micro-batch size halved repeatedly at the same global batch."""
+    for changes in importer.switches(settings, options):
+        changed = {name: value for name, value in {**settings, **changes}.items() if changes.get(name, ...) is not None}
         with suppress(DebubbleError):
-            yield on, importer.job(changed, path, given)
-    job, size = importer.job(settings, path, given), options.micro_batch_size
+            yield changes, importer.job(changed, path, facts)
+    job, size = importer.job(settings, path, facts), options.micro_batch_size
     while size % 2 == 0:
         size //= 2
-        number = job.micro_batches * options.micro_batch_size // size
-        # What a framework does may follow from how many micro-batches there are.
-        again = importer.job(settings, path, replace(given, micro_batches=number))
-        yield {SIZE: size}, replace(again, options=replace(again.options, micro_batch_size=size), passes=job.passes)
+        micro_batches = job.micro_batches * options.micro_batch_size // size
+        # A framework may choose its schedule by the number of micro-batches.
+        smaller = importer.job(settings, path, replace(facts, micro_batches=micro_batches))
+        smaller_options = replace(smaller.options, micro_batch_size=size)
+        yield {MICRO_BATCH_SIZE: size}, replace(smaller, options=smaller_options, passes=job.passes)
 
 
-SIZE = "micro-batch size"
-"""The name of smaller micro-batches, whatever a framework's setting for them is."""
+MICRO_BATCH_SIZE = "micro-batch size"
+"""The name of the micro-batch size in advice for every framework."""
 
 
 def advice_words(advice: Sequence[SettingAdvice], yours: Figures) -> str:
-    """Say in a line which settings would help the job as it is, or, if it fits with none, which take least memory."""
-    label = "Would help" if any(each.fits for each in advice) else "Least memory"
-    return f"{label}: {'; '.join(each.words(yours) for each in advice)}."
+    """One line on the settings that would help the job, or on those with the least memory if nothing fits."""
+    label = "Would help" if any(settings.fits for settings in advice) else "Least memory"
+    return f"{label}: {'; '.join(settings.words(yours) for settings in advice)}."

@@ -17,20 +17,20 @@ from debubble.imports.logs import MeasuredFigures
 from debubble.ir import InputError
 from debubble.plans import ModelOnCluster, Plan
 
-RUNS = 3
-"""Runs for which it is told how much more they correct than one."""
+EXAMPLE_RUNS = 3
+"""Number of runs in the sentence on how much several runs correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedFigure:
-    """A figure of the measured plan: seconds, or bytes of the fullest device.
+    """A figure of the measured plan: seconds per step, or bytes on the fullest device.
 
     Attributes:
-        predicted: Without corrections.
-        measured: What the run measured.
-        corrected: What is now predicted for the plan.
-        before: The interval without corrections, with the published runs that it is from.
-        after: The interval now, of other runs of the same job: this one may be outside.
+        predicted: Prediction without corrections.
+        measured: Value measured by the run.
+        corrected: Prediction for the plan on the calibrated cluster.
+        before: Interval of the prediction without corrections, and the published runs that it comes from.
+        after: Interval of the corrected prediction, for other runs of the same job; this run may lie outside.
     """
 
     predicted: float
@@ -52,8 +52,8 @@ class CalibratedCluster:
     Attributes:
         cluster: The cluster.
         run: The measured run.
-        replaced: Whether the cluster had that run before.
-        figures: Its figures, those that were measured.
+        replaced: Whether the cluster already had that run.
+        figures: The measured figures of the run.
     """
 
     cluster: Cluster
@@ -62,21 +62,21 @@ class CalibratedCluster:
     figures: dict[Figure, CalibratedFigure]
 
     def sentences(self) -> Iterator[str]:
-        """Say what was predicted and measured, what is predicted now, and for which runs."""
-        for what, figure in self.figures.items():
-            words = size_words if what == "memory" else _seconds
-            before, after = ([words(end) for end in (each.low, each.high)] for each in (figure.before, figure.after))
+        """Describe predicted and measured figures, the new predictions, and the runs that they apply to."""
+        for quantity, figure in self.figures.items():
+            words = size_words if quantity == "memory" else _seconds
+            before, after = ([words(error.low), words(error.high)] for error in (figure.before, figure.after))
             yield (
-                f"{what.capitalize()}: predicted {words(figure.predicted)}, measured {words(figure.measured)}"
+                f"{quantity.capitalize()}: predicted {words(figure.predicted)}, measured {words(figure.measured)}"
                 f" ({figure.ratio:.3f} times); now predicted {words(figure.corrected)}, and other runs of"
                 f" the job {after[0]} to {after[1]} (before: {before[0]} to {before[1]})."
             )
-        for what in self.figures:
-            shares = error_shares()[what]
-            several = RUNS * shares.of_model / (1 + (RUNS - 1) * shares.of_model)
+        for quantity in self.figures:
+            shares = error_shares()[quantity]
+            several = EXAMPLE_RUNS * shares.of_model / (1 + (EXAMPLE_RUNS - 1) * shares.of_model)
             yield (
-                f"The run moves the {what} of its own job by {100 * shares.of_job:.0f}% of the difference, and that of"
-                f" other jobs of its model and dtype by {100 * shares.of_model:.0f}% ({RUNS} such runs by"
+                f"The run moves the {quantity} of its own job by {100 * shares.of_job:.0f}% of the difference, and that"
+                f" of other jobs of its model and dtype by {100 * shares.of_model:.0f}% ({EXAMPLE_RUNS} such runs by"
                 f" {100 * several:.0f}%): so much is common to published runs that are alike."
             )
         if self.replaced:
@@ -88,18 +88,18 @@ class CalibratedCluster:
 def calibrate(
     plan: Plan, measured: MeasuredFigures, *, cluster: Cluster | None = None, date: str = ""
 ) -> CalibratedCluster:
-    """Correct a cluster's predictions by what a plan's run measured.
+    """Correct a cluster's predictions by the measured figures of a plan's run.
 
-    What the same run, of equal degrees, lengths, schedule and recomputation, measured before is replaced.
+    Earlier figures of the same run (equal degrees, sequence length, schedule and recomputation) are replaced.
 
     Args:
         plan: The plan that ran, at computed costs.
-        measured: What was measured.
-        cluster: The cluster, with the measured runs that it has; None: the plan's.
-        date: When it was measured, for readers of the file.
+        measured: The measured figures.
+        cluster: The cluster with its earlier measured runs; None: the plan's.
+        date: Date of the measurement, recorded in the file.
 
     Returns:
-        The cluster with the run, and what changes.
+        The cluster with the run, and the changed predictions.
 
     Raises:
         InputError: If nothing was measured, the plan is of no model or has a profile, or the cluster has other devices.
@@ -111,16 +111,16 @@ def calibrate(
         raise InputError("The plan has measured units already: calibrate one that was made without --profile.")
     if measured.step is None and measured.memory is None:
         raise InputError("Give a log or trace of the run, --step SECONDS or --memory SIZE.")
-    own = described.cluster
-    base, device = cluster or own, own.slowest.name
+    plan_cluster = described.cluster
+    base, device = cluster or plan_cluster, plan_cluster.slowest.name
     if base.slowest.name != device:
         raise InputError(f"The plan ran on {device}, not {base.slowest.name}: give a cluster file of that device.")
-    named = described_run(described.model, own, plan.options, run=_name(plan, own))
-    figures_of_plan = Figures.of(plan)
+    named = described_run(described.model, plan_cluster, plan.options, run=_name(plan, plan_cluster))
+    figures_of_plan = Figures.from_plan(plan)
     deviations = {
-        what: Deviation(predicted=predicted, measured=value)
-        for what, predicted in _uncorrected(plan, described, figures_of_plan).items()
-        if (value := getattr(measured, what)) is not None
+        quantity: Deviation(predicted=predicted, measured=value)
+        for quantity, predicted in _uncorrected(plan, described, figures_of_plan).items()
+        if (value := getattr(measured, quantity)) is not None
     }
     at_peak = (figures_of_plan.mfu or 0.0) * figures_of_plan.step_time
     if measured.step is not None and measured.step < at_peak:
@@ -129,21 +129,21 @@ def calibrate(
             f"A step of {_seconds(measured.step)} would need {needed} of the devices' peak FLOPs: check that the plan"
             " is the one that ran, and the units."
         )
-    earlier, others = named, []
+    earlier, other_runs = named, []
     for other in base.calibration:
         if _without_figures(other) == named:
             earlier = other
         else:
-            others.append(other)
+            other_runs.append(other)
     run = msgspec.structs.replace(earlier, date=date, version=__version__, **deviations)
-    corrected = Cluster.from_dict({**base.file, "calibration": msgspec.to_builtins([*others, run])})
-    now = ModelOnCluster(described.model, corrected)
-    figures = {what: _figure(what, each, plan, now) for what, each in deviations.items()}
+    corrected = Cluster.from_dict({**base.file, "calibration": msgspec.to_builtins([*other_runs, run])})
+    calibrated = ModelOnCluster(described.model, corrected)
+    figures = {quantity: _figure(quantity, error, plan, calibrated) for quantity, error in deviations.items()}
     return CalibratedCluster(cluster=corrected, run=run, replaced=earlier is not named, figures=figures)
 
 
 def _name(plan: Plan, cluster: Cluster) -> str:
-    """Describe what tells a run from others of its model."""
+    """The devices, degrees, schedule and recomputation that distinguish a run from others of its model."""
     recomputed = "; ".join(dict.fromkeys(plan.recompute))
     return (
         f"{cluster.file['devices']}, {plan.degrees} x {plan.options.sequence_length} tokens, {plan.schedule.name},"
@@ -152,20 +152,20 @@ def _name(plan: Plan, cluster: Cluster) -> str:
 
 
 def _uncorrected(plan: Plan, described: ModelOnCluster, predicted: Figures) -> dict[Figure, float]:
-    """The plan's predicted figures without the measured runs of its cluster."""
+    """The plan's predicted figures without the corrections by its cluster's measured runs."""
     step, memory = corrections(*described, plan.options)
     return {"step": predicted.step_time / step.factor, "memory": predicted.peak_memory - memory.deviation}
 
 
-def _figure(what: Figure, figure: Deviation, plan: Plan, corrected: ModelOnCluster) -> CalibratedFigure:
-    """A measured figure, as it is predicted on the corrected cluster."""
-    model, cluster = corrected
-    found = corrections(model, cluster, plan.options)[FIGURES.index(what)]
-    now = found.corrected(what, figure.predicted)
-    plain = accuracy_of(what, model, replace(cluster, calibration=()), plan.options)
+def _figure(quantity: Figure, figure: Deviation, plan: Plan, corrected_cluster: ModelOnCluster) -> CalibratedFigure:
+    """A measured figure and its prediction on the corrected cluster."""
+    model, cluster = corrected_cluster
+    correction = corrections(model, cluster, plan.options)[FIGURES.index(quantity)]
+    corrected_value = correction.corrected(quantity, figure.predicted)
+    plain = accuracy_of(quantity, model, replace(cluster, calibration=()), plan.options)
     return CalibratedFigure(
-        predicted=figure.predicted, measured=figure.measured, corrected=now, before=plain.of(figure.predicted),
-        after=plain.corrected(found).of(now),
+        predicted=figure.predicted, measured=figure.measured, corrected=corrected_value,
+        before=plain.of(figure.predicted), after=plain.corrected(correction).of(corrected_value),
     )  # fmt: skip
 
 

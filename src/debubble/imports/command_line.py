@@ -1,7 +1,7 @@
-"""The command line that a job is started with, as its user gives it with `--args`.
+"""The command line that starts a job, as its user gives it with `--args`.
 
-Variables of the environment come first, as in a shell, then a script's own arguments.  Settings that the file leaves
-out, or that the user changes, are arguments too: `--args 'TP=4 PP=8 --vocab-size 128256'`.
+Environment variables come first, as in a shell, then the script's arguments.  Settings that the file lacks or that the
+user overrides are also given as arguments: `--args 'TP=4 PP=8 --vocab-size 128256'`.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-?([^{}]*))?\}|([A-Za-z_]\w*))")
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The variables of the environment, and the words after them."""
+    """The environment variables and the arguments after them."""
 
     variables: Mapping[str, str]
     words: tuple[str, ...] = ()
 
     @staticmethod
-    def of(text: str | None) -> CommandLine:
-        """Parse the words that a user gives; raises InputError if a quotation in them does not end."""
+    def parse(text: str | None) -> CommandLine:
+        """Parse the user's text; raises InputError if a quotation in it is not closed."""
         try:
             words = shlex.split(text or "")
         except ValueError as error:
             raise InputError(f"--args is no command line: {error}.") from error
         variables: dict[str, str] = {}
-        while words and (given := _ASSIGNMENT.fullmatch(words[0])) is not None:
-            variables[given[1]] = given[2]
+        while words and (assignment := _ASSIGNMENT.fullmatch(words[0])) is not None:
+            variables[assignment[1]] = assignment[2]
             words = words[1:]
         return CommandLine(variables, tuple(words))
 
-    def changed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings with the values of variables, and of arguments such as `--training.seq_len 4096`."""
-        filled = {name: self.filled(value) for name, value in settings.items()}
-        return {**filled, **{name: _value(value) for name, value in self._named().items()}}
+    def override(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Expand variables in settings, and override settings by arguments such as `--training.seq_len 4096`."""
+        expanded = {name: self.expand(value) for name, value in settings.items()}
+        return {**expanded, **{name: _value(value) for name, value in self._named().items()}}
 
-    def filled(self, value: Any) -> Any:
-        """A value in which variables such as `${PP:4}` have theirs, or what is taken where nobody sets them."""
+    def expand(self, value: Any) -> Any:
+        """Replace variables such as `${PP:4}` in a value by their values, or by their defaults if they are unset."""
         if isinstance(value, list):
-            return [self.filled(each) for each in value]
+            return [self.expand(item) for item in value]
         if not isinstance(value, str) or "$" not in value:
             return value
         text = _VARIABLE.sub(self._value_of, value)
@@ -70,12 +70,12 @@ class CommandLine:
         return named
 
 
-def how_to_give(unknown: str, names: Mapping[str, str]) -> str:
-    """Words on how the command line gives something that a script does not tell.
+def args_hint(unknown: str, names: Mapping[str, str]) -> str:
+    """Advice on how to give a value that the script does not set with `--args`.
 
     Args:
-        unknown: Words with the variables that nobody set, such as `$TP` or `[ $2 = 7B ]`.
-        names: Variable -> the number of the script's argument that it is set to.
+        unknown: Text with the unset variables, such as `$TP` or `[ $2 = 7B ]`.
+        names: Variable -> position of the script argument that it is set to.
     """
     variables = variables_in(unknown)
     if any(name.isdigit() or name in names for name in variables):
@@ -87,18 +87,18 @@ def how_to_give(unknown: str, names: Mapping[str, str]) -> str:
 
 
 def variables_in(text: str) -> list[str]:
-    """The variables and the arguments' numbers that words of a script have."""
+    """The names of variables, and positions of arguments, in a text of a script."""
     return list(_UNKNOWN.findall(_DECIDED.sub(r"\1", text)))
 
 
 _DECIDED = re.compile(r"\$\(\w+: line \d+ decides by ([^()]*)\)")
-"""What the reader of scripts makes of a variable that a condition on others sets."""
-# A substituted command is no variable; `$(NAME: line 3 decides)` is what the reader makes of one.
+"""The placeholder of the script reader for a variable that is set depending on other, unknown variables."""
+# `$(NAME: line 3 decides)` is a placeholder for a variable; other `$(...)` are command substitutions.
 _UNKNOWN = re.compile(r"\$(?:\((?=\w+: )|\{)?([A-Za-z_]\w*|\d+)")
 
 
 def _value(text: str) -> Any:
-    """Read a text as YAML; return it as it is where it is none, such as `[0]*1+[1]*3`."""
+    """Parse a text as YAML; return it unchanged if it is not YAML, such as `[0]*1+[1]*3`."""
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):

@@ -1,4 +1,4 @@
-"""A job as it is next to the plan that its framework can run: steps, memory, and the settings to change."""
+"""Comparison of an imported job with the best plan that its framework can run: time, memory, settings to change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from debubble.targets import targets
 
 @dataclass(frozen=True, kw_only=True)
 class SettingChange:
-    """One setting to change: its value now, and then; None: it is not there."""
+    """A setting to change, from its value `now` to its value `then`; None: absent."""
 
     name: str
     now: Any
@@ -37,37 +37,37 @@ class SettingChange:
         if self.then is None:
             return f"leave out {self.name}"
         on = "" if self.name.startswith("-") else "true"
-        if self.name.endswith(_MODULES):
+        if self.name.endswith(_STAGE_MODULES):
             return f"{self.name} {_stages(self.then)}" + ("" if self.now is None else f" (now {_stages(self.now)})")
         then, now = (on if value is True else self._value(value) for value in (self.then, self.now))
         return f"{self.name}{then and f' {then}'}" + ("" if self.now is None else f" (now {now or 'on'})")
 
     def _value(self, value: Any) -> str:
-        """A value as the configuration has it; one of a command line is quoted for the shell."""
+        """A value as written in the configuration; command-line values are quoted for the shell."""
         if isinstance(value, str) and self.name.startswith("-"):
             return shlex.quote(value)
-        return _words(value)
+        return _value_words(value)
 
 
-_MODULES = "module_fqns_per_model_part"
-"""The setting that has the names of the modules of every stage."""
+_STAGE_MODULES = "module_fqns_per_model_part"
+"""torchtitan's setting that lists the names of the modules of every stage."""
 
 
-def _stages(parts: Any) -> str:
-    """The modules of every stage in brackets, the layers that follow each other by the first and the last."""
-    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-        return str(parts)
-    return " ".join(f"[{' '.join(_layer_ranges(part))}]" for part in parts)
+def _stages(stages: Any) -> str:
+    """The modules of every stage in brackets, with consecutive layers as a range."""
+    if not isinstance(stages, list) or not all(isinstance(stage, list) for stage in stages):
+        return str(stages)
+    return " ".join(f"[{' '.join(_layer_ranges(stage))}]" for stage in stages)
 
 
 def _layer_ranges(names: Sequence[str]) -> Iterator[str]:
-    """The names, with `layers.0..8` in place of nine layers."""
-    for is_layer, group in groupby(names, key=lambda name: _NUMBERED.fullmatch(name) is not None):
+    """The names, with consecutive layers abbreviated as `layers.0..8`."""
+    for is_layer, group in groupby(names, key=lambda name: _LAYER_NAME.fullmatch(name) is not None):
         same = list(group)
         yield from [f"{same[0]}..{same[-1].rpartition('.')[2]}"] if is_layer and len(same) > 1 else same
 
 
-_NUMBERED = re.compile(r".*\.\d+")
+_LAYER_NAME = re.compile(r".*\.\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +75,14 @@ class JobComparison:
     """A job and its better plan.
 
     Attributes:
-        yours: What the job takes as it is.
-        planned: What the fastest plan takes; None: nothing fits.
-        changes: The settings that make the one the other.
+        yours: Time and memory of the job as configured.
+        planned: Time and memory of the fastest plan; None: nothing fits.
+        changes: The settings to change in order to run the plan.
         reason: Why there is no plan.
-        refused: Whether that is because debubble cannot write such a job for its framework, or the call is wrong.
-        corrections: How much longer both take by measured runs of the cluster, if these correct them unlike.
-        notes: Sentences on what the changes bring about, and what was not tried.
-        advice: The settings that the job leaves off and that would help it as it is.
+        refused: Whether there is none because debubble cannot export such a job to its framework, or the call is wrong.
+        corrections: How measured runs of the cluster correct both step times, if they correct them differently.
+        notes: Sentences on the effects of the changes, and on searches that were not run.
+        advice: Settings that are off in the job and would help it without a new plan.
     """
 
     yours: Figures
@@ -96,12 +96,12 @@ class JobComparison:
 
     @property
     def fits(self) -> bool:
-        """True if the job fits, or a plan of it, or nobody has looked for one."""
+        """True if the job or a plan of it fits, or no plan was searched for."""
         return self.yours.fits or self.planned is not None or self.reason is None or self.refused
 
     @property
     def _no_better(self) -> str:
-        """Words that say why there is no better plan; none where there is, or none was looked for."""
+        """Why there is no better plan; empty if there is one, or none was searched for."""
         if self.reason is not None:
             if self.refused:
                 return f"  It is not planned again: {self.reason}"
@@ -110,12 +110,12 @@ class JobComparison:
 
     @property
     def _is_better(self) -> bool:
-        """True if the plan is worth a change."""
+        """True if the plan is faster by enough to change settings, or the job does not fit."""
         return self.planned is not None and _is_faster(self.planned, self.yours)
 
     @property
     def _gain(self) -> str:
-        """The time that a step of the plan saves, and whether that is less than the interval of the prediction."""
+        """The time saved per step, with a warning if it lies within the interval of the prediction."""
         assert self.planned is not None
         if not self.yours.fits:
             return ""
@@ -124,7 +124,7 @@ class JobComparison:
         return f"; {100 * share:.0f}% faster{', less than the interval: measure both' if small else ''}"
 
     def sentences(self) -> Iterator[str]:
-        """The answer, a line for what the plans take and a line for each change."""
+        """The lines of the report: both plans' figures, the changes, and notes."""
         yield f"Yours: {self.yours}.{self._no_better}"
         if self.yours.fits and self.yours.safe_limit is not None and not self._is_better:
             yield (
@@ -149,49 +149,48 @@ class JobComparison:
         yield from self.notes
 
 
-def _untried(plan: Plan) -> tuple[str, ...]:
-    """What is said of a plan whose search a Ctrl-C ended."""
+def _interruption_note(plan: Plan) -> tuple[str, ...]:
+    """The note on a plan whose search was interrupted by Ctrl-C."""
     return ("Not tried: the rest of the search (Ctrl-C).",) if plan.interrupted else ()
 
 
 def compare(
-    importer: Importer, settings: Settings, yours: Plan, again: Callable[[], Plan]
+    importer: Importer, settings: Settings, yours: Plan, replan: Callable[[], Plan]
 ) -> tuple[JobComparison, Plan]:
-    """Plan a job again, and say what to change.
+    """Plan a job again, and list the settings to change.
 
     Args:
-        importer: The framework's.
+        importer: The importer of the framework.
         settings: The job's settings.
         yours: The job's plan.
-        again: Makes the fastest plan for the framework.
+        replan: Searches the fastest plan for the framework.
 
     Returns:
         The comparison, and the faster of the two plans.
     """
-    figures = Figures.of(yours)
+    figures = Figures.from_plan(yours)
     try:
-        plan = again()
-        planned = Figures.of(plan)
+        plan = replan()
+        planned = Figures.from_plan(plan)
         if not _is_faster(planned, figures):
-            return JobComparison(yours=figures, planned=figures, notes=_untried(plan)), yours
+            return JobComparison(yours=figures, planned=figures, notes=_interruption_note(plan)), yours
         changes = tuple(_changes(importer, settings, yours, plan))
     except DebubbleError as error:
         refused = isinstance(error, UnsupportedError) or not isinstance(error, InfeasibleError)
-        fitting = () if refused else tuple(_what_fits(yours))
+        fitting = () if refused else tuple(_fitting_options(yours))
         return JobComparison(yours=figures, planned=None, reason=str(error), refused=refused, notes=fitting), yours
-    corrections = _unlike_corrections(yours, plan)
-    notes = (
-        importer.notes(settings, {change.name: change.then for change in changes}) if changes else _unset(yours, plan)
-    )
+    corrections = _correction_difference(yours, plan)
+    values = {change.name: change.then for change in changes}
+    notes = importer.notes(settings, values) if changes else _script_changes(yours, plan)
     comparison = JobComparison(
         yours=figures, planned=planned, changes=changes, corrections=corrections,
-        notes=(*_untried(plan), *notes, *_newly_untested(yours, plan)),
+        notes=(*_interruption_note(plan), *notes, *_newly_untested(yours, plan)),
     )  # fmt: skip
     return comparison, plan
 
 
-def _what_fits(yours: Plan) -> list[str]:
-    """A line for what fits in place of a job that does not, as options of `debubble plan`."""
+def _fitting_options(yours: Plan) -> list[str]:
+    """Options of `debubble plan` under which a job that does not fit would fit, one per line."""
     described, options = yours.model_on_cluster, yours.options
     assert described is not None
     free = ("pipeline", "chunks", "slices")
@@ -200,53 +199,53 @@ def _what_fits(yours: Plan) -> list[str]:
         model=described.model, cluster=described.cluster, global_batch=yours.degrees.global_batch, options=options,
         fixed=fixed, target=yours.target,
     )  # fmt: skip
-    found = [f"  {remedy}" for remedy in remedies(job)]
+    lines = [f"  {remedy}" for remedy in remedies(job)]
     head = "What fits (tried, in options of `debubble plan`; --degrees plans other degrees):"
-    return [head, *found] if found else []
+    return [head, *lines] if lines else []
 
 
 def _newly_untested(yours: Plan, plan: Plan) -> list[str]:
-    """Sentences on what the framework's project does not test of the plan, and the job does not have."""
+    """Sentences on features of the plan that the framework's own tests do not cover and the job does not use."""
 
-    def untested(of: Plan) -> tuple[str, ...]:
-        if of.target is None or of.model is None:
+    def untested(candidate: Plan) -> tuple[str, ...]:
+        if candidate.target is None or candidate.model is None:
             return ()
-        return targets[of.target].untested_parts(of.options, of.model, pipeline=of.devices)
+        return targets[candidate.target].untested_parts(candidate.options, candidate.model, pipeline=candidate.devices)
 
     return [sentence for sentence in untested(plan) if sentence not in untested(yours)]
 
 
 def _is_faster(planned: Figures, yours: Figures) -> bool:
-    """Tell whether a plan is worth a change: the job does not fit, or takes notably longer."""
+    """Tell whether the job does not fit, or the plan's step is shorter by at least MIN_GAIN."""
     return not yours.fits or planned.step_time < yours.step_time * (1 - MIN_GAIN)
 
 
-def _unset(yours: Plan, plan: Plan) -> list[str]:
-    """Say how a plan differs from a job where no setting of the configuration does."""
+def _script_changes(yours: Plan, plan: Plan) -> list[str]:
+    """Describe the differences between plan and job that no setting of the configuration expresses."""
     pairs = {
         "recompute": (recomputation_words(yours), recomputation_words(plan)),
         "degrees": (str(yours.degrees), str(plan.degrees)),
         "schedule": (yours.schedule.name, plan.schedule.name),
-        "offload": tuple("activations" if each.schedule.offloaded else "nothing" for each in (yours, plan)),
-        "steps on hosts": tuple("some stages" if each.schedule.host_steps else "none" for each in (yours, plan)),
-        "units per stage": (_words([*map(len, yours.partition)]), _words([*map(len, plan.partition)])),
+        "offload": tuple("activations" if p.schedule.offloaded else "nothing" for p in (yours, plan)),
+        "steps on hosts": tuple("some stages" if p.schedule.host_steps else "none" for p in (yours, plan)),
+        "units per stage": (_value_words([*map(len, yours.partition)]), _value_words([*map(len, plan.partition)])),
     }
     differing = [f"{name} {then} (now {now})" for name, (now, then) in pairs.items() if then != now]
     return [f"The configuration has no setting for it; change in the script that it starts: {'; '.join(differing)}."]
 
 
 MIN_CORRECTION_DIFFERENCE = 0.01
-"""Share of a step by which two corrections may differ without a word."""
+"""Smallest relative difference of two step-time corrections that is reported."""
 
 
-def _unlike_corrections(yours: Plan, plan: Plan) -> str | None:
-    """Say by how much measured runs correct the two steps, where that differs."""
-    own, other = (_correction(each).factor for each in (yours, plan))
-    if abs(own / other - 1) < MIN_CORRECTION_DIFFERENCE:
+def _correction_difference(yours: Plan, plan: Plan) -> str | None:
+    """Describe the corrections of both step times by measured runs, if they differ."""
+    job_factor, plan_factor = (_correction(candidate).factor for candidate in (yours, plan))
+    if abs(job_factor / plan_factor - 1) < MIN_CORRECTION_DIFFERENCE:
         return None
     return (
-        f"Measured runs correct your step {own:.2f} times and the planned one {other:.2f} times, as it is another job:"
-        " measure it before you change."
+        f"Measured runs correct your step {job_factor:.2f} times and the planned one {plan_factor:.2f} times, as it is"
+        " another job: measure it before you change."
     )
 
 
@@ -256,42 +255,42 @@ def _correction(plan: Plan) -> Correction:
 
 
 def recomputation_words(plan: Plan) -> str:
-    """Describe what the layers of a plan recompute, such as `selective (core) in every layer` or in how many."""
+    """Describe the recomputation of a plan, such as `selective (core) in every layer` or `full in 3 of 32 layers`."""
     units = [unit for stage in plan.partition for unit in stage if unit.layer is not None]
     layers = len({unit.layer for unit in units})
     recomputing = {(unit.strategy, unit.layer) for unit in units if unit.strategy != "none"}
-    ways = Counter(strategy for strategy, _ in sorted(recomputing, key=str))
-    alike: dict[tuple[bool, int], list[str]] = {}
-    for way, count in ways.items():
-        alike.setdefault((way == "full", count), []).append(way)
+    counts = Counter(strategy for strategy, _ in sorted(recomputing, key=str))
+    by_extent: dict[tuple[bool, int], list[str]] = {}
+    for strategy, count in counts.items():
+        by_extent.setdefault((strategy == "full", count), []).append(strategy)
     words = (
-        f"{'full' if whole else 'selective (' + ', '.join(same) + ')'} in"
+        f"{'full' if is_full else 'selective (' + ', '.join(strategies) + ')'} in"
         f" {'every layer' if count == layers else f'{count} of {layers} layers'}"
-        for (whole, count), same in alike.items()
+        for (is_full, count), strategies in by_extent.items()
     )
     return ", ".join(words) or "nothing"
 
 
 def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) -> Iterator[SettingChange]:
-    """The settings that differ between the plan's export and the job's own, or the job's as it was read.
+    """The settings that differ between the export of the plan and both the export of the job and its configuration.
 
-    A setting may mean the same in other words, as a degree of -1 that takes all ranks.  Those of the job's that the
-    plan's exclude or that overrule them are left out, too.
+    The job's export is compared because a value may have two spellings, such as a degree of -1 for all ranks.  Settings
+    of the job that conflict with the plan's, or override them, are removed.
     """
-    wanted, before = _exported_settings(importer, plan), _exported_settings(importer, yours)
-    for name, value in wanted.items():
+    planned, current = _exported_settings(importer, plan), _exported_settings(importer, yours)
+    for name, value in planned.items():
         now = settings.get(name)
-        of_pass = name in importer.of_pass and name in settings
-        alike = before.get(name) == value and not (_file(value) or of_pass)
-        if not alike and not (name in settings and _words(now) == _words(value)):
+        per_pass = name in importer.per_pass and name in settings
+        unchanged = current.get(name) == value and not (_is_export_file(value) or per_pass)
+        if not unchanged and not (name in settings and _value_words(now) == _value_words(value)):
             yield SettingChange(name=name, now=now, then=value)
-    asked, had = importer.environment(wanted), importer.environment(before)
-    yield from (SettingChange(name=name, now=None, then=asked[name]) for name in asked if name not in had)
-    names = sorted(before.keys() | wanted.keys())
-    changed = {name: wanted.get(name) for name in names if before.get(name) != wanted.get(name)}
+    needed, present = importer.environment(planned), importer.environment(current)
+    yield from (SettingChange(name=name, now=None, then=needed[name]) for name in needed if name not in present)
+    names = sorted(current.keys() | planned.keys())
+    changed = {name: planned.get(name) for name in names if current.get(name) != planned.get(name)}
     off = importer.turned_off(settings)
-    gone = [name for name, value in changed.items() if value is None and (name in settings or name in off)]
-    for name in dict.fromkeys([*gone, *importer.conflicts(settings, changed)]):
+    removed = [name for name, value in changed.items() if value is None and (name in settings or name in off)]
+    for name in dict.fromkeys([*removed, *importer.conflicts(settings, changed)]):
         yield SettingChange(name=name, now=settings.get(name), then=off.get(name))
     for name, value in importer.required(settings, changed).items():
         if name not in changed:
@@ -299,7 +298,7 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
 
 
 def _exported_settings(importer: Importer, plan: Plan) -> Mapping[str, Any]:
-    """The settings of a plan's export; none if the framework does not take the plan."""
+    """The settings of a plan's export; empty if the framework cannot run the plan."""
     try:
         made = exports[importer.name](plan)
     except DebubbleError:
@@ -312,14 +311,14 @@ def _exported_settings(importer: Importer, plan: Plan) -> Mapping[str, Any]:
         return importer.settings(Path(folder) / importer.file)
 
 
-def _file(value: Any) -> bool:
-    """Tell whether a setting names a file of the export, whose content is the plan's."""
+def _is_export_file(value: Any) -> bool:
+    """Tell whether a setting names a file that the export writes."""
     return str(value).endswith(".csv")
 
 
-def _words(value: Any) -> str:
+def _value_words(value: Any) -> str:
     if value is True:
         return ""
     if isinstance(value, list | tuple):
-        return " ".join(map(_words, value))
+        return " ".join(map(_value_words, value))
     return str(value)

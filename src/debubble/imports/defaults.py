@@ -1,7 +1,7 @@
-"""The defaults of each framework for the settings that a file does not have.
+"""Defaults of the frameworks for settings that a configuration file lacks.
 
-Files override: a Primus experiment its trainer's and its model's base configuration, torchtitan's TOML the fields of
-its JobConfig, a Megatron-Bridge file a recipe.
+A Primus experiment overrides the base configurations of its trainer and model, a torchtitan TOML file the fields of
+JobConfig, and a Megatron-Bridge file a recipe.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Defaults:
     """A framework's defaults.
 
     Attributes:
-        of: Whose they are, in words.
-        values: Setting -> value; those that are off, or that the reader has as its own default, are left out.
+        source: Where they come from, such as `Megatron-LM`.
+        values: Setting -> value, without settings that are off or that equal the importer's fallback.
     """
 
-    of: str
+    source: str
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @cache
-def own_defaults(framework: str) -> Mapping[str, Any]:
-    """The defaults in a framework's own files: its folder's `defaults.toml`, by tools/framework_defaults.py."""
+def framework_defaults(framework: str) -> Mapping[str, Any]:
+    """The `defaults.toml` of a framework's folder, which tools/framework_defaults.py extracts from its sources."""
     return tomllib.loads(resources.files(f"debubble.frameworks.{framework}").joinpath("defaults.toml").read_text())

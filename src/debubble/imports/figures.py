@@ -1,4 +1,4 @@
-"""Time and memory of a job, or of the plan next to it."""
+"""Predicted time and memory of a plan."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Figures:
     """Time and memory of a plan.
 
     Attributes:
-        step_time: Seconds of a step.
-        peak_memory: Bytes on the fullest device, next to what no plan may use.
-        memory_limit: Bytes that a plan may use of that device; None: it has no limit.
-        host_memory: Bytes of its host that a device's optimizer states and activations take, at most.
-        host_memory_limit: Bytes of its host that there are for a device; None: it is not known.
-        fits: Whether all peaks are within the limits, and what hosts keep too.
-        tokens_per_second_per_device: Tokens per second of all devices, divided by their number.
-        mfu: Model FLOPs utilization, a fraction; None: the devices' peak is not known.
-        accuracy: Errors of `step` and `memory` on published runs like this, and the intervals that hold nine in ten.
-        safe_limit: The `--memory-limit` under which runs like it fit; None: they do, or it is not known.
+        step_time: Seconds per step.
+        peak_memory: Bytes on the fullest device, without memory that is reserved from plans.
+        memory_limit: Bytes that a plan may use on that device; None: unlimited.
+        host_memory: Largest number of bytes of host memory per device for offloaded optimizer states and activations.
+        host_memory_limit: Bytes of host memory available per device; None: unknown.
+        fits: Whether all device peaks and the host memory are within their limits.
+        tokens_per_second_per_device: Throughput of all devices divided by their number.
+        mfu: Model FLOPs utilization, a fraction; None: the devices' peak is unknown.
+        accuracy: Errors of `step` and `memory` on similar published runs, with intervals that cover 90% of them.
+        safe_limit: The `--memory-limit` at which similar runs fit; None: they fit already, or it is unknown.
     """
 
     step_time: float
@@ -45,8 +45,8 @@ class Figures:
     safe_limit: str | None = None
 
     @staticmethod
-    def of(plan: Plan) -> Figures:
-        """Simulate a model's plan, without its memory limit if it exceeds it."""
+    def from_plan(plan: Plan) -> Figures:
+        """Simulate a model's plan, ignoring its memory limit if it exceeds it."""
         described = plan.model_on_cluster
         assert described is not None
         try:
@@ -54,8 +54,8 @@ class Figures:
         except OutOfMemoryError:
             timeline, fits = simulate(plan.schedule, plan.costs.with_limit(None)), False
         seconds, peak = seconds_per_step(plan, timeline), float(max(timeline.peak_memory))
-        why = Explanation(plan, timeline, seconds, *described)
-        hosted, on_host = max(why.host_memory), why.units.host_memory
+        explanation = Explanation(plan, timeline, seconds, *described)
+        hosted, on_host = max(explanation.host_memory), explanation.units.host_memory
         predicted: Mapping[Figure, float] = {"step": seconds, "memory": peak}
         limit = plan.costs.limit_of(timeline.peak_memory.index(max(timeline.peak_memory)))
         return Figures(
@@ -65,10 +65,10 @@ class Figures:
             host_memory=hosted,
             host_memory_limit=None if on_host is None else float(on_host),
             fits=fits and (on_host is None or hosted <= on_host),
-            tokens_per_second_per_device=why.tokens_per_second_per_device,
-            mfu=why.mfu,
+            tokens_per_second_per_device=explanation.tokens_per_second_per_device,
+            mfu=explanation.mfu,
             safe_limit=safe_limit(plan, timeline.peak_memory) if fits else None,
-            accuracy={what: accuracy_of(what, *described, plan.options).of(value) for what, value in predicted.items()},
+            accuracy={name: accuracy_of(name, *described, plan.options).of(value) for name, value in predicted.items()},
         )
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Figures:
 
     @property
     def _on_host(self) -> str:
-        """The clause on the host's memory that is taken."""
+        """The clause on the use of host memory."""
         if not self.host_memory:
             return ""
         limit = "" if self.host_memory_limit is None else f" of {size_words(self.host_memory_limit)}"

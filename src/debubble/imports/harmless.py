@@ -1,6 +1,6 @@
-"""Entries of configurations that are known to cost neither time nor memory of a step, as patterns of their names.
+"""Name patterns of configuration entries that affect neither the time nor the memory of a step.
 
-Whatever matches none of them is told as not in the prediction.  Dashes count as underscores.
+Entries that match no pattern are reported as not in the prediction.  Dashes count as underscores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LAUNCHER = """
     allow_run_as_root worker_num local_worker_num bind_core cluster_time_out join sched_host sched_port
 """
 LAUNCHER_FLAGS = frozenset(f"--{name.replace('_', '-')}" for name in _LAUNCHER.split() if "*" not in name)
-"""The arguments of torchrun, deepspeed, accelerate, Slurm and MindSpore, as they are read here.
+"""The arguments of torchrun, deepspeed, accelerate, Slurm and MindSpore.
 
 Sources: torch 2.11, distributed/run.py; DeepSpeed, launcher/runner.py; accelerate, commands/launch.py; srun(1); msrun.
 """
@@ -71,30 +71,28 @@ _MONITORING = """
     result_rejected_tracker_filename
 """
 _COMMON = _LAUNCHER + _TRAINING + _MODEL + _FILES + _MONITORING
-
-
 _OFF = (False, None, 0, 0.0, "0", "0.0", "false", "False", "null")
-_DECIDED_BY_ZERO = re.compile("level|overlap|fus|reshard|size|threshold|opt_level|warm")
-"""Words in the names of entries for which 0 or off is a choice that costs something."""
+_COSTLY_WHEN_OFF = re.compile("level|overlap|fus|reshard|size|threshold|opt_level|warm")
+"""Parts of the names of entries whose value 0 or off may affect time or memory."""
 
 
 @cache
-def _known(of_framework: str) -> re.Pattern[str]:
-    names = (_COMMON + of_framework).replace("-", "_").split()
+def _harmless_pattern(framework_patterns: str) -> re.Pattern[str]:
+    names = (_COMMON + framework_patterns).replace("-", "_").split()
     free = "|".join(translate(name) for name in names if name[0] != "!")
     never = "|".join(translate(name[1:]) for name in names if name[0] == "!")
     return re.compile(f"(?!{never})(?:{free})")
 
 
-def is_harmless(name: str, value: Any, of_framework: str) -> bool:
-    """Tell whether an entry is known to cost neither time nor memory of a step.
+def is_harmless(name: str, value: Any, framework_patterns: str) -> bool:
+    """Tell whether an entry is known to affect neither the time nor the memory of a step.
 
     Args:
-        name: Its name.
-        value: Its value: what is off costs nothing, where off is not itself a choice.
-        of_framework: Patterns of names that the framework has besides those of all frameworks, in one text.
+        name: The entry's name.
+        value: The entry's value; an entry that is off is harmless, unless its name matches _COSTLY_WHEN_OFF.
+        framework_patterns: Additional name patterns of the framework, separated by blanks.
     """
     plain = name.removeprefix("--").replace("-", "_").lower()
-    if value in _OFF and not isinstance(value, list | dict | tuple) and not _DECIDED_BY_ZERO.search(plain):
+    if value in _OFF and not isinstance(value, list | dict | tuple) and not _COSTLY_WHEN_OFF.search(plain):
         return True
-    return _known(of_framework).fullmatch(plain) is not None
+    return _harmless_pattern(framework_patterns).fullmatch(plain) is not None

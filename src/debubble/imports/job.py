@@ -1,4 +1,4 @@
-"""A job as another framework's configuration describes it, and the plan that it is."""
+"""A job described by another framework's configuration, and its plan."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from debubble.schedules import schedules
 from debubble.targets import targets
 from debubble.targets.offload import ModuleOffload
 
-FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
-"""The facts of a job's summary that are always told, by the names that `unsaid` has for them."""
+SUMMARY_FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
+"""The facts that a job's summary always has; other keys of `ImportedJob.defaulted` are added to it."""
 
 RECOMPUTATIONS: Mapping[str, tuple[str, str] | None] = {"none": None, "full": ("full", "full")}
-"""Recomputation of every layer, as a user says it -> the strategies of its halves; None: nothing."""
+"""Values of `--recompute` -> strategies of the attention and MLP halves of every layer; None: no recomputation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoreMemory:
-    """Memory that a job may take besides what is predicted.
+    """Memory that a job may need in addition to the prediction.
 
     Attributes:
-        size: Bytes per device, at most.
-        setting: The setting that decides it.
-        sentence: How much that is, and against what.
+        size: Upper bound in bytes per device.
+        setting: The setting that controls it.
+        sentence: A sentence on its amount and how to avoid it.
     """
 
     size: float
@@ -45,7 +45,7 @@ class MoreMemory:
     sentence: str
 
     def warning(self, *, peak: float, limit: float) -> str | None:
-        """A sentence if a device of this predicted peak may exceed its limit; None if it does not."""
+        """A sentence if a device with this predicted peak may exceed its limit; None if not."""
         if not peak <= limit < peak + self.size:
             return None
         return (
@@ -56,25 +56,25 @@ class MoreMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedJob:
-    """A job as its configuration describes it.
+    """A job described by its configuration.
 
     Attributes:
-        target: The framework, by the name of its target.
+        target: The target that stands for the framework.
         model: The model.
-        options: How it is run; where they name no framework, the target's is priced.
+        options: Options of the run; if they name no framework, the costs are those of the target's.
         pipeline: Pipeline devices.
         micro_batches: Micro-batches per step and replica.
         layers: Decoder layers of every stage, in model order.
-        order: The name of the library's schedule that the framework runs, or the order itself.
-        strategies: What is recomputed.
-        passes: How often the pipeline fills and drains in a step: micro-batches are divided over so many passes.
+        order: The schedule that the framework runs: a name in `debubble.schedules`, or the schedule itself.
+        strategies: Recomputation strategies per layer.
+        passes: Number of times that the pipeline fills and drains per step; micro-batches are divided among them.
         mtp_stage: The stage with the multi-token-prediction layers; None: the last.
-        offload: The modules of every layer that are offloaded; None: nothing is.
-        gradients: The dtype in which the file says that gradients are summed, where that is not an option's.
-        unsaid: Facts of the summary that the configuration does not say -> whose default stands for them.
-        warnings: Sentences on what the user gives that is not what the configuration runs.
-        rest: What of the configuration is not in the prediction, or costs nothing.
-        more_memory: Memory that may be added to the prediction; None: none that is known.
+        offload: The modules of every layer whose activations are offloaded; None: none.
+        gradients: The dtype in which the file says that gradients are summed, if no option expresses it.
+        defaulted: Facts of the summary that the configuration does not set -> the source of the default.
+        warnings: Sentences on values given by the user that differ from what the configuration runs.
+        rest: Entries of the configuration that are not in the prediction, or are harmless.
+        more_memory: Memory that may be needed in addition; None: none is known.
     """
 
     target: str
@@ -89,13 +89,13 @@ class ImportedJob:
     mtp_stage: int | None = None
     offload: ModuleOffload | None = None
     gradients: str | None = None
-    unsaid: Mapping[str, str] = field(default_factory=dict)
+    defaulted: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     rest: Unread = field(default_factory=Unread)
     more_memory: MoreMemory | None = None
 
     def all_warnings(self, *, peak: float, limit: float | None) -> tuple[str, ...]:
-        """All sentences of warning on a job of which the fullest device takes so much of its limit, in bytes."""
+        """All warnings on a job, given the peak and the limit of its fullest device in bytes."""
         exceeded = None
         if self.more_memory is not None and limit is not None:
             exceeded = self.more_memory.warning(peak=peak, limit=limit)
@@ -103,12 +103,12 @@ class ImportedJob:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Sentences on what is not in the prediction, or costs nothing."""
+        """Sentences on entries that are not in the prediction, or are harmless."""
         return tuple(self.rest.sentences())
 
     @property
     def summary(self) -> str:
-        """The assumptions that configurations often leave out: dtypes, sequence parallelism, ZeRO."""
+        """The assumptions that configurations often do not state: dtypes, sequence parallelism, ZeRO."""
         o = self.options
         framework = framework_of_options(o.framework)
         predicted = "bf16" if framework.gradient_bytes == 2 else o.gradient_dtype
@@ -122,34 +122,34 @@ class ImportedJob:
             **({"masters": "weights, gradients and moments stored in bf16"} if o.master_dtype == "bf16" else {}),
             **({"adapters": f"adapters of rank {o.lora}"} if o.lora else {}),
             **({"quantize": f"frozen weights in {o.quantize}"} if o.quantize else {}),
-            **{fact: fact for fact in self.unsaid if fact not in FACTS},
+            **{fact: fact for fact in self.defaulted if fact not in SUMMARY_FACTS},
         }
         if o.tensor == 1:
             del words["sequence_parallel"]
         return ", ".join(map(self._fact, words, words.values(), (otherwise.get(fact, "") for fact in words)))
 
     def _fact(self, fact: str, word: str, otherwise: str) -> str:
-        """A fact of the summary, with whose default it is and how it is predicted."""
-        default = f"default of {self.unsaid[fact]}" if fact in self.unsaid else ""
+        """A fact of the summary, with the source of its default and how the prediction differs."""
+        default = f"default of {self.defaulted[fact]}" if fact in self.defaulted else ""
         notes = "; ".join(filter(None, [default, otherwise]))
         return f"{word} ({notes})" if notes else word
 
     @property
     def left_out(self) -> str | None:
-        """Words on how many entries of the file are not in the prediction, and the number of remarks; None: none."""
-        unknown, otherwise = len(self.rest.unknown), len(self.rest.remarks)
-        words = [f"{_entries(unknown)} not in the prediction"] if unknown else []
-        words += [f"{otherwise} {'remark' if otherwise == 1 else 'remarks'} below"] if otherwise else []
+        """The numbers of entries that are not in the prediction, and of remarks; None: there are none."""
+        unknown, remarks = len(self.rest.unknown), len(self.rest.remarks)
+        words = [f"{_entry_count(unknown)} not in the prediction"] if unknown else []
+        words += [f"{remarks} {'remark' if remarks == 1 else 'remarks'} below"] if remarks else []
         return "; ".join(words) or None
 
-    def with_given(self, given: Mapping[str, Any]) -> ImportedJob:
-        """The job with options of its run that the user gives in place of what the configuration says."""
-        decided = {*given, *(("gradients",) if "framework" in given else ())}
-        kept = {fact: of for fact, of in self.unsaid.items() if fact not in decided}
-        return replace(self, options=replace(self.options, **given), unsaid=kept)
+    def with_overrides(self, overrides: Mapping[str, Any]) -> ImportedJob:
+        """The job with options given by the user in place of the configuration's."""
+        overridden = {*overrides, *(("gradients",) if "framework" in overrides else ())}
+        defaulted = {fact: source for fact, source in self.defaulted.items() if fact not in overridden}
+        return replace(self, options=replace(self.options, **overrides), defaulted=defaulted)
 
-    def recomputing(self, strategy: str | None) -> ImportedJob:
-        """The job whose layers all recompute by a strategy that the user gives in place of the configuration's.
+    def with_recomputation(self, strategy: str | None) -> ImportedJob:
+        """The job with the user's recomputation strategy in every layer; None: the configuration's.
 
         Raises:
             InputError: if there is no such strategy.
@@ -158,12 +158,12 @@ class ImportedJob:
             return self
         if strategy not in RECOMPUTATIONS:
             raise InputError(f"--recompute is '{strategy}'; it must be one of: {', '.join(RECOMPUTATIONS)}.")
-        way = RECOMPUTATIONS[strategy]
-        return replace(self, strategies=dict.fromkeys(range(self.model.layers), way) if way else {})
+        strategies = RECOMPUTATIONS[strategy]
+        return replace(self, strategies=dict.fromkeys(range(self.model.layers), strategies) if strategies else {})
 
-    def with_whole_layers(self) -> ImportedJob:
-        """The job with a remark if it recomputes parts of layers that are priced whole."""
-        parts = {way for ways in self.strategies.values() for way in ways} - {"none", "full"}
+    def with_whole_layer_remark(self) -> ImportedJob:
+        """The job with a remark if it recomputes parts of layers whose costs are known only per layer."""
+        parts = {strategy for strategies in self.strategies.values() for strategy in strategies} - {"none", "full"}
         if not (self.model.whole_layers and parts):
             return self
         remark = (
@@ -176,7 +176,7 @@ class ImportedJob:
         """The plan that the job runs, whether it fits or not.
 
         Raises:
-            InputError: if the parts do not go together.
+            InputError: if stages, layers and devices are inconsistent.
         """
         if len(self.layers) % self.pipeline:
             raise InputError(
@@ -198,13 +198,14 @@ class ImportedJob:
             micro_batches=self.micro_batches // self.passes,
         )
         partition = partition_by_layers(units, self.layers, self.strategies, mtp_stage=self.mtp_stage)
-        once = self._schedule()
-        if once.stages != len(self.layers):
+        schedule = self._schedule()
+        if schedule.stages != len(self.layers):
             raise InputError(
-                f"{once.name} has {once.stages} stages on {self.pipeline} pipeline devices, but the layers are divided"
-                f" into {len(self.layers)}: say {once.placement.chunks} virtual stages per device."
+                f"{schedule.name} has {schedule.stages} stages on {self.pipeline} pipeline devices, but the"
+                f" layers are divided into {len(self.layers)}: say {schedule.placement.chunks} virtual stages per"
+                " device."
             )
-        schedule = replace(once, fused_recompute=partition.recomputing)
+        schedule = replace(schedule, fused_recompute=partition.recomputing)
         if self.offload is not None:
             schedule, units = self.offload.schedule(schedule, units, partition), units.offloading_modules()
         problem = problem_of(self.model, cluster, options, micro_batches=self.micro_batches, pipeline=self.pipeline)
@@ -222,47 +223,45 @@ class ImportedJob:
     def _schedule(self) -> Schedule:
         if isinstance(self.order, Schedule):
             return self.order
-        chunks, number = len(self.layers) // self.pipeline, self.micro_batches // self.passes
+        chunks, micro_batches = len(self.layers) // self.pipeline, self.micro_batches // self.passes
         if self.order == ZERO_BUBBLE:
-            once = interleaved_zero_bubble(devices=self.pipeline, micro_batches=number, chunks=chunks)
-            return _repeated(once, self.passes)
-        once = schedules[self.order](
-            devices=self.pipeline,
-            micro_batches=number,
-            chunks=chunks if chunks > 1 else None,
-        )
-        return _repeated(once, self.passes)
+            single_pass = interleaved_zero_bubble(devices=self.pipeline, micro_batches=micro_batches, chunks=chunks)
+        else:
+            virtual = chunks if chunks > 1 else None
+            single_pass = schedules[self.order](devices=self.pipeline, micro_batches=micro_batches, chunks=virtual)
+        return _repeat(single_pass, self.passes)
 
 
-def _entries(number: int) -> str:
+def _entry_count(number: int) -> str:
     return "1 entry of the file is" if number == 1 else f"{number} entries of the file are"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences per micro-batch, micro-batches per pass of the pipeline, passes per step."""
+    """Sequences per micro-batch (size), micro-batches per pipeline pass (number), and passes per step."""
 
     size: int
     number: int
     passes: int
 
 
-def _repeated(once: Schedule, passes: int) -> Schedule:
-    """The schedule run several times: every device begins the next pass when it is through with the one before."""
+def _repeat(single_pass: Schedule, passes: int) -> Schedule:
+    """The schedule run several times in sequence; a device starts the next pass when it has finished the previous."""
     if passes == 1:
-        return once
-    number = once.micro_batches
+        return single_pass
+    micro_batches = single_pass.micro_batches
+    starts = range(0, micro_batches * passes, micro_batches)
     orders = tuple(
-        tuple(op._replace(micro_batch=op.micro_batch + number * each) for each in range(passes) for op in order)
-        for order in once.orders
+        tuple(op._replace(micro_batch=op.micro_batch + first) for first in starts for op in order)
+        for order in single_pass.orders
     )
-    return replace(once, micro_batches=number * passes, orders=orders)
+    return replace(single_pass, micro_batches=micro_batches * passes, orders=orders)
 
 
 def replicas(cluster: Cluster, path: Path, *, pipeline: int, tensor: int = 1, context: int = 1) -> int:
-    """Replicas of a job on the cluster; raises InputError if its parallel degrees do not divide the devices."""
-    data, left = divmod(cluster.count, pipeline * tensor * context)
-    if left or not data:
+    """Data-parallel degree of a job on the cluster; raises InputError if its degrees do not divide the devices."""
+    data, remainder = divmod(cluster.count, pipeline * tensor * context)
+    if remainder or not data:
         raise InputError(
             f"{path} divides each replica over {pipeline} x {tensor} x {context} pipeline-, tensor- and"
             f" context-parallel devices, which do not divide the cluster's {cluster.count}."
@@ -271,35 +270,36 @@ def replicas(cluster: Cluster, path: Path, *, pipeline: int, tensor: int = 1, co
 
 
 def check_ranks(cluster: Cluster, path: Path, degrees: Mapping[str, int]) -> None:
-    """Raise InputError if the degrees of a job, by the names of their entries, do not take all of its devices."""
+    """Raise InputError if the product of a job's degrees (entry name -> degree) is not the number of devices."""
     ranks = prod(degrees.values())
     if ranks != cluster.count:
-        above = {name: degree for name, degree in degrees.items() if degree > 1} or degrees
-        said = " x ".join(f"{name} {degree}" for name, degree in above.items())
+        larger = {name: degree for name, degree in degrees.items() if degree > 1} or degrees
+        product = " x ".join(f"{name} {degree}" for name, degree in larger.items())
         raise InputError(
-            f"{path}: {said} makes {ranks} ranks, and --cluster has {cluster.count} devices: change a degree, or give"
-            " the cluster that the job has."
+            f"{path}: {product} makes {ranks} ranks, and --cluster has {cluster.count} devices: change a degree, or"
+            " give the cluster that the job has."
         )
 
 
-def batches_in(whole: int, batch: int, path: Path, *, name: str) -> int:
-    """The number of batches in so many sequences; raises InputError if they do not come out even."""
-    if whole % batch:
+def batches_in(total: int, batch: int, path: Path, *, name: str) -> int:
+    """The number of batches in `total` sequences; raises InputError if there is a remainder."""
+    if total % batch:
         raise InputError(
-            f"{path}: {name} is {whole}, which is no multiple of {batch}, the sequences that go together:"
-            f" {nearest_multiples(whole, batch)}."
+            f"{path}: {name} is {total}, which is no multiple of {batch}, the sequences that go together:"
+            f" {nearest_multiples(total, batch)}."
         )
-    return whole // batch
+    return total // batch
 
 
-def nearest_multiples(number: int, of: int) -> str:
-    """Words that advise the multiples next to a number that is none."""
-    below = number // of * of
-    return f"use a multiple of {of}, such as {' or '.join(str(each) for each in (below, below + of) if each)}"
+def nearest_multiples(number: int, divisor: int) -> str:
+    """Advice to use the multiples of a divisor next to a number."""
+    below = number // divisor * divisor
+    nearest = " or ".join(str(multiple) for multiple in (below, below + divisor) if multiple)
+    return f"use a multiple of {divisor}, such as {nearest}"
 
 
 def even_layers(layers: int, stages: int, *, otherwise: str = "") -> tuple[int, ...]:
-    """Equally many layers per stage; raises InputError, with what to do otherwise, if they do not divide."""
+    """The same number of layers for every stage; raises InputError if they do not divide, with an alternative."""
     if layers % stages:
         raise InputError(f"{layers} layers cannot be divided evenly over {stages} stages: give --pipeline{otherwise}.")
     return (layers // stages,) * stages

@@ -1,7 +1,7 @@
-"""Seconds of a step, and memory of the fullest device, in the logs and traces of a plan's run.
+"""Reads the seconds per step and the peak memory of the fullest device from logs and traces of a plan's run.
 
-Read are debubble's traces, torch.profiler's, and the lines that Megatron-LM (Megatron-Bridge, Primus), NeMo, DeepSpeed
-and torchtitan print for a step.  torchtitan prints tokens per second of a device, and the memory that torch reserved.
+Supported are traces of debubble and torch.profiler, and the step lines of Megatron-LM (Megatron-Bridge, Primus), NeMo,
+DeepSpeed and torchtitan.  torchtitan prints tokens per second per device, and the memory that torch reserved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from debubble.plans import Plan
 from debubble.views.scene import measured_peaks
 
 ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
-"""Megatron-LM's milliseconds of a step."""
+"""Megatron-LM's milliseconds per step."""
 _SECONDS = re.compile(r"(?:train_step_timing in s|iter time \(s\))['\"]?[:=] ?([\d.]+)")
 _TOKENS = re.compile(r"memory: *([\d.]+)GiB\([\d.]+%\)\s+(?:\x1b\[\d+m)?tps: ([\d,]+)")
 _ALLOCATED = re.compile(r"max allocated: ([\d.]+)")
@@ -33,8 +33,8 @@ class MeasuredFigures:
     """Figures that a run measured.
 
     Attributes:
-        step: Seconds of a step, the median; None: that was not measured.
-        memory: Bytes allocated on the fullest device; None: that was not measured.
+        step: Median seconds per step; None: not measured.
+        memory: Bytes allocated on the fullest device; None: not measured.
     """
 
     step: float | None = None
@@ -42,12 +42,12 @@ class MeasuredFigures:
 
 
 def read_figures(paths: Sequence[Path], plan: Plan, *, needs_step: bool = True) -> MeasuredFigures:
-    """Read what a plan's run measured.
+    """Read the measured figures of a plan's run.
 
     Args:
         paths: Logs, or the traces of all ranks.
-        plan: The plan that ran, whose tokens per step turn torchtitan's pace into seconds.
-        needs_step: Whether files without the time of a step are refused.
+        plan: The plan that ran; its tokens per step convert torchtitan's throughput to seconds.
+        needs_step: Whether to raise an error if no file has the time of a step.
 
     Raises:
         InputError: If a file cannot be read, or none has the time of a step and that is needed.
@@ -73,7 +73,7 @@ def read_figures(paths: Sequence[Path], plan: Plan, *, needs_step: bool = True) 
 
 
 def _read_log(text: str, plan: Plan, steps: list[float], memory: list[float]) -> None:
-    """Add the steps and the peaks that a log has."""
+    """Append the step times and memory peaks in a log to the lists."""
     steps += [float(elapsed) / 1e3 for elapsed in ITERATION.findall(text)]
     steps += [float(elapsed) for elapsed in _SECONDS.findall(text)]
     memory += [float(size) * 2**20 for size in _ALLOCATED.findall(text)]
@@ -84,7 +84,7 @@ def _read_log(text: str, plan: Plan, steps: list[float], memory: list[float]) ->
 
 
 def read_text(path: Path) -> str:
-    """The text of a trace or log, unpacked where its name ends in .gz; raises InputError if it is none."""
+    """The text of a trace or log, decompressed if its name ends in .gz; raises InputError if it is not text."""
     content = read_file(path, "trace")
     try:
         return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
@@ -93,7 +93,7 @@ def read_text(path: Path) -> str:
 
 
 def trace_events(text: str, path: Path) -> list[dict[str, Any]]:
-    """The events with a duration of torch.profiler's trace; raises InputError if the text is none."""
+    """The events with a duration in a trace of torch.profiler; raises InputError if the text is no such trace."""
     trace = parse(json.loads, text, f"{path} is no trace of torch.profiler")
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list):
@@ -102,5 +102,5 @@ def trace_events(text: str, path: Path) -> list[dict[str, Any]]:
 
 
 def profiled_steps(events: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Seconds of the steps of torch.profiler's trace."""
+    """Seconds of every step in a trace of torch.profiler."""
     return [event["dur"] / 1e6 for event in events if str(event.get("name")).startswith("ProfilerStep#")]

@@ -1,7 +1,7 @@
-"""Other frameworks' measurements of a plan that ran, and the units that they make.
+"""Fits the unit costs of a plan's model to timings that another framework measured when it ran the plan.
 
-A Kineto trace of torch.profiler, which torchtitan writes per rank, has torch's pipelined operations by name (`PP:2F5`);
-Megatron-LM's log has what all forwards and all backwards of a step took on the slowest rank.
+A Kineto trace of torch.profiler, which torchtitan writes per rank, names torch's pipeline operations (`PP:2F5`);
+Megatron-LM's log has the total time of all forwards and of all backwards of a step on the slowest rank.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from debubble.plans import Plan
 _OPERATION = re.compile(r"PP:(\d+)([FBIW])\d+")
 _OLD_OPERATION = re.compile(r"(?:Forward|Backward) \d+")
 _TIMER = re.compile(r"(forward|backward)-compute[ .]*: (?:\([\d.]+, ([\d.]+)\)|([\d.]+))")
-"""A timer's range over ranks (minmax), or its one value (max, and older versions)."""
+"""A timer's (min, max) over ranks (minmax), or its single value (max, and older versions)."""
 _RANKS = re.compile(r"(forward|backward)-compute:[ \t]*((?:\n[^\n]*\brank +\d+: [\d.]+)+)")
-"""A timer of every rank (--timing-log-option all)."""
+"""A timer's value for every rank (--timing-log-option all)."""
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """Seconds that parts of a step took.
+    """Measured seconds of a step and its operations.
 
     Attributes:
-        operations: Of an F, B, I or W of a stage, the median over micro-batches and steps.
-        totals: Of all forwards (F) and all backwards (B) of a step on the slowest device, the median over steps.
-        step: Of a whole step; None: that was not measured.
+        operations: Seconds of an F, B, I or W of a stage, the median over micro-batches and steps.
+        totals: Seconds of all forwards (F) or all backwards (B) of a step on the slowest device, the median over steps.
+        step: Seconds of the step; None: not measured.
     """
 
     operations: Mapping[tuple[Kind, int], float]
@@ -47,13 +47,13 @@ class MeasuredStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Units with what was measured, and how well they fit.
+    """Units with measured times, and the error of a step predicted with them.
 
     Attributes:
-        units: The model's units; their bytes stay computed.
+        units: The model's units with fitted times and computed bytes.
         factors: Per stage, measured over computed seconds of its forward and of its backward.
-        predicted: Seconds of a step that the plan takes with them.
-        measured: Seconds of a step that it took; None: that was not measured.
+        predicted: Seconds per step of the plan with these units.
+        measured: Measured seconds per step; None: not measured.
     """
 
     units: Units
@@ -63,7 +63,7 @@ class Fit:
 
     @property
     def error(self) -> float | None:
-        """The share by which the prediction is off; None if no step was measured."""
+        """Relative error of the predicted step; None if no step was measured."""
         return None if self.measured is None else self.predicted / self.measured - 1
 
 
@@ -71,7 +71,7 @@ def read_measurements(paths: Sequence[Path]) -> MeasuredStep:
     """Read the measurements in the traces of all ranks, or in logs.
 
     Raises:
-        InputError: if a file cannot be read, or none measured an operation or a timer.
+        InputError: if a file cannot be read, or no file has an operation or a timer.
     """
     durations: dict[tuple[Kind, int], list[float]] = {}
     totals: dict[Kind, list[float]] = {}
@@ -107,13 +107,13 @@ def read_measurements(paths: Sequence[Path]) -> MeasuredStep:
 
 
 def fit_units(plan: Plan, measured: MeasuredStep) -> Fit:
-    """The units of a plan's model whose times are those that were measured when it ran.
+    """Scale the times of the units of a plan's model so that every stage takes its measured time.
 
-    The units of a stage keep their shares of its time.
+    The relative times of units within a stage stay the same.
 
     Args:
         plan: The plan that ran.
-        measured: What was measured.
+        measured: The measured times.
 
     Raises:
         InputError: if the plan is of no model, or a stage of it was not measured.
@@ -139,7 +139,7 @@ def fit_units(plan: Plan, measured: MeasuredStep) -> Fit:
 
 
 def _timers(log: str) -> Iterator[tuple[Kind, float]]:
-    """Seconds of all forwards or all backwards of a step on the slowest rank, for each time that the log has them."""
+    """Seconds of all forwards or all backwards on the slowest rank, for every step that the log has."""
     for name, slowest, alone in _TIMER.findall(log):
         yield _KINDS[name], float(slowest or alone) / 1e3
     for name, ranks in _RANKS.findall(log):
@@ -150,7 +150,7 @@ _KINDS = {"forward": Kind.F, "backward": Kind.B}
 
 
 def _operations(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[Kind, int], float]]:
-    """The pipelined operations, as the GPU ran them where the trace has that."""
+    """The pipeline operations with their GPU durations if the trace has these, otherwise their CPU durations."""
     named = [(match, event) for event in events if (match := _OPERATION.fullmatch(str(event.get("name"))))]
     on_gpu = [pair for pair in named if pair[1].get("cat") == "gpu_user_annotation"]
     for match, event in on_gpu or named:
@@ -160,14 +160,14 @@ def _operations(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[Kin
 def _factors(plan: Plan, measured: MeasuredStep) -> Iterator[tuple[float, float]]:
     """Measured over computed seconds of forward and backward of each stage."""
     costs, schedule = plan.costs, plan.schedule
-    again = [float(costs.recompute[s]) if s in schedule.fused_recompute else 0.0 for s in range(schedule.stages)]
+    recompute = [float(costs.recompute[s]) if s in schedule.fused_recompute else 0.0 for s in range(schedule.stages)]
     forward = [float(seconds) for seconds in costs.forward]
     backward = [
-        float(costs.backward_input[s]) + float(costs.backward_weight[s]) + again[s] for s in range(schedule.stages)
+        float(costs.backward_input[s]) + float(costs.backward_weight[s]) + recompute[s] for s in range(schedule.stages)
     ]
     if measured.totals:
         busiest = [
-            max(sum(times[s] for s in own) for own in schedule.placement.stages_of) * plan.micro_batches
+            max(sum(times[s] for s in stages) for stages in schedule.placement.stages_of) * plan.micro_batches
             for times in (forward, backward)
         ]
         both = [measured.totals.get(kind, 0.0) / time for kind, time in zip((Kind.F, Kind.B), busiest, strict=True)]
@@ -177,16 +177,16 @@ def _factors(plan: Plan, measured: MeasuredStep) -> Iterator[tuple[float, float]
         return
     for stage in range(schedule.stages):
         halves = [measured.operations.get((kind, stage)) for kind in (Kind.I, Kind.W)]
-        whole = measured.operations.get((Kind.B, stage))
-        seconds = whole if whole is not None else None if None in halves else sum(half or 0.0 for half in halves)
-        ran = measured.operations.get((Kind.F, stage))
-        if ran is None or seconds is None:
+        fused = measured.operations.get((Kind.B, stage))
+        seconds = fused if fused is not None else None if None in halves else sum(half or 0.0 for half in halves)
+        forward_seconds = measured.operations.get((Kind.F, stage))
+        if forward_seconds is None or seconds is None:
             raise InputError(f"The traces have no forward and backward of stage {stage}: give those of all ranks.")
-        yield ran / forward[stage], seconds / backward[stage]
+        yield forward_seconds / forward[stage], seconds / backward[stage]
 
 
 def _with_times(unit: Unit, forward: float, backward: float) -> Unit:
-    """A unit with other times; what it recomputes is part of the backward."""
+    """A unit with its times scaled; recomputation is scaled with the backward."""
     strategies = {
         name: replace(strategy, recompute=strategy.recompute * backward) for name, strategy in unit.strategies.items()
     }

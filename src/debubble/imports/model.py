@@ -1,4 +1,4 @@
-"""The model of a job by its sizes, where a framework has no Hugging Face config."""
+"""Builds a model from the sizes that a framework's configuration gives in place of a Hugging Face config."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from debubble.models import Model
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertSizes:
-    """The mixtures of experts of a decoder.
+    """Sizes of the mixture-of-experts layers of a decoder.
 
     Attributes:
-        count: Experts of a layer.
-        per_token: Experts that a token is sent to.
+        count: Experts per layer.
+        per_token: Experts that every token is routed to.
         ffn: Inner width of an expert.
-        dense: Layers that have a plain MLP in their place.
-        shared: Inner width of what all tokens pass through next to the experts; 0: nothing.
+        dense: Layers with a dense MLP in place of experts.
+        shared: Inner width of the shared expert; 0: none.
         gate: Whether the shared expert is weighted per token.
-        sinks: Whether attention has a learned sink and every second layer a window, as in gpt-oss.
+        sinks: Whether attention has learned sinks and every second layer a sliding window, as in gpt-oss.
     """
 
     count: int
@@ -35,7 +35,7 @@ class ExpertSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSizes:
-    """Latent attention: ranks of queries (None: not compressed) and keys, widths of a head's parts."""
+    """Sizes of latent attention: ranks of queries (None: not compressed) and keys, and widths per head."""
 
     query_rank: int | None
     rank: int
@@ -46,15 +46,16 @@ class LatentSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes and parts of a decoder.
+    """The sizes and architecture of a decoder.
 
     Attributes:
         activation: `swiglu`, or `gelu` or `squared_relu` without a gate.
         positions: `rotary`, `learned` or `alibi`.
-        post_norm: Whether a dense layer norms the results of both halves, too.
-        length: Positions of a learned table.
-        norm_eps: What norms add to the variance; None: the family's default, and so the range of initial weights.
-        rotary: Entries of a config on rotary positions, such as `rope_theta`; none: the family's defaults.
+        post_norm: Whether dense layers also normalize the outputs of attention and MLP.
+        length: Number of learned positions.
+        norm_eps: Epsilon of the norms; None: the family's default.
+        initializer_range: Standard deviation of initial weights; None: the family's default.
+        rotary: Config entries on rotary positions, such as `rope_theta`; empty: the family's defaults.
     """
 
     layers: int
@@ -83,16 +84,16 @@ class Sizes:
     rotary: Mapping[str, Any] = field(default_factory=dict)
 
     def model(self) -> Model:
-        """The model of one of Hugging Face's families that has these parts.
+        """The model, as a member of a Hugging Face family with this architecture.
 
         Raises:
-            InputError: if none has.
+            InputError: if there is no such family.
         """
-        plain = self.experts is None and self.latent is None and self._has_own_keys
+        plain = self.experts is None and self.latent is None and self._is_multi_head
         if plain and (self.activation, self.rms_norm, self.positions) == ("gelu", False, "learned"):
             return Model.from_hf(self._gpt2())
         family, more = self._latent() or self._sparse() or self._dense()
-        if self.mtp_layers and family not in _FURTHER:
+        if self.mtp_layers and family not in _MTP_FAMILIES:
             raise InputError(
                 f"Multi-token prediction is not read for models like {family}: give the model's config.json, with"
                 " num_nextn_predict_layers, with --model."
@@ -100,8 +101,8 @@ class Sizes:
         return Model.from_hf({"model_type": family, **self._common(), **more})
 
     @property
-    def _has_own_keys(self) -> bool:
-        """Tell whether every head has keys and values of its own, and its share of the hidden size."""
+    def _is_multi_head(self) -> bool:
+        """Tell whether attention is multi-head, without grouped keys and values or another head width."""
         return self.kv_heads == self.heads and self.head_dim in (None, self.hidden // self.heads)
 
     def _common(self) -> Mapping[str, Any]:
@@ -117,7 +118,7 @@ class Sizes:
         }  # fmt: skip
 
     def _numerics(self, norm: str) -> dict[str, float]:
-        """What costs nothing and a run of the model needs, as far as it is known."""
+        """Known entries that cost nothing and that running the model needs."""
         known = {norm: self.norm_eps, "initializer_range": self.initializer_range}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -137,7 +138,7 @@ class Sizes:
             if self.post_norm and not (self.mtp_layers or self.qk_norm):
                 return "glm4", {"attention_bias": self.qkv_bias}
             if self.mtp_layers and not self.qk_norm:
-                # Of the families with grouped attention GLM-4.5 predicts further tokens, and may have dense layers.
+                # GLM-4.5 is the family with grouped attention that has MTP layers and may have dense layers.
                 experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": self.layers}
                 return "glm4_moe", {"attention_bias": self.qkv_bias, **experts}
             return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama", {}
@@ -164,8 +165,8 @@ class Sizes:
             return "gpt_oss", {**routed, **widths, "sliding_window": 128, "layer_types": kinds[: self.layers]}
         if self.activation != "swiglu":
             return self._sparse_without_gate(experts, routed)
-        between = experts.dense != tuple(range(len(experts.dense)))
-        if between and experts.shared == experts.ffn and not (experts.gate or self.qk_norm or self.mtp_layers):
+        interleaved = experts.dense != tuple(range(len(experts.dense)))
+        if interleaved and experts.shared == experts.ffn and not (experts.gate or self.qk_norm or self.mtp_layers):
             return "llama4_text", {
                 "num_experts_per_tok": experts.per_token, "num_local_experts": experts.count,
                 "intermediate_size": experts.ffn, "intermediate_size_mlp": self.ffn, "attention_chunk_size": None,
@@ -188,7 +189,7 @@ class Sizes:
         }  # fmt: skip
 
     def _sparse_without_gate(self, experts: ExpertSizes, routed: Mapping[str, int]) -> tuple[str, Mapping[str, Any]]:
-        """Experts of two matrices, which no family of Hugging Face's has next to attention in every layer."""
+        """Experts of two matrices, which no Hugging Face family combines with attention in every layer."""
         family, parts = self._dense()
         return family, {
             **parts, **routed, "num_experts": experts.count, "mlp_only_layers": list(experts.dense),
@@ -196,9 +197,9 @@ class Sizes:
         }  # fmt: skip
 
     def _first_dense(self, experts: ExpertSizes) -> Mapping[str, int]:
-        """Shared experts in numbers of the routed ones' width; the layers without experts must be the first."""
-        number, left = divmod(experts.shared, experts.ffn)
-        if left or experts.dense != tuple(range(len(experts.dense))):
+        """Shared experts as a multiple of the routed width; dense layers must come first."""
+        number, remainder = divmod(experts.shared, experts.ffn)
+        if remainder or experts.dense != tuple(range(len(experts.dense))):
             raise InputError(
                 "The configuration describes a shared expert of another width, or dense layers between those with"
                 " experts: give the model's config.json with --model."
@@ -229,5 +230,5 @@ class Sizes:
         return "deepseek_v3", {**attention, **routed, **self._first_dense(self.experts)}
 
 
-_FURTHER = ("glm4_moe", "deepseek_v3")
-"""Families that predict further tokens."""
+_MTP_FAMILIES = ("glm4_moe", "deepseek_v3")
+"""Families with multi-token-prediction layers."""

@@ -1,4 +1,4 @@
-"""Settings that are asked for by their kind, and the sentence on one that is of another."""
+"""Reads settings with a check of their type, and records which settings were read."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from debubble.imports.defaults import Defaults
-from debubble.imports.kinds import NUMBER, SWITCH, WHOLE, WHOLES, WORD, WORDS, ValueKind, meant, shown
+from debubble.imports.kinds import BOOLEAN, INTEGER, INTEGERS, NUMBER, STRING, STRINGS, ValueKind, as_yaml, suggest
 from debubble.ir import InputError
 
 T = TypeVar("T")
 
 
 class SettingsReader:
-    """Settings that are asked for by kind, and know which of them were.
+    """Typed access to the settings of a file, which records the names that were read.
 
     Attributes:
         settings: The file's settings.
         path: The file.
-        defaults: What the framework takes for settings that the file does not have.
-        harmless: Patterns of the names of entries that cost nothing, in one text.
-        converts: Patterns of the names of entries whose words the framework's parser converts, in one text.
+        defaults: The framework's defaults for settings that the file lacks.
+        harmless: Name patterns of entries that cost nothing, separated by blanks.
+        converts: Name patterns of entries whose strings the framework's parser converts, separated by blanks.
     """
 
     def __init__(
@@ -32,91 +32,91 @@ class SettingsReader:
         self.harmless, self.converts = harmless, converts
         self._asked: set[str] = set()
         self.unused: set[str] = set()
-        """Names of settings of features that the job does not use: they cost nothing."""
+        """Names of settings of features that the job does not use, which cost nothing."""
 
     def _value(self, name: str) -> Any:
-        """A setting as it stands there, or the framework's default."""
+        """A setting as written, or the framework's default."""
         self._asked.add(name)
         return self.settings[name] if name in self.settings else self.defaults.values.get(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting of any kind, or the framework's default; `default` where that is missing, null or `none`."""
+        """A setting of any type, or the framework's default; `default` if that is missing, null or `none`."""
         value = self._value(name)
         return default if value in (None, "none", "None") else value
 
     def entry(self, name: str, kind: ValueKind[T]) -> T | None:
-        """A setting of a kind; None where it is missing, or null or `none` and no parser converts it.
+        """A setting of a type; None if it is missing, or is null or `none` and is not converted.
 
         Raises:
-            InputError: if it is of another kind.
+            InputError: if it is of another type.
         """
         value, converts = self._value(name), self.is_converted(name)
         if value is None and not (converts and name in self.settings):
             return None
         if not converts and value in ("none", "None"):
             return None
-        read = kind.of(value, converts=converts)
+        read = kind.parse(value, converts=converts)
         if read is None:
-            raise self.refusal(name, f"is {shown(value)}, which is {kind.other}")
+            raise self.refusal(name, f"is {as_yaml(value)}, which is {kind.other}")
         return read
 
     def refusal(self, name: str, words: str) -> InputError:
-        """The error on a setting, as a sentence of these words."""
+        """The error on a setting; `words` follow its name."""
         return InputError(f"{self.path}: {name} {words}.")
 
     def is_converted(self, name: str) -> bool:
-        """Tell whether the framework's parser converts a setting's words."""
+        """Tell whether the framework's parser converts a setting's strings."""
         return any(fnmatchcase(name, pattern) for pattern in self.converts.split())
 
-    def unsaid(self, **facts: Sequence[str]) -> dict[str, str]:
-        """The facts of which the file has none of the settings -> whose default stands for them.
+    def defaulted(self, **facts: Sequence[str]) -> dict[str, str]:
+        """The facts for which the file has no setting -> the source of their defaults.
 
         Args:
-            facts: Fact -> names of the settings that say it.
+            facts: Fact -> names of the settings that determine it.
         """
         return {
-            fact: self.defaults.of
+            fact: self.defaults.source
             for fact, names in facts.items()
             if all(self.settings.get(name) is None for name in names)
         }
 
     def text(self, name: str, default: str) -> str:
-        """A word; raises InputError if the setting is none."""
-        value = self.entry(name, WORD)
+        """A string; raises InputError if the setting is not one."""
+        value = self.entry(name, STRING)
         return default if value is None else value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Whether a switch is on; raises InputError if the setting is neither true nor false."""
-        value = self.entry(name, SWITCH)
+        """A boolean; raises InputError if the setting is neither true nor false."""
+        value = self.entry(name, BOOLEAN)
         return default if value is None else value
 
     def one_of(self, name: str, default: str, words: Collection[str]) -> str:
-        """One of these words; raises InputError if the setting is none of them.
+        """One of several strings; raises InputError if the setting is another.
 
         Args:
             name: The setting.
-            default: Its value where it is missing.
-            words: The words, of which `none` may be one.
+            default: Its value if it is missing.
+            words: The allowed strings; `none` may be one of them.
         """
         value = self._value(name)
         if value is None and not (self.is_converted(name) and name in self.settings):
             return default
         if not isinstance(value, str) or value not in words:
-            raise self.refusal(name, f"is {shown(value)}, which is none of {', '.join(words)}{meant(value, words)}")
+            raise self.refusal(name, f"is {as_yaml(value)}, which is none of {', '.join(words)}{suggest(value, words)}")
         return value
 
     def choice(self, name: str, default: str, choices: Mapping[str, str]) -> str:
-        """What a word such as `torch.bfloat16` stands for; raises InputError if it is none of the choices."""
+        """The value of a choice such as `torch.bfloat16`; raises InputError if the setting is no choice."""
         word = self.text(name, default).removeprefix("torch.")
         if word not in choices:
-            raise self.refusal(name, f"is '{word}', and only {', '.join(choices)} are priced{meant(word, choices)}")
+            raise self.refusal(name, f"is '{word}', and only {', '.join(choices)} are priced{suggest(word, choices)}")
         return choices[word]
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A whole number (degrees and batches are a `size`); raises InputError if it is missing, or is none."""
+        """An integer (for degrees and batches use `size`); raises InputError if it is missing or no integer."""
         if self.get(name) == "auto":
             raise self.refusal(name, f"is 'auto', which your trainer fills in: give it with --args '--{name} N'")
-        value = self.entry(name, WHOLE)
+        value = self.entry(name, INTEGER)
         if value is None:
             value = default
         if value is None:
@@ -124,7 +124,7 @@ class SettingsReader:
         return value
 
     def share(self, name: str, default: float = 1.0) -> float:
-        """A number between 0 and 1; raises InputError if the setting is none."""
+        """A number between 0 and 1; raises InputError if the setting is another."""
         value = self.entry(name, NUMBER)
         if value is None:
             return default
@@ -137,94 +137,94 @@ class SettingsReader:
         return name in self.settings or name in self.defaults.values
 
     def assume(self, name: str, *values: Any, default: Any = None) -> Iterator[str]:
-        """A sentence if a setting has none of the values that the prediction counts on.
+        """A sentence if a setting has none of the values that the prediction assumes.
 
         Args:
             name: The setting.
-            values: What the prediction counts on.
-            default: The framework's own value where the setting is missing; None: one that is counted on.
+            values: The values that the prediction assumes.
+            default: The framework's value if the setting is missing; None: the first of `values`.
         """
         value = self.get(name, values[0] if default is None else default)
-        if value not in values or (isinstance(value, bool) and not any(value is each for each in values)):
+        if value not in values or (isinstance(value, bool) and not any(value is expected for expected in values)):
             yield f"{name} is {value}, and the prediction counts on {values[0]}."
 
     @property
     def has_read(self) -> bool:
-        """True if any of the file's settings was asked for."""
+        """True if any of the file's settings was read."""
         return not self._asked.isdisjoint(self.settings)
 
     @property
     def asked(self) -> frozenset[str]:
-        """Names that were asked for."""
+        """Names that were read, whether the file has them or not."""
         return frozenset(self._asked)
 
     def skip(self, prefix: str) -> None:
-        """Count all settings that begin so as asked for: something else says what they say."""
+        """Mark all settings with a prefix as read, because others determine them."""
         self._asked.update(name for name in self.settings if name.startswith(prefix))
 
-    def set_aside(self, prefix: str) -> None:
-        """Count all settings that begin so as costing nothing: the job does not use what they configure."""
+    def mark_unused(self, prefix: str) -> None:
+        """Mark all settings with a prefix as unused, because the job does not use the feature that they configure."""
         self.unused.update(name for name in self.settings if name.startswith(prefix))
 
     @property
     def names(self) -> Iterable[str]:
-        """Names of all settings, the defaults' too."""
+        """Names of all settings, including the defaults."""
         return {**self.defaults.values, **self.settings}
 
     @property
     def missing(self) -> list[str]:
-        """Names that were asked for, and that the file does not have."""
+        """Names that were read and that the file lacks."""
         return sorted(self._asked - self.settings.keys())
 
     @property
-    def left(self) -> list[str]:
-        """Names of the settings that nobody asked for."""
+    def unasked(self) -> list[str]:
+        """Names of the file's settings that were not read."""
         return [name for name in self.settings if name not in self._asked]
 
     def size(self, name: str, default: int | None = None, *, instead: int | None = None) -> int:
-        """A positive whole number; raises InputError if it is missing without a default, or is none.
+        """A positive integer; raises InputError if it is missing without a default, or is another value.
 
         Args:
             name: The setting.
-            default: Its value where it is missing.
-            instead: What the user gives in its place, whatever it is; None: nothing.
+            default: Its value if it is missing.
+            instead: The user's value, which overrides the setting; None: none.
         """
         if instead is not None:
             self._asked.add(name)
             return instead
-        return self._at_least(1, name, self.number(name, default))
+        return self._check_minimum(1, name, self.number(name, default))
 
     def count(self, name: str, default: int = 0) -> int:
-        """A whole number that may be 0; raises InputError if the setting is none."""
-        return self._at_least(0, name, self.number(name, default))
+        """A non-negative integer; raises InputError if the setting is another value."""
+        return self._check_minimum(0, name, self.number(name, default))
 
-    def _at_least(self, least: int, name: str, value: int) -> int:
-        if value < least:
-            raise self.refusal(name, f"is {value}, and must be at least {least}")
+    def _check_minimum(self, minimum: int, name: str, value: int) -> int:
+        if value < minimum:
+            raise self.refusal(name, f"is {value}, and must be at least {minimum}")
         return value
 
     def numbers(self, name: str) -> list[int]:
-        """A list of whole numbers, none if it is missing; raises InputError if the setting is anything else."""
-        return self.entry(name, WHOLES) or []
+        """A list of integers, empty if it is missing; raises InputError if the setting is another value."""
+        return self.entry(name, INTEGERS) or []
 
     def texts(self, name: str, default: Sequence[str] = ()) -> list[str]:
-        """A list of words; raises InputError if the setting is anything else."""
-        value = self.entry(name, WORDS)
+        """A list of strings; raises InputError if the setting is another value."""
+        value = self.entry(name, STRINGS)
         return list(default) if value is None else value
 
     def check_tables(self) -> None:
-        """Raise InputError if a setting is a table where it has one value, or has one value where it is a table.
+        """Raise InputError if a setting is a table but should be a value, or the other way round.
 
-        It is called when all settings were asked for.
+        Call it after all settings were read.
         """
-        for name in self.left:
+        for name in self.unasked:
             parts = name.split(".")
             above = (".".join(parts[:count]) for count in range(1, len(parts)))
-            if entry := next((each for each in above if each in self._asked and not self._is_section(each)), None):
+            if entry := next((p for p in above if p in self._asked and not self._is_section(p)), None):
                 raise self.refusal(entry, f"is a table, with {name.removeprefix(f'{entry}.')}, and it has one value")
             if self.settings[name] not in (None, {}) and self._is_section(name):
-                entry = min(each for each in self._asked if each.startswith(f"{name}."))
-                raise self.refusal(name, f"is {shown(self.settings[name])}, and it is a table, as in {entry}")
+                entry = min(prefix for prefix in self._asked if prefix.startswith(f"{name}."))
+                raise self.refusal(name, f"is {as_yaml(self.settings[name])}, and it is a table, as in {entry}")
 
     def _is_section(self, name: str) -> bool:
-        return any(each.startswith(f"{name}.") for each in self._asked)
+        return any(asked.startswith(f"{name}.") for asked in self._asked)

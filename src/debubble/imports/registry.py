@@ -1,4 +1,4 @@
-"""The importers' registry: each reads a framework's configuration as an ImportedJob."""
+"""The registry of importers, which read a framework's configuration as an ImportedJob."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from debubble.registry import FRAMEWORKS, Registry
 
 @dataclass(frozen=True, kw_only=True)
 class UserFacts:
-    """The facts that a configuration may leave to its user.
+    """Facts about a job that the user adds to the configuration, or overrides; None: the configuration's.
 
     Attributes:
         cluster: The devices of the job.
-        model: The model; None: as the configuration describes it.
-        pipeline: Pipeline devices; None: as the configuration says.
-        sequence_length: Tokens per sequence; None: as the configuration says.
-        micro_batches: Micro-batches per step; None: as the configuration says.
-        dtype: Of computing; None: as the configuration says.
-        lora: Rank of adapters; None: as the configuration says.
-        quantize: Format of frozen weights; None: as the configuration says.
-        framework: What is priced, as `NAME@VERSION[,TRAIT=VALUE ...]`; None: as the configuration says.
-        recompute: What every layer recomputes, none or full; None: as the configuration says.
+        model: The model.
+        pipeline: Pipeline devices.
+        sequence_length: Tokens per sequence.
+        micro_batches: Micro-batches per step.
+        dtype: The dtype of computation.
+        lora: Rank of adapters.
+        quantize: Format of frozen weights.
+        framework: The framework whose costs are predicted, as `NAME@VERSION[,TRAIT=VALUE ...]`.
+        recompute: Recomputation of every layer: none or full.
     """
 
     cluster: Cluster
@@ -59,45 +59,44 @@ class UserFacts:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the run that are given, whatever the configuration says."""
-        given = {
+        """The options of the run that the user overrides."""
+        options = {
             "dtype": self.dtype, "lora": self.lora, "quantize": self.quantize, "framework": self.framework
         }  # fmt: skip
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
-    def check_followed(self, job: ImportedJob, path: Path) -> None:
-        """Raise InputError if the job is not of what was given, because its configuration decides that."""
-        for (name, given), of_job in zip(
+    def check_agreement(self, job: ImportedJob, path: Path) -> None:
+        """Raise InputError if the job contradicts the user's numbers, because its configuration determines them."""
+        for (name, specified), read in zip(
             self._numbers.items(), (job.pipeline, job.options.sequence_length, job.micro_batches), strict=True
         ):
-            if given not in (None, of_job):
-                raise InputError(f"{path} has {of_job} where --{name} says {given}: leave --{name} out.")
+            if specified not in (None, read):
+                raise InputError(f"{path} has {read} where --{name} says {specified}: leave --{name} out.")
 
 
 Settings = Mapping[str, Any]
-"""A configuration's settings, by the names that its framework has for them."""
+"""A configuration's settings, by the framework's names."""
 
 ReadJob = Callable[[SettingsReader, UserFacts], ImportedJob]
-"""Reads a job from the settings of a file, with what its user adds."""
+"""Reads a job from the settings of a file and the facts that the user adds."""
 
 Environment = Callable[[Settings], Mapping[str, str]]
-"""The environment variables that the framework asks for with these settings."""
+"""Returns the environment variables that the framework requires with these settings."""
 
 TurnedOff = Callable[[Settings], Mapping[str, str]]
-"""The values that turn off what the framework of these settings has on by default."""
+"""Returns setting -> value that turns it off, for settings that the framework has on by default."""
 
 Conflicts = Callable[[Settings, Settings], Iterable[str]]
-"""Names the job's settings, the first, that cannot stand next to the changed ones, the second."""
+"""Returns names of a job's settings (first) that conflict with the changed settings (second)."""
 
 Required = Callable[[Settings, Settings], Settings]
-"""The settings that the framework asks for next to the job's, the first, with the changes of the second (None: leaves
-out), where the job has others."""
+"""Returns the settings that must also change when a job's settings (first) are changed (second; None: removed)."""
 
 Notes = Callable[[Settings, Settings], Iterable[str]]
-"""Sentences on what the changes of the second settings bring about in a job of the first."""
+"""Returns sentences on the effects of changes (second) in a job with these settings (first)."""
 
 Switches = Callable[[Settings, RunOptions], Iterable[Settings]]
-"""Settings that may help a job with these settings and options, as they then are (None: left out)."""
+"""Returns changed settings (None: removed) that may help a job with these settings and options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,24 +104,23 @@ class Importer:
     """Reads the jobs of one framework.
 
     Attributes:
-        name: The target that the framework is.
-        settings: Reads a file's settings, flat; raises InputError with a sentence if it is none.
-        read_job: Reads what they say of the job.
-        file: Which of the files that an export writes has the settings.
-        defaults: What the framework takes for settings that a file does not have.
-        conflicts: The job's settings that cannot stand next to those that a plan changes (None: leaves out).
-        environment: The environment variables that settings ask for.
-        harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
-        with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
-        turned_off: The values that turn settings off where leaving them out does not.
-        required: What the framework asks for next to the job's and the changed settings.
-        of_pass: Settings for one pass of the pipeline, of which a job's step may have several and a plan's has one.
-        notes: Sentences on what changed settings bring about.
-        switches: Settings that may help a job.
-        marks: Patterns of names that its files have and those of others have not, in one text.
-        complete: Patterns of names of entries, in one text, of which `entries.txt` has all that the framework has.
-        converts: Patterns of names of entries whose words the framework's parser converts to numbers, true and false,
-            in one text.
+        name: The target that stands for the framework.
+        settings: Reads a file's settings as a flat mapping; raises InputError if it cannot.
+        read_job: Reads the job from the settings.
+        file: The file with the settings, among those that an export writes.
+        defaults: The framework's defaults for settings that a file lacks.
+        conflicts: Settings of a job that conflict with changes.
+        environment: Environment variables required by settings.
+        harmless: Name patterns of entries that cost nothing, besides those of all frameworks, separated by blanks.
+        with_arguments: Reads the settings with the command line that starts the job; None: it overrides settings.
+        turned_off: Values that turn off settings which are on if they are removed.
+        required: Settings that must also change.
+        per_pass: Settings that apply to one pass of the pipeline; a job may have several passes per step, a plan one.
+        notes: Sentences on the effects of changes.
+        switches: Changes that may help a job.
+        marks: Name patterns that only files of this framework have, separated by blanks.
+        complete: Name patterns of entries for which `entries.txt` is complete, separated by blanks.
+        converts: Name patterns of entries whose strings the framework's parser converts, separated by blanks.
     """
 
     name: str
@@ -136,7 +134,7 @@ class Importer:
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
     turned_off: TurnedOff = lambda settings: {}
     required: Required = lambda job, changed: {}
-    of_pass: tuple[str, ...] = ()
+    per_pass: tuple[str, ...] = ()
     notes: Notes = lambda job, changed: ()
     switches: Switches = lambda job, options: ()
     marks: str = ""
@@ -144,41 +142,41 @@ class Importer:
     converts: str = ""
 
     def read(self, path: Path, arguments: str | None) -> Settings:
-        """A file's settings, with the command line that starts the job; None: nobody said it."""
-        given = CommandLine.of(arguments)
+        """A file's settings, with the command line that starts the job; None: unknown."""
+        command_line = CommandLine.parse(arguments)
         if self.with_arguments is not None:
-            return self.with_arguments(path, None if arguments is None else given)
-        return given.changed(self.settings(path))
+            return self.with_arguments(path, None if arguments is None else command_line)
+        return command_line.override(self.settings(path))
 
-    def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
-        """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
+    def job(self, settings: Settings, path: Path, facts: UserFacts) -> ImportedJob:
+        """The job of a file's settings; raises InputError if they are wrong or contradict the user's facts."""
         self._check_marks(settings, path)
         reader = SettingsReader(settings, path, self.defaults, self.harmless, self.converts)
         known = known_entries(self.name)
         try:
-            read = self.read_job(reader, given)
+            job = self.read_job(reader, facts)
         except InputError as error:
             raise with_misspelt_first(error, reader, known) from None
         if known:
-            read = replace(read, rest=read.rest.with_misspelt(known, self.defaults.of, self.complete))
+            job = replace(job, rest=job.rest.with_misspelt(known, self.defaults.source, self.complete))
         if self.marks and settings and not (self._marked(settings) or reader.has_read):
             raise InputError(f"{path} has no entry that {self.name} reads: give the file that has its configuration.")
-        given.check_followed(read, path)
-        if not read.model.known:
+        facts.check_agreement(job, path)
+        if not job.model.known:
             raise InputError(
-                f"debubble does not know the family '{read.model.family}', and a job of it is not predicted from"
+                f"debubble does not know the family '{job.model.family}', and a job of it is not predicted from"
                 " another's: plan it with its units (--units)."
             )
-        return read.with_given(given.options).recomputing(given.recompute).with_whole_layers()
+        return job.with_overrides(facts.options).with_recomputation(facts.recompute).with_whole_layer_remark()
 
     def _check_marks(self, settings: Settings, path: Path) -> None:
-        """Refuse a trainer's file, and one that has another framework's marks and none of this one's."""
-        for sentence, names in _OTHERS.items():
+        """Raise InputError for a file of an unsupported tool or of another framework."""
+        for sentence, names in _UNSUPPORTED_TOOLS.items():
             if any(name in settings for name in names):
                 raise InputError(f"{path} is {sentence}.")
         if not self.marks or self._marked(settings):
             return
-        other = next((each.name for each in imports.values() if each._marked(settings)), None)
+        other = next((importer.name for importer in imports.values() if importer._marked(settings)), None)
         if other is not None:
             raise InputError(f"{path} is no configuration of {self.name}: `debubble import {other} {path}` reads it.")
 
@@ -186,19 +184,19 @@ class Importer:
         return any(fnmatch(name, mark) for mark in self.marks.split() for name in settings)
 
 
-_SIMULATED = "give its model, degrees and batch to `debubble simulate` (--pipeline, --tensor, --data, --micro-batches)"
-_OTHERS: Mapping[str, tuple[str, ...]] = {
+_SIMULATE = "give its model, degrees and batch to `debubble simulate` (--pipeline, --tensor, --data, --micro-batches)"
+_UNSUPPORTED_TOOLS: Mapping[str, tuple[str, ...]] = {
     "for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the DeepSpeed JSON that it"
     " names, with --model, --sequence-length and its arguments, as in --args '--per_device_train_batch_size 1 --bf16"
     " True'": ("per_device_train_batch_size", "model_name_or_path", "base_model"),
-    f"nanotron's, which is not read: {_SIMULATED}": ("tokens.micro_batch_size", "parallelism.pp_engine"),
-    f"GPT-NeoX's, which is not read: {_SIMULATED}": (
+    f"nanotron's, which is not read: {_SIMULATE}": ("tokens.micro_batch_size", "parallelism.pp_engine"),
+    f"GPT-NeoX's, which is not read: {_SIMULATE}": (
         "pipe_parallel_size", "pipe-parallel-size", "model_parallel_size", "model-parallel-size",
     ),
     "accelerate's, which is not read: import the DeepSpeed JSON that it names (deepspeed_config_file) with `debubble"
-    f" import deepspeed`, or {_SIMULATED}": ("distributed_type", "compute_environment"),
+    f" import deepspeed`, or {_SIMULATE}": ("distributed_type", "compute_environment"),
 }  # fmt: skip
-"""What a file of another tool is, and what to do instead -> entries by which it is known."""
+"""Description of an unsupported tool's file, with advice -> entries that identify such a file."""
 
 imports: Registry[Importer] = Registry(
     "debubble.imports", folders=(FRAMEWORKS, "import_"), what="framework to import from"

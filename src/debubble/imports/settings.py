@@ -1,6 +1,6 @@
-"""Settings of configuration files, and command-line arguments, each as one flat mapping.
+"""Reads configuration files, and command-line arguments in scripts and logs, as flat mappings.
 
-YAML, JSON and TOML are read as `a.b.c` -> value.  Arguments stand in a shell script, which is read and never run, or in
+YAML, JSON and TOML are read as `a.b.c` -> value.  Arguments are read from a shell script, without running it, or from
 the list that Megatron-LM logs.
 """
 
@@ -32,35 +32,35 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-def read_settings(path: Path, *, others: Sequence[str] = ()) -> Mapping[str, Any]:
-    """The settings of a file, by their paths; arguments and InputError as of `read_tree`."""
-    return dict(_flat(read_tree(path, others=others)))
+def read_settings(path: Path, *, other_suffixes: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The settings of a file as path -> value; see `read_tree` for arguments and errors."""
+    return dict(_flatten(read_tree(path, other_suffixes=other_suffixes)))
 
 
 SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
-"""The endings of scripts that start a job."""
+"""File name suffixes of scripts that start a job."""
 
 
-def read_tree(path: Path, *, others: Sequence[str] = ()) -> Mapping[Any, Any]:
-    """The settings of a file as it nests them.
+def read_tree(path: Path, *, other_suffixes: Sequence[str] = ()) -> Mapping[Any, Any]:
+    """The nested settings of a file.
 
     Args:
         path: The file.
-        others: Endings of other files that the caller reads itself.
+        other_suffixes: Suffixes of further formats that the caller reads, for the error message.
 
     Raises:
-        InputError: if it cannot be read, or is none of the formats.
+        InputError: if it cannot be read or has another format.
     """
     if path.suffix in SCRIPTS:
         raise InputError(
             f"{path} is a script: give the configuration that it names, with its further arguments in --args."
         )
     if path.suffix not in _READERS:
-        there_are = ", ".join((*_READERS, *others))
-        raise InputError(f"{path} is no configuration that is read here; there are: {there_are}.")
+        suffixes = ", ".join((*_READERS, *other_suffixes))
+        raise InputError(f"{path} is no configuration that is read here; there are: {suffixes}.")
     refusal = f"{path} is no {path.suffix[1:].upper()}"
     text = parse(bytes.decode, read_file(path, "configuration"), refusal)
-    # PyYAML lets what its constructors of dates and numbers raise pass.
+    # PyYAML does not catch the exceptions of its date and number constructors.
     tree = parse(_READERS[path.suffix], text, refusal, yaml.YAMLError, AttributeError)
     if not isinstance(tree, dict):
         raise InputError(f"{path} has no settings by name.")
@@ -70,7 +70,7 @@ def read_tree(path: Path, *, others: Sequence[str] = ()) -> Mapping[Any, Any]:
 
 
 _VERL_SECTION = "actor_rollout_ref"
-"""The part of every configuration of verl."""
+"""The section that every verl configuration has."""
 
 
 def _verl_refusal(path: Path) -> str:
@@ -82,19 +82,19 @@ def _verl_refusal(path: Path) -> str:
     )
 
 
-def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
 def read_constants(path: Path) -> dict[str, Any]:
-    """The constants of a Python file that debubble wrote, which is not run.
+    """The constants of a Python file that debubble wrote, read without running it.
 
     Raises:
-        InputError: if it cannot be read, or is no such file.
+        InputError: if it cannot be read or is no such file.
     """
     try:
         return {
@@ -106,67 +106,68 @@ def read_constants(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no recipe of debubble's, whose settings are constants.") from error
 
 
-SOURCED = "source"
-"""The entry of a script with the names of those that it sources and that are not there."""
-OVERWRITTEN = "overwritten"
-"""The entry of a script with the variables that it is given and sets otherwise, in words."""
-LOST = "lost"
-"""The entry of a script with the arguments that begin a command, as the line before does not end with a backslash."""
+MISSING_SOURCES = "source"
+"""Key for the names of sourced scripts that do not exist."""
+OVERWRITTEN_VARIABLES = "overwritten"
+"""Key for sentences on variables that the user gives and the script overwrites."""
+DETACHED_ARGUMENTS = "lost"
+"""Key for arguments that start a line because the line before lacks its backslash."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
-"""A line of the list, which launchers and schedulers may have put a rank or a time before."""
+"""A line of Megatron-LM's list of arguments, which launchers may prefix with a rank or a time."""
 RECIPE = "recipe"
-"""The entry of a script that starts a recipe of Megatron-Bridge: the words of its command."""
-_BRIDGE = re.compile(
+"""Key for the words of a command that starts a recipe of Megatron-Bridge."""
+_BRIDGE_START = re.compile(
     r"(?:\b|_)(run_recipe|run_script|setup_experiment)\.py|\bmegatron[./]bridge\b|Megatron-Bridge/\S*\.py"
 )
-"""What a command has that starts a recipe of Megatron-Bridge."""
-_DUMP = 10
-"""Lines of a log that make it the list of a run's arguments."""
+"""Identifies a command that starts a recipe of Megatron-Bridge."""
+_MIN_LOGGED_LINES = 10
+"""Minimum number of argument lines by which a text is taken for a log rather than a script."""
 
 
-def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str, Any]:
-    """The arguments in a file, `--name` -> True, a word, or a tuple of words.
+def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mapping[str, Any]:
+    """The arguments in a file, as `--name` -> True, a word, or a tuple of words.
 
     Args:
-        path: A shell script, which is followed and never run, or a log with the list of arguments.
-        given: The command line that starts it; None: nobody said it.  Its arguments are the training's too.
+        path: A shell script, which is interpreted but not run, or a log with the list of arguments.
+        command_line: The command line that starts it, whose arguments also go to the training; None: unknown.
 
     Raises:
-        InputError: if the file cannot be read, has no arguments, or what they are is not told.
+        InputError: if the file cannot be read, has no arguments, or does not determine them.
     """
     text = read_file(path, "script").decode(errors="replace")
     started: list[str] = []
     if f"{_VERL_SECTION}." in text or "-m verl." in text:
         raise InputError(_verl_refusal(path))
     logged = _LOGGED.findall(text)
-    if len(logged) >= _DUMP:
+    if len(logged) >= _MIN_LOGGED_LINES:
         arguments = dict(_logged_arguments(logged))
     else:
-        script = follow(text, path, given)
-        recipes = {each.words for each in script.commands if _starts_recipe(each.words)}
-        if not recipes:  # A command may stand in a variable that is written to a file, which each rank runs.
+        script = follow(text, path, command_line)
+        commands = [command.words for command in script.commands]
+        recipes = {words for words in commands if _starts_recipe(words)}
+        if not recipes:  # The command may be in a variable that the script writes to a file for every rank.
             recipes = {words[_program(words) :] for words in script.assigned if _starts_recipe(words)}
         if len(recipes) > 1:
             raise InputError(
                 f"{path} starts several recipes of Megatron-Bridge: give a copy with the one that is meant."
             )
         if recipes:
-            return {RECIPE: recipes.pop() + (() if given is None else given.words)}
-        started = [word for each in script.commands for word in each.words if word.endswith(SCRIPTS)]
+            return {RECIPE: recipes.pop() + (() if command_line is None else command_line.words)}
+        started = [word for words in commands for word in words if word.endswith(SCRIPTS)]
         command = training_command(script, path)
         arguments = named_arguments(command.words)
         if script.missing and arguments:
-            arguments[SOURCED] = script.missing
+            arguments[MISSING_SOURCES] = script.missing
         if script.overwritten:
-            arguments[OVERWRITTEN] = script.overwritten
-        if lost := tuple(each.words[0] for each in script.commands if each.words[:1] and each.words[0][:2] == "--"):
-            arguments[LOST] = lost
+            arguments[OVERWRITTEN_VARIABLES] = script.overwritten
+        if detached := tuple(words[0] for words in commands if words and words[0].startswith("--")):
+            arguments[DETACHED_ARGUMENTS] = detached
         if script.world_size is not None:
             arguments.setdefault("--world-size", script.world_size)
         if (swift := swift_command(command.words)) is not None:
             arguments = {COMMAND: swift, **_arguments_of_file(command.words, path), **command.ranks, **arguments}
-    if given is not None:
-        arguments |= named_arguments(given.words)
+    if command_line is not None:
+        arguments |= named_arguments(command_line.words)
     if not TRAINING_ARGUMENTS & arguments.keys() and COMMAND not in arguments:
         starts = (
             f"; it starts {Path(started[-1]).name}: give that, with the variables that it sets in --args"
@@ -181,18 +182,18 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
 
 
 def _starts_recipe(words: Sequence[str]) -> bool:
-    """Tell whether a command starts a recipe of Megatron-Bridge, and no script of the Megatron-LM in its folder."""
-    started = any(map(_BRIDGE.search, words)) and not any(word.endswith("pretrain_gpt.py") for word in words)
+    """Tell whether a command starts a recipe of Megatron-Bridge, and not its copy of Megatron-LM."""
+    started = any(map(_BRIDGE_START.search, words)) and not any(word.endswith("pretrain_gpt.py") for word in words)
     return started and not any("convert" in word or "infer" in word for word in words if word.endswith(".py"))
 
 
 def _program(words: Sequence[str]) -> int:
-    """The place of the first Python program among the words of commands."""
-    return next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
+    """The index of the first Python program in a command's words; 0 if there is none."""
+    return next((index for index, word in enumerate(words) if word.endswith(".py")), 0)
 
 
 def _arguments_of_file(words: Sequence[str], path: Path) -> dict[str, Any]:
-    """The arguments in the file that a command of ms-swift names; InputError if it is not there."""
+    """The arguments in the file that an ms-swift command names; raises InputError if it does not exist."""
     name = swift_file(words)
     if name is None:
         return {}
@@ -217,11 +218,11 @@ _TURNED_OFF = {
     "masked_softmax_fusion": "--no-masked-softmax-fusion",
     "apply_rope_fusion": "--no-rope-fusion",
 }
-"""What Megatron-LM has on, by its name in a log -> the argument that turns it off."""
+"""Settings that Megatron-LM has on by default, by their names in a log -> the argument that turns them off."""
 
 
 def _logged_arguments(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Arguments as `name .... value`; those that are off are left out, or named by the switch that turns them off."""
+    """Arguments of log lines `name .... value`; those that are off are omitted, or become their off-switch."""
     for name, value in lines:
         if value == "False" and name in _TURNED_OFF:
             yield _TURNED_OFF[name], True

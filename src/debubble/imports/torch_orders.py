@@ -1,4 +1,4 @@
-"""torch's InterleavedZeroBubble, which the library of schedules has no name for.
+"""torch's InterleavedZeroBubble schedule, which is not among `debubble.schedules`.
 
 Source: torch.distributed.pipelining.schedules, ScheduleInterleavedZeroBubble (ZB1P of Qi et al., arXiv:2401.10241, with
 several stages per device).
@@ -16,10 +16,10 @@ ZERO_BUBBLE = "interleaved-zero-bubble"
 
 
 def interleaved_zero_bubble(*, devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Interleaved 1F1B with half its warm-up forwards, whose weight gradients begin `device` backwards late.
+    """Interleaved 1F1B with half its warm-up forwards and weight gradients delayed by `device` backwards.
 
     Raises:
-        InputError: if the micro-batches are no multiple of the rounds.
+        InputError: if the micro-batches cannot be divided evenly into rounds.
     """
     rounds = max(1, micro_batches // devices)
     if micro_batches % rounds:
@@ -30,7 +30,7 @@ def interleaved_zero_bubble(*, devices: int, micro_batches: int, chunks: int) ->
     ).placement
 
     def steps(device: int, *, backward: bool) -> Iterator[tuple[int, int]]:
-        """Stages and micro-batches of a device, a round of each chunk at a time."""
+        """(stage, micro-batch) pairs of a device, one round per chunk at a time."""
         numbers = [count() for _ in range(chunks)]
         for step in range(chunks * micro_batches):
             chunk = step // in_round % chunks

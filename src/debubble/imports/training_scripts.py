@@ -1,4 +1,4 @@
-"""Training scripts of Megatron-LM by their names, and the commands of ms-swift."""
+"""Recognizes training scripts of Megatron-LM by their names, and commands of ms-swift."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 SCRIPT = "script"
-"""The entry of a training script for other models than GPT's, or for those of a family."""
+"""Key for a training script whose name identifies its models beyond being GPTs."""
 COMMAND = "command"
-"""The entry of a command of ms-swift."""
+"""Key for a command of ms-swift."""
 _OTHERS = re.compile(
     r"(^|_)(bert|t5|ict|retro|vision|vit|dino|mamba|hybrid|vlm|llava|multimodal|mimo|biencoder|generation|generate|server|ptq"
     r"|convert|converter|evalharness)(_|$)"
@@ -18,12 +18,12 @@ _FAMILIES = re.compile(r"(^|_)(llama|qwen|mistral|mixtral|baichuan|deepseek|inte
 _SWIFT_COMMANDS = (
     "pt", "sft", "rlhf", "export", "infer", "merge-lora", "web-ui", "deploy", "rollout", "sample", "eval", "app",
 )  # fmt: skip
-"""The training of ms-swift's command, by the word after it."""
+"""Subcommands of ms-swift."""
 _SWIFT_FILE = re.compile(r"(swift[/.]cli|_megatron)[/.](pt|sft|rlhf|export)(?:\.py)?$")
 
 
 def is_other_script(name: str) -> bool:
-    """Tell whether a training script's name, such as `pretrain_bert`, says that it trains another model than a GPT."""
+    """Tell whether a training script's name, such as `pretrain_bert`, names another model than a GPT."""
     return _OTHERS.search(name) is not None
 
 
@@ -33,7 +33,7 @@ def is_family_script(name: str) -> bool:
 
 
 def swift_command(words: Sequence[str]) -> str | None:
-    """ms-swift's command in a command's words, such as `megatron sft`, by name or by the file that it starts.
+    """The ms-swift command among a command's words, such as `megatron sft`; None: there is none.
 
     Source: ms-swift 4.6, swift/cli/main.py.
     """
@@ -47,6 +47,6 @@ def swift_command(words: Sequence[str]) -> str | None:
 
 
 def swift_file(words: Sequence[str]) -> str | None:
-    """The file that a command of ms-swift has its arguments in, which is its first word or that of --config."""
+    """The file with the arguments of an ms-swift command, given after the subcommand or --config; None: none."""
     named = (second for first, second in pairwise(words) if first in (*_SWIFT_COMMANDS, "--config"))
     return next((name for name in named if name.endswith((".yaml", ".yml", ".json"))), None)

@@ -1,4 +1,4 @@
-"""NeMo Automodel: the parts of its YAML recipe that a plan decides, with the order as CSV and each stage's modules."""
+"""Exports plans to NeMo Automodel: a partial YAML recipe, the schedule as CSV, and the modules of each stage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TARGET = "NeMo Automodel"
 
 
 def _batch(plan: Plan) -> Decision:
-    """A local batch goes through the pipeline at once; without one it is a micro-batch, and gradients add up."""
+    """A pipeline splits the local batch into micro-batches; without one, it is a micro-batch of an accumulation."""
     size = plan.options.micro_batch_size
     batch = {"step_scheduler.global_batch_size": plan.degrees.global_batch}
     if plan.devices == 1:
@@ -45,12 +45,12 @@ def _batch(plan: Plan) -> Decision:
 
 
 def resharding(expert: int) -> str:
-    """The setting that has weights gathered again in the backward; models with divided experts have their own."""
+    """The setting that frees gathered weights after the forward; expert-parallel models have their own."""
     return f"distributed.{'moe.' if expert > 1 else ''}reshard_after_forward"
 
 
 def _zero(plan: Plan) -> Decision:
-    """Over a pipeline FSDP keeps weights and gradients whole until the step's end."""
+    """With a pipeline, FSDP keeps weights and gradients unsharded until the end of the step."""
     if plan.devices > 1 or plan.options.zero == 0:
         return fsdp(plan, target=_TARGET)
     deferred = plan.options.zero == 1 or framework_of_options(plan.options.framework).defers_gradients
@@ -61,7 +61,7 @@ def _zero(plan: Plan) -> Decision:
 
 
 def _framework(plan: Plan) -> Decision:
-    """Set the dtype of summed gradients and the dispatcher of tokens, where Automodel's own are priced."""
+    """Set the gradient dtype and the token dispatcher, if the plan has Automodel's costs."""
     traits = framework_of_options(plan.options.framework)
     named = framework_name(plan.options.framework) == "automodel"
     sums = {"distributed.mp_policy.reduce_dtype": "bfloat16"} if named and traits.gradient_bytes == 2 else {}
@@ -77,7 +77,7 @@ def _length(plan: Plan) -> Decision:
 
 
 def _dtype(plan: Plan) -> Decision:
-    """Weights are stored as the optimizer steps them, and frozen ones, under LoRA, in bf16."""
+    """Weights are stored in the optimizer's master dtype; frozen ones, under LoRA, in bf16."""
     stored = "bfloat16" if plan.options.lora or plan.options.master_dtype == "bf16" else "float32"
     policy = {
         "_target_": "torch.distributed.fsdp.MixedPrecisionPolicy",
@@ -141,7 +141,7 @@ def automodel(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
             "distributed.pipeline.pp_schedule_csv": "schedule.csv",
             "distributed.pipeline.module_fqns_per_model_part": hf_names(plan.model, stages),
         }
-    plan, recomputing, losses = fastest(plan, _ladders(stages), target=_TARGET)
+    plan, recomputing, losses = fastest(plan, _recompute_choices(stages), target=_TARGET)
     plan, split = whole_backwards(plan)
     recipe = as_tree(
         {
@@ -168,7 +168,7 @@ def automodel(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     return ExportDraft(files, plan, (*losses, *split))
 
 
-def _ladders(stages: Sequence[StageLayers]) -> list[list[Alternative[bool]]]:
+def _recompute_choices(stages: Sequence[StageLayers]) -> list[list[Alternative[bool]]]:
     """The two choices of recomputation: no layer and every layer."""
     layers = [layer for stage in stages for layer in stage.layers]
     nothing = {layer.index: ("none",) * len(layer.strategies) for layer in layers}

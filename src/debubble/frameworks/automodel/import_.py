@@ -1,4 +1,4 @@
-"""NeMo Automodel: its YAML recipe, or the part of one that debubble writes."""
+"""Imports NeMo Automodel's YAML recipes, including the partial ones that debubble exports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from debubble.frameworks.torch.shared_settings import (
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in, check_ranks
-from debubble.imports.kinds import NUMBER, meant, shown
+from debubble.imports.kinds import NUMBER, as_yaml, suggest
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import read_settings
@@ -48,8 +48,7 @@ HARMLESS = """
 """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
-
-_OLDER_NAMES = {
+_OLD_PREFIXES = {
     "autopipeline.": "distributed.pipeline.",
     "parallelizer.activation_checkpointing": "distributed.activation_checkpointing",
     "moe_config.activation_checkpointing": "distributed.activation_checkpointing",
@@ -57,20 +56,20 @@ _OLDER_NAMES = {
     "moe_config.": "distributed.moe.",
     "distributed_config.": "distributed.",
 }
-"""How names of entries begin in older recipes -> how they do in newer ones."""
+"""Prefixes of entries in old recipes -> the current ones."""
 _STRATEGIES = {"FSDP2": "fsdp2", "MegatronFSDP": "megatron_fsdp", "DDP": "ddp"}
-"""How the class begins that is the strategy in older recipes -> its name in newer ones."""
+"""Prefix of the strategy's class in old recipes -> its current name."""
 
 
-def read_recipe(path: Path, given: CommandLine | None = None) -> Settings:
-    """The settings of a recipe and of the command line that starts it, by the names that newer recipes have."""
-    settings = (given or CommandLine({})).changed(read_settings(path))
+def read_recipe(path: Path, command_line: CommandLine | None = None) -> Settings:
+    """The settings of a recipe and of the command line that starts it, by the names of current recipes."""
+    settings = (command_line or CommandLine({})).override(read_settings(path))
     settings = {name: _converted(value) for name, value in settings.items()}
-    return {newer: each for name, value in settings.items() for newer, each in _newer(name, value)}
+    return dict(entry for name, value in settings.items() for entry in _renamed_entry(name, value))
 
 
 def _converted(value: Any) -> Any:
-    """A value as Automodel's loader makes one of a word.  Source: components/config/loader.py, translate_value."""
+    """A value after the conversion of strings by Automodel's loader.  Source: components/config/loader.py."""
     if not isinstance(value, str):
         return value
     words = {"none": None, "None": None, "true": True, "false": False}
@@ -82,18 +81,19 @@ def _converted(value: Any) -> Any:
         return value
 
 
-def _newer(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The entry by its newer name; the classes of older sections say no more than the strategy."""
-    older = next((each for each in _OLDER_NAMES if name.startswith(each)), "")
+def _renamed_entry(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The entry by its current name; the classes of old sections only determine the strategy."""
+    old = next((prefix for prefix in _OLD_PREFIXES if name.startswith(prefix)), "")
     if name in ("distributed._target_", "distributed_config._target_"):
         word = str(value).rpartition(".")[2]
-        yield "distributed.strategy", next((_STRATEGIES[each] for each in _STRATEGIES if word.startswith(each)), word)
-    elif not (older and name.endswith("._target_")):
-        yield _OLDER_NAMES.get(older, "") + name.removeprefix(older), value
+        known = (strategy for start, strategy in _STRATEGIES.items() if word.startswith(start))
+        yield "distributed.strategy", next(known, word)
+    elif not (old and name.endswith("._target_")):
+        yield _OLD_PREFIXES.get(old, "") + name.removeprefix(old), value
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Yield gradients that are divided after every micro-batch, and tokens that travel once to a device (DeepEP)."""
+    """Yield settings that shard gradients after every micro-batch, and that send tokens once per device (DeepEP)."""
     framework = framework_of_options(options.framework)
     divided = {"distributed.defer_fsdp_grad_sync": False} if framework.defers_gradients else {}
     once: dict[str, Any] = {}
@@ -102,25 +102,25 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     yield from filter(None, (divided, once, {**divided, **once} if divided and once else {}))
 
 
-def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
-    """Degrees, stages, order and recomputation of an Automodel recipe."""
+def automodel(read: SettingsReader, facts: UserFacts) -> ImportedJob:
+    """The job of an Automodel recipe: degrees, stages, order and recomputation."""
     _check_recipe(read)
-    model = given.model or _model(read)
-    pipeline = read.size("distributed.pp_size", 1, instead=given.pipeline)
+    model = facts.model or _model(read)
+    pipeline = read.size("distributed.pp_size", 1, instead=facts.pipeline)
     tensor, context = read.size("distributed.tp_size", 1), read.size("distributed.cp_size", 1)
-    data = read.size("distributed.dp_size", max(1, given.cluster.count // (pipeline * tensor * context)))
-    check_ranks(given.cluster, read.path, {"pp_size": pipeline, "tp_size": tensor, "cp_size": context, "dp_size": data})
+    data = read.size("distributed.dp_size", max(1, facts.cluster.count // (pipeline * tensor * context)))
+    check_ranks(facts.cluster, read.path, {"pp_size": pipeline, "tp_size": tensor, "cp_size": context, "dp_size": data})
     batch = _batch(read, data=data, pipeline=pipeline)
     order = "1f1b" if pipeline == 1 else _order(read)
-    parts = layers_by_modules(read, MODULES, model) if pipeline > 1 else ()
-    layers = parts or _split(read, model.layers, pipeline, order)
-    said = [name for name in _LENGTHS if read.count(name)]
-    length = given.sequence_length or next(map(read.size, said), None)
+    module_layers = layers_by_modules(read, MODULES, model) if pipeline > 1 else ()
+    layers = module_layers or _split(read, model.layers, pipeline, order)
+    length_names = [name for name in _LENGTHS if read.count(name)]
+    length = facts.sequence_length or next(map(read.size, length_names), None)
     if length is None:
         raise InputError(f"{read.path} does not say how long its sequences are: give --sequence-length.")
     expert, expert_tensor = expert_ranks(read, "distributed.ep_size", model, tensor=tensor)
     zero = _zero(read, pipeline, expert) if data * context > 1 else 0
-    micro_batches = given.micro_batches or batch.number * batch.passes
+    micro_batches = facts.micro_batches or batch.number * batch.passes
     options = RunOptions(
         micro_batch_size=batch.size,
         sequence_length=length,
@@ -152,19 +152,19 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         options=options,
         pipeline=pipeline,
         micro_batches=micro_batches,
-        passes=1 if given.micro_batches else batch.passes,
+        passes=1 if facts.micro_batches else batch.passes,
         layers=layers,
         order=order,
         strategies=layer_strategies(range(model.layers)) if checkpointing else {},
         gradients="bf16" if _reduces_in_16_bits(read) else "fp32",
-        unsaid=read.unsaid(
+        defaulted=read.defaulted(
             dtype=_DTYPE_NAMES,
             gradients=("distributed.mp_policy.reduce_dtype",),
             sequence_parallel=("distributed.sequence_parallel",),
             zero=("distributed.strategy", resharding(expert)),
         ),
         warnings=tuple(_warnings(read)),
-        rest=Unread.of(read, _remarks(read, options, pipeline=pipeline)),
+        rest=Unread.from_reader(read, _remarks(read, options, pipeline=pipeline)),
     )
 
 
@@ -182,7 +182,7 @@ _RECIPES = (
     "TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction", "FinetuneRecipeForVLM",
     "FinetuneRecipeForMultimodal", "PretrainRecipeForMultimodal",
 )  # fmt: skip
-"""The recipes whose step is forward, loss on the next token, backward and optimizer."""
+"""The recipes whose step is forward, next-token loss, backward and optimizer."""
 
 
 def _check_recipe(read: SettingsReader) -> None:
@@ -196,52 +196,53 @@ def _check_recipe(read: SettingsReader) -> None:
         )
 
 
-_COMPUTED = "distributed.mp_policy.param_dtype"
-"""The dtype of computing: bf16 by the policy that Automodel has where a recipe gives none."""
-_STORED = ("model.torch_dtype", "model.dtype", "model.config.torch_dtype")
-"""Settings that say the dtype of stored weights, which is that of checkpoints where they are absent or `auto`; a policy
-without a dtype computes in it."""
-_DTYPE_NAMES = (_COMPUTED, *_STORED)
+_COMPUTE_DTYPE = "distributed.mp_policy.param_dtype"
+"""The setting of the compute dtype; Automodel's default policy has bf16."""
+_STORED_DTYPES = ("model.torch_dtype", "model.dtype", "model.config.torch_dtype")
+"""Settings of the dtype of stored weights: the checkpoint's if they are absent or `auto`, and the compute dtype of a
+policy that has none."""
+_DTYPE_NAMES = (_COMPUTE_DTYPE, *_STORED_DTYPES)
 
 
 def _dtype(read: SettingsReader) -> str:
     if read.flag("fp8.enabled") or read.one_of("model.backend.te_fp8.recipe", "", ("current", "block", "mxfp8")):
         return "fp8"
-    _stored(read)
+    _stored_dtype(read)
     has_policy = any(name.startswith("distributed.mp_policy.") for name in read.settings)
-    if has_policy and read.get(_COMPUTED) is None:
-        return _stored(read)
-    return read.choice(_COMPUTED, "bfloat16", _DTYPES)
+    if has_policy and read.get(_COMPUTE_DTYPE) is None:
+        return _stored_dtype(read)
+    return read.choice(_COMPUTE_DTYPE, "bfloat16", _DTYPES)
 
 
-def _stored(read: SettingsReader) -> str:
-    said = [name for name in _STORED if read.get(name) not in (None, "auto")]
-    return read.choice(said[0], "bfloat16", _DTYPES) if said else "bf16"
+def _stored_dtype(read: SettingsReader) -> str:
+    specified = [name for name in _STORED_DTYPES if read.get(name) not in (None, "auto")]
+    return read.choice(specified[0], "bfloat16", _DTYPES) if specified else "bf16"
 
 
 def _dtype_of(read: SettingsReader, name: str, default: str) -> str:
-    """The dtype that an entry says, or a default."""
+    """The dtype of an entry, or a default if it is missing."""
     return default if read.get(name) is None else read.choice(name, "", _DTYPES)
 
 
 _MOMENTS = ("optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype")
-"""Settings that say the dtype of Transformer Engine's moments."""
+"""Settings of the dtype of Transformer Engine's moments."""
 
 
 def _master_dtype(read: SettingsReader) -> str:
-    """The dtype of the weights that the optimizer steps: that of stored ones, but for Transformer Engine's masters."""
+    """The dtype of master weights: that of stored weights, unless Transformer Engine keeps separate masters."""
     masters = _optimizer_class(read) == "FusedAdam" and read.flag("optimizer.master_weights", True)
-    return "bf16" if _stored(read) == "bf16" and _dtype(read) != "fp32" and not (masters or _lora(read)) else "fp32"
+    stored = _stored_dtype(read)
+    return "bf16" if stored == "bf16" and _dtype(read) != "fp32" and not (masters or _lora(read)) else "fp32"
 
 
 def _keeps_remainders(read: SettingsReader) -> bool:
-    """Tell whether Transformer Engine's Adam keeps 2 bytes of each master weight, next to weights stored in bf16."""
+    """Tell whether Transformer Engine's Adam stores only the 2 low bytes of master weights, next to bf16 weights."""
     remainders, masters = read.flag("optimizer.store_param_remainders"), read.flag("optimizer.master_weights", True)
-    return _optimizer_class(read) == "FusedAdam" and remainders and masters and _stored(read) == "bf16"
+    return _optimizer_class(read) == "FusedAdam" and remainders and masters and _stored_dtype(read) == "bf16"
 
 
 def _lora(read: SettingsReader) -> int:
-    """The rank of the adapters, 8 where a recipe has some without a rank; 0: the whole model is trained."""
+    """The rank of the adapters, 8 if the recipe does not set it; 0: full fine-tuning."""
     rank = read.size("peft.dim", 8)
     return rank if any(name.startswith("peft.") for name in read.settings) else 0
 
@@ -256,7 +257,7 @@ def _quantize(read: SettingsReader) -> str | None:
 
 
 def _split(read: SettingsReader, layers: int, pipeline: int, order: str | Schedule) -> tuple[int, ...]:
-    """Layers per stage: Automodel divides them evenly, into as many stages as `layers_per_stage` makes."""
+    """Layers per stage, divided evenly into the number of stages that follows from `layers_per_stage`."""
     setting = "distributed.pipeline.layers_per_stage"
     if pipeline == 1:
         return (layers,)
@@ -282,19 +283,20 @@ def _order(read: SettingsReader) -> str | Schedule:
 
 
 def _batch(read: SettingsReader, *, data: int, pipeline: int) -> Batch:
-    """The batch of a step and replica: a pipeline divides a local batch; without one it is a micro-batch."""
-    local, whole = "step_scheduler.local_batch_size", "step_scheduler.global_batch_size"
+    """The batch of a step and replica; a pipeline splits the local batch, otherwise it is one micro-batch."""
+    local_batch, global_batch = "step_scheduler.local_batch_size", "step_scheduler.global_batch_size"
     if pipeline == 1:
-        size = read.size(local, 1)
-        return Batch(size, batches_in(read.size(whole, size * data), size * data, read.path, name=whole), 1)
+        size = read.size(local_batch, 1)
+        batch = size * data
+        return Batch(size, batches_in(read.size(global_batch, batch), batch, read.path, name=global_batch), 1)
     size = read.size("distributed.pipeline.pp_microbatch_size", 1)
-    number = batches_in(read.size(local, size), size, read.path, name=local)
-    together = size * number * data
-    return Batch(size, number, batches_in(read.size(whole, together), together, read.path, name=whole))
+    number = batches_in(read.size(local_batch, size), size, read.path, name=local_batch)
+    batch = size * number * data
+    return Batch(size, number, batches_in(read.size(global_batch, batch), batch, read.path, name=global_batch))
 
 
 def _zero(read: SettingsReader, pipeline: int, expert: int) -> int:
-    """FSDP keeps weights gathered over a pipeline, and, unless it is told otherwise, next to divided experts."""
+    """The ZeRO level of FSDP, which by default keeps weights gathered with pipelines and expert parallelism."""
     if _strategy(read) == "ddp":
         return 0
     if pipeline > 1:
@@ -309,11 +311,11 @@ def _defers_gradients(read: SettingsReader) -> bool:
 
 
 def _strategy(read: SettingsReader) -> str:
-    """The strategy by one name, whose case is all one to Automodel.  Source: components/distributed/config.py."""
+    """The canonical name of the strategy, ignoring case.  Source: components/distributed/config.py."""
     entry = "distributed.strategy"
     word = read.text(entry, "fsdp2").lower()
     if word not in _STRATEGY_NAMES:
-        near = meant(word, _STRATEGY_NAMES)
+        near = suggest(word, _STRATEGY_NAMES)
         raise read.refusal(entry, f"is '{word}', which is none of {', '.join(_STRATEGY_NAMES)}{near}")
     return _STRATEGY_NAMES[word]
 
@@ -322,27 +324,27 @@ _STRATEGY_NAMES = {
     "fsdp2": "fsdp2", "megatron_fsdp": "megatron_fsdp", "megatron-fsdp": "megatron_fsdp", "mfsdp": "megatron_fsdp",
     "ddp": "ddp",
 }  # fmt: skip
-"""Automodel's words for strategies -> one for each."""
+"""Automodel's spellings of strategies -> canonical names."""
 
 
 def _checkpointing(read: SettingsReader) -> str:
-    """What is recomputed: none, full or selective.  Source: recipes/_dist_utils.py."""
+    """The recomputation mode: none, full or selective.  Source: recipes/_dist_utils.py."""
     name = "distributed.activation_checkpointing"
     value = read.get(name, False)
     word = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).lower()
     words = {"none": ("off", "disabled", "no"), "full": ("on", "full", "enabled", "yes"), "selective": ("selective",)}
-    for what, said in words.items():
-        if word in said:
-            return what
-    raise read.refusal(name, f"is {shown(value)}, which is none of true, false, full and selective")
+    for mode, spellings in words.items():
+        if word in spellings:
+            return mode
+    raise read.refusal(name, f"is {as_yaml(value)}, which is none of true, false, full and selective")
 
 
 def _model(read: SettingsReader) -> Model:
-    entries = [f"model.{part}pretrained_model_name_or_path" for part in ("", "config.")]
-    said = {entry: name for entry in entries if (name := read.text(entry, ""))}
-    if not said:
+    entries = [f"model.{prefix}pretrained_model_name_or_path" for prefix in ("", "config.")]
+    named = {entry: name for entry in entries if (name := read.text(entry, ""))}
+    if not named:
         raise InputError(f"{read.path} names no model: give it with --model.")
-    entry, name = next(iter(said.items()))
+    entry, name = next(iter(named.items()))
     model = hub_model(name)
     if model is None:
         raise InputError(
@@ -368,7 +370,7 @@ def _optimizer_class(read: SettingsReader) -> str:
 
 
 def _dispatches_once(read: SettingsReader) -> bool:
-    """Tell whether tokens travel by DeepEP or HybridEP, as they do by default."""
+    """Tell whether tokens are dispatched by DeepEP or HybridEP, the default."""
     enabled = read.flag("model.backend.enable_deepep", True)
     return read.one_of("model.backend.dispatcher", "deepep", _DISPATCHERS) != "torch" and enabled
 
@@ -383,7 +385,7 @@ def _reduces_in_16_bits(read: SettingsReader) -> bool:
 
 
 def _warnings(read: SettingsReader) -> Iterator[str]:
-    """Sentences on words of Automodel's that are predicted as others."""
+    """Sentences on settings that are predicted as other values."""
     if _optimizer_class(read) not in {*_OPTIMIZERS, "SGD"}:
         yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
     read.text("distributed.mp_policy._target_", "")
@@ -396,10 +398,10 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
 
 def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int) -> Iterator[str]:
     if pipeline == 1:
-        read.set_aside("distributed.pipeline.")
-    for part in ("compile", "fp8"):
-        if read.settings.get(f"{part}.enabled", False) is False:
-            read.set_aside(f"{part}.")
+        read.mark_unused("distributed.pipeline.")
+    for section in ("compile", "fp8"):
+        if read.settings.get(f"{section}.enabled", False) is False:
+            read.mark_unused(f"{section}.")
     if options.lora and not read.flag("peft.match_all_linear", True):
         yield "peft.match_all_linear is off, and the prediction counts on adapters of all linear layers."
     if options.quantize and read.one_of("quantization.bnb_4bit_quant_type", "nf4", ("nf4", "fp4")) != "nf4":

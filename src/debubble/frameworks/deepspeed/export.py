@@ -1,7 +1,7 @@
-"""DeepSpeed: a PipelineModule with the plan's bounds and recomputation, and its config.
+"""Exports plans to DeepSpeed: a config, and a PipelineModule with the plan's bounds and recomputation.
 
-DeepSpeed has one stage per device and its own 1F1B order.  Its pipeline engine refuses ZeRO-2 and ZeRO-3, which its
-other engine has: a plan without a pipeline is a config alone, and a function that makes layers recompute.
+DeepSpeed has one stage per device and its own 1F1B order.  Its pipeline engine rejects ZeRO-2 and ZeRO-3; a plan
+without a pipeline uses the other engine, with a config and a function that makes layers recompute.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _length(plan: Plan) -> Decision:
 
 
 def _zero(plan: Plan) -> Decision:
-    """ZeRO-3 keeps two layers gathered at a time, as the plan's memory counts, where DeepSpeed's default keeps more."""
-    # One rank has ZeRO, too: without it DeepSpeed sums gradients in another dtype or twice, and offloads nothing.
+    """The ZeRO stage; ZeRO-3 gathers two layers at a time, as the costs assume, fewer than DeepSpeed's default."""
+    # A single rank needs ZeRO too: without it DeepSpeed sums gradients in another dtype or twice, and cannot offload.
     alone = plan.options.data == 1 and (_sums_in_16_bits(plan) or _sums_in_fp32(plan))
     stage = {"zero_optimization.stage": max(plan.options.zero, int(plan.options.host_optimizer > 0 or alone))}
     model = plan.model
@@ -104,31 +104,31 @@ def _zero(plan: Plan) -> Decision:
 
 
 def _sums_in_16_bits(plan: Plan) -> bool:
-    """Tell whether the plan counts on gradients in bf16; without a framework plans count on fp32."""
+    """Tell whether the costs assume gradients in bf16; plans without a framework assume fp32."""
     return plan.options.dtype == "bf16" and framework_of_options(plan.options.framework).gradient_bytes == 2
 
 
 def _sums_in_fp32(plan: Plan) -> bool:
-    """Tell whether it is DeepSpeed's gradients that are priced, and in fp32, next to bf16."""
+    """Tell whether the plan has DeepSpeed's costs with fp32 gradients in bf16 training."""
     o = plan.options
     named = bool(o.framework) and framework_name(o.framework) in ("", "deepspeed")
     return named and o.dtype == "bf16" and not _sums_in_16_bits(plan)
 
 
 def _framework(plan: Plan) -> Decision:
-    """The dtype of gradients, where it is DeepSpeed's that is priced and another than its default."""
+    """The gradient dtype, if the plan has DeepSpeed's costs and the dtype differs from its default."""
     o = plan.options
     if not _sums_in_fp32(plan) or (o.zero == 0 and o.data > 1):
         return {}
     settings: dict[str, Any] = {"data_types.grad_accum_dtype": "fp32"}
     if o.zero < 2 and not o.host_optimizer:
-        # ZeRO-1 has an optimizer of its own for this, which otherwise keeps the gradients in bf16, too.
+        # ZeRO-1 uses a separate optimizer for this, which by default keeps the gradients in bf16 as well.
         settings["bf16.immediate_grad_update"] = True
     return settings
 
 
 def _gradient_dtype(plan: Plan) -> Decision:
-    """The dtype without ZeRO: it depends on DeepSpeed's version, and pipelines keep gradients twice.
+    """The gradient dtype without ZeRO, which depends on DeepSpeed's version; pipelines store gradients twice.
 
     Source: get_data_types in runtime/engine.py of 0.17.0 and 0.17.6; runtime/bf16_optimizer.py of 0.19.8.
     """
@@ -148,14 +148,14 @@ def _gradient_dtype(plan: Plan) -> Decision:
 
 
 def _optimizer(plan: Plan) -> Decision:
-    """DeepSpeed takes the optimizer that the script makes; its own default is none."""
+    """The script must create the optimizer; DeepSpeed has no default."""
     if plan.options.host_optimizer and _steps_on_host(plan):
         return Lost("States on hosts: make DeepSpeedCPUAdam, or name the optimizer in the configuration's `optimizer`.")
     return Lost(f"Optimizer {plan.options.optimizer}: give it to DeepSpeed; the plan's memory counts on its states.")
 
 
 def _host_optimizer(plan: Plan) -> Decision:
-    """ZeRO-Offload: the hosts have the states and step; DeepSpeed refuses other optimizers than its own unless told."""
+    """ZeRO-Offload, with states and optimizer step on the host; other optimizers than DeepSpeed's must be allowed."""
     if not plan.options.host_optimizer:
         return {}
     return {
@@ -214,7 +214,7 @@ def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
 
 
 def _module(stages: Sequence[StageLayers], recomputed: Collection[int]) -> str:
-    """The module of a pipeline whose list of layers has the embedding in front."""
+    """The Python file with the pipeline module; its list of layers starts with the embedding."""
     bounds = [0, *itertools.accumulate(_length_of(stage) for stage in stages)]
     first = int(stages[0].embedding)
     count = sum(len(stage.layers) for stage in stages)

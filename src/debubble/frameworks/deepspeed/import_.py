@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON configuration, and what debubble writes for the model's layers, where it lies next to it."""
+"""Imports DeepSpeed's JSON configuration, and the Python files that debubble exports next to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
-from debubble.imports.kinds import WHOLE
+from debubble.imports.kinds import INTEGER
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SCRIPTS, read_constants, read_settings
@@ -29,13 +29,13 @@ _MODULE = "planned_pipeline.py"
 _LAYERS = "planned_layers.py"
 
 
-def read_with_trainer(path: Path, given: CommandLine | None) -> Mapping[str, Any]:
-    """The settings of a configuration, filled in by the arguments of the job's command line."""
-    return trainer.with_trainer(read_config(path), path, given)
+def read_with_trainer(path: Path, command_line: CommandLine | None) -> Mapping[str, Any]:
+    """The settings of a configuration, completed by the arguments of the job's command line."""
+    return trainer.with_trainer(read_config(path), path, command_line)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """The settings of a configuration, and the constants of debubble's own modules next to it."""
+    """The settings of a configuration, and the constants in debubble's Python files next to it."""
     if path.suffix in SCRIPTS:
         raise InputError(
             f"{path} is a script: give the JSON that its --deepspeed_config names, the model with --model, the length"
@@ -52,7 +52,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The entries by the names of today: a section that was once a switch, and one that had another name."""
+    """The entries by their current names; zero_optimization was once a switch, and bf16 was bfloat16."""
     has_bf16 = any(name.partition(".")[0] == "bf16" for name in settings)
     for name, value in settings.items():
         if name == "zero_optimization" and isinstance(value, bool):
@@ -76,8 +76,7 @@ HARMLESS = """
 """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 CONVERTS = "bf16.* fp16.* zero_optimization.* --*"
-"""The sections that pydantic's models read, which convert words, and the arguments of the Trainer, which does too."""
-
+"""The sections that pydantic parses, which converts strings, and the Trainer's arguments, which are converted too."""
 
 STAGE = "zero_optimization.stage"
 OFFLOADED = "zero_optimization.offload_optimizer"
@@ -86,7 +85,7 @@ PARAMETERS = "zero_optimization.offload_param"
 
 
 def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
-    """The job's entries of offload that DeepSpeed refuses under the ZeRO level of the changed ones."""
+    """The job's offload entries that DeepSpeed rejects at the ZeRO level after the changes."""
     stage = changed.get(STAGE, job.get(STAGE, 0))
     needs = {OFFLOADED: 1, PARAMETERS: 3}
     for name in job:
@@ -96,7 +95,7 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Yield higher ZeRO levels, and each level with the optimizer where it is not: on devices, or on the host."""
+    """Yield higher ZeRO levels, and every level with the optimizer moved to the host, or back to the devices."""
     stage = job.get(STAGE, 0)
     levels = range(stage if isinstance(stage, int) else 0, 4)
     yield from ({STAGE: level} for level in levels[1:])
@@ -107,12 +106,12 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
         yield from ({STAGE: level, _DEVICE: "cpu"} for level in levels if level)
 
 
-def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
-    """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
+def deepspeed(read: SettingsReader, facts: UserFacts) -> ImportedJob:
+    """The job of a DeepSpeed configuration, with stages and recomputation from debubble's module."""
     zero = _stage(read)
-    own_dtype = _dtype(read)
-    model, length = given.model or trainer.model_of(read), given.sequence_length or trainer.length_of(read)
-    _check_complete(read, given, model=model, length=length)
+    config_dtype = _dtype(read)
+    model, length = facts.model or trainer.model_of(read), facts.sequence_length or trainer.length_of(read)
+    _check_complete(read, facts, model=model, length=length)
     if read.count(_TENSOR) > 1:
         raise InputError(
             f"{read.path}: {_TENSOR} is {read.count(_TENSOR)}, and DeepSpeed's tensor parallelism is not predicted: to"
@@ -120,12 +119,12 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         )
     assert model is not None
     assert length is not None
-    layers = _layers_per_stage(read, given, model)
+    layers = _layers_per_stage(read, facts, model)
     pipeline = len(layers)
-    data = replicas(given.cluster, read.path, pipeline=pipeline)
-    size, number = _micro_batches(read, data, instead=given.micro_batches)
+    data = replicas(facts.cluster, read.path, pipeline=pipeline)
+    size, number = _micro_batches(read, data, instead=facts.micro_batches)
     predicted = size * number * data
-    # A trainer fills in 'auto' with just that.
+    # A trainer replaces 'auto' by this product.
     batch = predicted if read.get("train_batch_size") == "auto" else read.size("train_batch_size", predicted)
     if pipeline > 1 and zero > 1:
         raise InputError(f"{read.path} has ZeRO-{zero}, with which DeepSpeed runs no pipeline: give --pipeline 1.")
@@ -133,7 +132,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         raise InputError(f"{read.path}: {_MOMENTS} is on without {_MASTERS}, which DeepSpeed refuses: set both.")
     if read.flag(_MASTERS) and zero == 0:
         raise InputError(f"{read.path}: {_MASTERS} is on without ZeRO, which DeepSpeed refuses: set {STAGE}.")
-    dtype = given.dtype or own_dtype
+    dtype = facts.dtype or config_dtype
     gradients = _gradients(read, dtype, pipeline=pipeline)
     gathered = _gathered(read, model, dtype)
     optimizer = trainer.optimizer_of(read)
@@ -160,12 +159,12 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         strategies=layer_strategies([*_recomputed_layers(read, model)]),
         gradients=gradients,
         warnings=(*_batch_warnings(read, batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
-        unsaid=read.unsaid(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
-        rest=Unread.of(
+        defaulted=read.defaulted(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
+        rest=Unread.from_reader(
             read,
             (
-                *_remarks(read, given, pipeline=pipeline),
-                *trainer.remarks(read, optimizer, given.sequence_length),
+                *_remarks(read, facts, pipeline=pipeline),
+                *trainer.remarks(read, optimizer, facts.sequence_length),
                 *([] if gathered is None else [gathered.sentence]),
             ),
         ),
@@ -173,20 +172,20 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     )
 
 
-def _layers_per_stage(read: SettingsReader, given: UserFacts, model: Model) -> tuple[int, ...]:
-    """The layers of each stage, as debubble's module of a plan or DeepSpeed's own partition has them."""
+def _layers_per_stage(read: SettingsReader, facts: UserFacts, model: Model) -> tuple[int, ...]:
+    """Layers per stage, from debubble's module or by DeepSpeed's partition."""
     bounds = read.numbers(f"{_MODULE}: BOUNDS")
     if len(bounds) > 1:
         counts = [end - begin for begin, end in pairwise(bounds)]
         counts[0] -= 1
         counts[-1] -= 1
         return tuple(counts)
-    stages = given.pipeline or _pipeline(read, given.cluster.count)
+    stages = facts.pipeline or _pipeline(read, facts.cluster.count)
     return tuple(partitioned_layers(_partition(read), model, stages)) if stages > 1 else (model.layers,)
 
 
 def _recomputed_layers(read: SettingsReader, model: Model) -> Iterator[int]:
-    """The layers that debubble's module or function recomputes, or all of a trainer that checkpoints them."""
+    """The layers that debubble's module or function recomputes, or all if the trainer checkpoints them."""
     yield from (index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS"))
     yield from read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS")
     yield from range(model.layers) if read.flag(trainer.CHECKPOINTING) else ()
@@ -203,11 +202,11 @@ imports.add(
 )  # fmt: skip
 
 
-def _check_complete(read: SettingsReader, given: UserFacts, *, model: Model | None, length: int | None) -> None:
-    """Raise InputError with all that a configuration leaves to its user or trainer, and the options that give it."""
-    batch = ("train_micro_batch_size_per_gpu", *(() if given.micro_batches else ("gradient_accumulation_steps",)))
+def _check_complete(read: SettingsReader, facts: UserFacts, *, model: Model | None, length: int | None) -> None:
+    """Raise InputError with all facts that are left to the user or trainer, and the options that set them."""
+    batch = ("train_micro_batch_size_per_gpu", *(() if facts.micro_batches else ("gradient_accumulation_steps",)))
     numbers = [name for name in (*batch, STAGE) if read.get(name) == "auto"]
-    auto = [*([] if given.dtype else _auto_dtypes(read)), *numbers]
+    auto = [*([] if facts.dtype else _auto_dtypes(read)), *numbers]
     missing = [
         *(["the model"] if model is None else []),
         *(["the length of sequences"] if length is None else []),
@@ -236,7 +235,7 @@ _PARTITIONS = ("pipeline.partition_method", "pipeline.partition", "partition_met
 
 
 def _auto_dtypes(read: SettingsReader) -> list[str]:
-    """The entries of dtypes that a trainer decides; none where one is enabled."""
+    """The dtype entries that a trainer determines; empty if one is enabled."""
     if any(read.get(name) != "auto" and read.flag(name) for name in _DTYPES):
         return []
     return [name for name in _DTYPES if read.get(name) == "auto"]
@@ -251,7 +250,7 @@ def _dtype(read: SettingsReader) -> str:
 
 
 def _stage(read: SettingsReader) -> int:
-    """The ZeRO level; 0 where a trainer decides it, which is told."""
+    """The ZeRO level; 0 if a trainer determines it, which is reported elsewhere."""
     stage = 0 if read.get(STAGE) == "auto" else read.number(STAGE, 0)
     if stage not in range(4):
         raise read.refusal(STAGE, f"is {stage}, and DeepSpeed has the levels 0, 1, 2 and 3")
@@ -259,35 +258,35 @@ def _stage(read: SettingsReader) -> int:
 
 
 SUMMED_IN = "data_types.grad_accum_dtype"
-"""The dtype of gradients that are summed."""
+"""The setting of the dtype in which gradients are summed."""
 
 
 def _gradients(read: SettingsReader, dtype: str, *, pipeline: int) -> str:
-    """The dtype in which gradients are summed; without one that of computing.
+    """The dtype in which gradients are summed; by default the compute dtype.
 
-    Without ZeRO a pipeline keeps those in bf16 twice, in as much memory as fp32 takes.  Source:
+    Without ZeRO a pipeline stores bf16 gradients twice, which takes as much memory as fp32.  Source:
     deepspeed/runtime/engine.py, get_data_types, from 0.17.6 on.
     """
-    twice = dtype == "bf16" and _stage(read) == 0 and pipeline > 1
-    said = read.choice(SUMMED_IN, "", {"": "", **_SUMMED}) if read.get(SUMMED_IN) != "auto" else ""
-    return said or ("fp32" if twice else dtype)
+    duplicated = dtype == "bf16" and _stage(read) == 0 and pipeline > 1
+    specified = read.choice(SUMMED_IN, "", {"": "", **_SUMMED}) if read.get(SUMMED_IN) != "auto" else ""
+    return specified or ("fp32" if duplicated else dtype)
 
 
 _SUMMED = {
     "bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
     "float32": "fp32", "float": "fp32",
 }  # fmt: skip
-"""DeepSpeed's words for dtypes.  Source: deepspeed/runtime/config.py, DtypeEnum."""
+"""DeepSpeed's names of dtypes.  Source: deepspeed/runtime/config.py, DtypeEnum."""
 
 
 def _on_host(read: SettingsReader, section: str) -> bool:
-    """Tell whether what a section offloads is on the host; NVMe counts as the host."""
+    """Tell whether an offload section names the host; NVMe counts as the host."""
     name = f"{section}.device"
     return read.get(name) != "auto" and read.one_of(name, "none", ("none", "cpu", "nvme")) != "none"
 
 
 def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[str]:
-    """Sentences on gradients that take more, and on offload that is priced otherwise, or not at all."""
+    """Sentences on gradients that need more memory, and on offload that the prediction does not follow."""
     if dtype == "bf16" and _stage(read) == 0 and pipeline == 1 and read.get(SUMMED_IN) is None:
         yield (
             "Without ZeRO gradients are predicted in bf16, as DeepSpeed sums them from 0.17.6 on; before, they are in"
@@ -318,27 +317,27 @@ def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[st
 
 
 def _partition(read: SettingsReader) -> str:
-    """DeepSpeed's way to divide layers; `best`, its configuration's own default, is that of PipelineModule."""
-    said = next((read.text(name, "") for name in _PARTITIONS if read.get(name) is not None), DEFAULT_METHOD)
-    return DEFAULT_METHOD if said == "best" else said
+    """DeepSpeed's partition method; `best`, the default of the configuration, is PipelineModule's default."""
+    method = next((read.text(name, "") for name in _PARTITIONS if read.get(name) is not None), DEFAULT_METHOD)
+    return DEFAULT_METHOD if method == "best" else method
 
 
 def _micro_batches(read: SettingsReader, data: int, *, instead: int | None) -> tuple[int, int]:
-    """Sequences per micro-batch and micro-batches per replica; what is missing follows from the batch of a step."""
+    """Sequences per micro-batch and micro-batches per replica; a missing one follows from the global batch."""
     size, number, batch = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
     if read.get(batch) is None or instead is not None or None not in (read.get(size), read.get(number)):
         return read.size(size, 1), read.size(number, 1, instead=instead)
-    whole = read.size(batch)
-    local = batches_in(whole, data, read.path, name=batch)
+    total = read.size(batch)
+    local = batches_in(total, data, read.path, name=batch)
     if read.get(size) is None and read.get(number) is not None:
-        return batches_in(whole, data * read.size(number), read.path, name=batch), read.size(number)
-    return read.size(size, local), batches_in(whole, data * read.size(size, local), read.path, name=batch)
+        return batches_in(total, data * read.size(number), read.path, name=batch), read.size(number)
+    return read.size(size, local), batches_in(total, data * read.size(size, local), read.path, name=batch)
 
 
 def _pipeline(read: SettingsReader, devices: int) -> int:
-    """The pipeline's length where debubble's module does not say it: what the replicas of a batch leave of the devices.
+    """The pipeline devices without debubble's module: all devices over the replicas that follow from the batch.
 
-    Without a batch there is none, as in most jobs; DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3.
+    Without a batch there is no pipeline, as in most jobs; DeepSpeed's pipeline engine rejects ZeRO-2 and ZeRO-3.
     """
     if read.get(_STAGES) not in (None, "auto"):
         return read.size(_STAGES)
@@ -363,18 +362,18 @@ def _batch_warnings(read: SettingsReader, batch: int, predicted: int) -> Iterato
         )
 
 
-def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int) -> Iterator[str]:
+def _remarks(read: SettingsReader, facts: UserFacts, *, pipeline: int) -> Iterator[str]:
     if pipeline == 1 and _stage(read) < 2:
         yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
-    said_stages = given.pipeline or read.get(f"{_MODULE}: BOUNDS") or type(read.get(_STAGES)) is int
+    said_stages = facts.pipeline or read.get(f"{_MODULE}: BOUNDS") or type(read.get(_STAGES)) is int
     if pipeline > 1 and not said_stages:
         yield (
-            f"train_batch_size is of {given.cluster.count // pipeline} replicas, and the cluster has"
-            f" {given.cluster.count} devices: predicted is a pipeline of {pipeline}; if your script has none, give"
+            f"train_batch_size is of {facts.cluster.count // pipeline} replicas, and the cluster has"
+            f" {facts.cluster.count} devices: predicted is a pipeline of {pipeline}; if your script has none, give"
             " --pipeline 1, or the --cluster that the job has."
         )
     said = (f"{_LAYERS if pipeline == 1 else _MODULE}: RECOMPUTED_LAYERS", trainer.CHECKPOINTING)
-    if all(read.get(name) is None for name in said) and given.recompute is None:
+    if all(read.get(name) is None for name in said) and facts.recompute is None:
         yield "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full."
     if pipeline > 1 and read.get(f"{_MODULE}: BOUNDS") is None:
         yield f"Stages are your script's: predicted is partition_method '{_partition(read)}'."
@@ -383,28 +382,28 @@ def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int) -> Iterat
 
 
 _LIVE_PARAMETERS = 10**9
-"""DeepSpeed's default."""
+"""DeepSpeed's default of stage3_max_live_parameters."""
 
 
 def _gathered(read: SettingsReader, model: Model, dtype: str) -> MoreMemory | None:
-    """The parameters that ZeRO-3 may keep gathered besides the two layers that the prediction counts; None: none."""
+    """The memory of parameters that ZeRO-3 may keep gathered beyond the two predicted layers; None: none."""
     name = "zero_optimization.stage3_max_live_parameters"
-    given = None if read.get(name) == "auto" else read.entry(name, WHOLE)
-    most = _LIVE_PARAMETERS if given is None else given
-    if most < 0:
-        raise read.refusal(name, f"is {most}, and must be at least 0")
+    specified = None if read.get(name) == "auto" else read.entry(name, INTEGER)
+    max_live = _LIVE_PARAMETERS if specified is None else specified
+    if max_live < 0:
+        raise read.refusal(name, f"is {max_live}, and must be at least 0")
     for other in ("max_reuse_distance", "prefetch_bucket_size"):
         if read.get(entry := f"zero_optimization.stage3_{other}") != "auto":
             read.count(entry)
     layers = [model.layer_parameters(layer) for layer in range(model.layers)]
-    counted, kept = 2 * max(layers), min(int(most), sum(layers))
-    if _stage(read) != 3 or kept <= counted:
+    predicted, gathered = 2 * max(layers), min(int(max_live), sum(layers))
+    if _stage(read) != 3 or gathered <= predicted:
         return None
-    more = element_bytes(dtype) * (kept - counted)
-    said = "" if most is given else " by default"
+    extra = element_bytes(dtype) * (gathered - predicted)
+    origin = "" if max_live is specified else " by default"
     return MoreMemory(
-        size=more,
+        size=extra,
         setting=name,
-        sentence=f"{name} is {most:,.0f}{said}, and the prediction counts on two gathered layers, {counted:,}"
-        f" parameters: up to {size_words(more)} per device may be added, which a lower value saves.",
+        sentence=f"{name} is {max_live:,.0f}{origin}, and the prediction counts on two gathered layers, {predicted:,}"
+        f" parameters: up to {size_words(extra)} per device may be added, which a lower value saves.",
     )

@@ -1,6 +1,6 @@
 """DeepSpeed's partition of optimizer states, and of a pipeline's layers: `uniform`, `parameters`, or `type:REGEX`.
 
-Its list of layers is taken to be the embedding, the decoder layers, the last norm and the head, as in
+The list of layers is assumed to be the embedding, the decoder layers, the final norm and the head, as in
 Megatron-DeepSpeed, whose head shares the embedding's class.  Source: deepspeed/runtime/pipe/module.py,
 `_partition_layers`, and `partition_uniform` and `partition_balanced` of deepspeed/runtime/utils.py.
 """
@@ -27,7 +27,7 @@ def partitioned_layers(method: str, model: Model, stages: int) -> tuple[int, ...
         stages: Pipeline devices.
 
     Raises:
-        InputError: if there is no such method, or nothing that it counts.
+        InputError: if the method is unknown, or matches no layer.
     """
     if stages > model.layers + 2:
         raise InputError(f"{model.layers} layers cannot fill {stages} stages.")
@@ -37,8 +37,8 @@ def partitioned_layers(method: str, model: Model, stages: int) -> tuple[int, ...
         bounds = _uniform(layers + 3, stages)
     elif kind == "parameters":
         table = model.vocab * model.hidden
-        own = (model.layer_parameters(layer) for layer in range(layers))
-        bounds = _balanced([table, *own, model.hidden, table], stages)
+        parameters = (model.layer_parameters(layer) for layer in range(layers))
+        bounds = _balanced([table, *parameters, model.hidden, table], stages)
     elif kind == "type" and pattern:
         bounds = _balanced(_of_type(pattern, layers), stages)
     else:
@@ -50,12 +50,12 @@ def partitioned_layers(method: str, model: Model, stages: int) -> tuple[int, ...
 
 
 def divided_states(stage: int, dtype: str) -> int:
-    """The ZeRO level of a stage: DeepSpeed's optimizer of bf16 divides its states without one too."""
+    """The effective ZeRO level: DeepSpeed's bf16 optimizer shards its states even at stage 0."""
     return max(stage, 1) if dtype == "bf16" else stage
 
 
 def _of_type(pattern: str, layers: int) -> list[int]:
-    """1 for each layer whose class the pattern matches."""
+    """Weights of the layers: 1 if the pattern matches the layer's class."""
     try:
         matched = re.compile(pattern)
     except re.error as error:
@@ -71,24 +71,24 @@ def _of_type(pattern: str, layers: int) -> list[int]:
 
 
 def _uniform(items: int, stages: int) -> list[int]:
-    """The bounds of equally many items per stage, the first ones with one more."""
-    each, more = divmod(items, stages)
-    return [0, *accumulate(each + (stage < more) for stage in range(stages))]
+    """The bounds of an even split, with the remainder on the first stages."""
+    quotient, remainder = divmod(items, stages)
+    return [0, *accumulate(quotient + (stage < remainder) for stage in range(stages))]
 
 
 def _balanced(weights: Sequence[int], stages: int) -> list[int]:
-    """The bounds for which the heaviest and the lightest stage differ least; of equal ones the latest cut."""
+    """The bounds that minimize the difference of the heaviest and the lightest stage; ties take the latest cut."""
     sums = [0, *accumulate(weights)]
     count = len(weights)
     best: list[dict[int, tuple[float, float, int]]] = [{0: (0.0, float("inf"), 0)}]
     for stage in range(1, stages + 1):
         row: dict[int, tuple[float, float, int]] = {}
         for end in range(stage, count + 1):
-            for begin, (most, least, _) in best[-1].items():
+            for begin, (max_weight, min_weight, _) in best[-1].items():
                 if begin >= end:
                     continue
                 weight = sums[end] - sums[begin]
-                heaviest, lightest = max(most, weight), min(least, weight)
+                heaviest, lightest = max(max_weight, weight), min(min_weight, weight)
                 if end not in row or heaviest - lightest <= row[end][0] - row[end][1]:
                     row[end] = (heaviest, lightest, begin)
         best.append(row)

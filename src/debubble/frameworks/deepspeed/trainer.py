@@ -1,4 +1,4 @@
-"""The arguments of Transformers' Trainer, which fill in what a DeepSpeed configuration leaves to them.
+"""Reads the arguments of Transformers' Trainer, which replace `auto` in a DeepSpeed configuration.
 
 Source: transformers 5.24, training_args.py and integrations/deepspeed.py (HfTrainerDeepSpeedConfig).
 """
@@ -20,37 +20,37 @@ from debubble.models import Model, named_model
 CHECKPOINTING = "--gradient_checkpointing"
 _LENGTHS = ("--max_length", "--max_seq_length", "--model_max_length", "--cutoff_len", "--block_size")
 _RANKS, _TUNES, _PEFT = ("--lora_rank", "--lora_r"), "--finetuning_type", "--use_peft"
-_TUNED, _OF_PEFT = 8, 16
-"""The ranks of adapters that LLaMA-Factory's --finetuning_type lora and TRL's --use_peft have by default."""
+_FINETUNING_RANK, _PEFT_RANK = 8, 16
+"""Default ranks of adapters of LLaMA-Factory's --finetuning_type lora and of TRL's --use_peft."""
 _MODEL, _OPTIMIZER = "--model_name_or_path", "--optim"
 _FILLED = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "bf16": "bf16.enabled",
     "fp16": "fp16.enabled",
 }
-"""Argument of the Trainer -> the configuration's entry that it fills in."""
-_OWN = (CHECKPOINTING, *_LENGTHS, _MODEL, _OPTIMIZER, *_RANKS, _TUNES, _PEFT)
-"""The Trainer's arguments that a configuration has no entry for."""
+"""Argument of the Trainer -> the entry of the configuration that it sets."""
+_TRAINER_ARGUMENTS = (CHECKPOINTING, *_LENGTHS, _MODEL, _OPTIMIZER, *_RANKS, _TUNES, _PEFT)
+"""Arguments of the Trainer without an entry in the configuration."""
 HARMLESS = """
     logging_* save_* eval_* evaluation_strategy report_to run_name do_* remove_unused_columns dataloader_*
     num_train_epochs overwrite_output_dir lr_scheduler_* ddp_timeout hub_* push_to_hub deepspeed dataset_* torch_dtype
     lora_alpha lora_dropout lora_target* template
 """
-"""The arguments that cost neither time nor memory of a step."""
+"""Arguments that cost neither time nor memory of a step."""
 
 
-def with_trainer(config: Mapping[str, Any], path: Path, given: CommandLine | None) -> dict[str, Any]:
-    """A configuration's settings, changed and filled in by the arguments of the job's command line.
+def with_trainer(config: Mapping[str, Any], path: Path, command_line: CommandLine | None) -> dict[str, Any]:
+    """A configuration's settings, overridden and completed by the arguments of the job's command line.
 
     Raises:
-        InputError: if the Trainer refuses the configuration, as it says otherwise.
+        InputError: if the arguments contradict the configuration, which the Trainer rejects.
     """
     settings = dict(config)
-    if given is None:
+    if command_line is None:
         return settings
-    filled = given.changed(settings)
+    filled = command_line.override(settings)
     sections = {name.partition(".")[0] for name in known_entries("deepspeed")}
-    for name in given.changed({}):
+    for name in command_line.override({}):
         argument = name.replace("-", "_")
         if argument in _FILLED:
             entry, value = _FILLED[argument], filled.pop(name)
@@ -61,42 +61,42 @@ def with_trainer(config: Mapping[str, Any], path: Path, given: CommandLine | Non
                     " 'auto', or give the same."
                 )
             filled[entry] = value
-        elif f"--{argument}" in _OWN or name.partition(".")[0] not in sections:
+        elif f"--{argument}" in _TRAINER_ARGUMENTS or name.partition(".")[0] not in sections:
             filled[f"--{argument}"] = filled.pop(name)
     return filled
 
 
 def model_of(read: SettingsReader) -> Model | None:
-    """The model that the arguments name; None: they name none."""
+    """The model that the arguments name; None: no model."""
     name = read.get(_MODEL)
     return None if name is None else named_model(str(name))
 
 
 def length_of(read: SettingsReader) -> int | None:
-    """Tokens per sequence by the arguments; None: they do not say."""
+    """Tokens per sequence by the arguments; None: not set."""
     length = _length_argument(read)
     return None if length is None else read.size(length)
 
 
 def rank_of(read: SettingsReader) -> int:
-    """The rank of the adapters that the arguments ask for; 0: they ask for none."""
+    """The rank of the adapters by the arguments; 0: no adapters."""
     ranks = [read.size(name) for name in _RANKS if read.get(name) is not None]
     peft, tunes = read.flag(_PEFT, bool(ranks)), read.text(_TUNES, "")
     if tunes not in ("", "lora") or not (peft or tunes):
         return 0
-    return ranks[0] if ranks else _TUNED if tunes else _OF_PEFT
+    return ranks[0] if ranks else _FINETUNING_RANK if tunes else _PEFT_RANK
 
 
 def _length_argument(read: SettingsReader) -> str | None:
-    """The argument that says how long sequences are; None: there is none."""
+    """The argument that sets the sequence length; None: there is none."""
     return next((argument for argument in _LENGTHS if read.get(argument) is not None), None)
 
 
 def optimizer_of(read: SettingsReader) -> str:
-    """The configuration's optimizer, or the nearest one to that of the arguments."""
-    own, name = read.text("optimizer.type", "").lower(), read.text(_OPTIMIZER, "adamw")
-    if own:
-        return own if own in MOMENTS else "adamw"
+    """The optimizer of the configuration, or the supported one closest to that of the arguments."""
+    configured, name = read.text("optimizer.type", "").lower(), read.text(_OPTIMIZER, "adamw")
+    if configured:
+        return configured if configured in MOMENTS else "adamw"
     if re.search("adamw.*8bit", name):
         return "adamw-8bit"
     plain = name.removeprefix("paged_").partition("_")[0]
@@ -104,12 +104,12 @@ def optimizer_of(read: SettingsReader) -> str:
 
 
 def remarks(read: SettingsReader, optimizer: str, length: int | None) -> Iterator[str]:
-    """Sentences on arguments that are predicted otherwise.
+    """Sentences on arguments that the prediction does not follow.
 
     Args:
         read: The settings.
-        optimizer: The optimizer that is predicted.
-        length: Tokens per sequence that the user gives; None: as the arguments say.
+        optimizer: The predicted optimizer.
+        length: Tokens per sequence given by the user; None: by the arguments.
     """
     name = str(read.get(_OPTIMIZER, "adamw"))
     if read.get("optimizer.type") is None and not re.match(r"(paged_)?(adamw|sgd|lion_32bit|lion$)", name):

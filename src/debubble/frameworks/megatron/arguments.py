@@ -1,18 +1,18 @@
-"""Megatron-LM's arguments by type: words, numbers, switches, and which of them were asked for."""
+"""Typed access to Megatron-LM's arguments, which records the arguments that were read."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import Any
 
-from debubble.imports.command_line import how_to_give, variables_in
-from debubble.imports.kinds import SWITCH, shown
+from debubble.imports.command_line import args_hint, variables_in
+from debubble.imports.kinds import BOOLEAN, as_yaml
 from debubble.imports.reader import SettingsReader
-from debubble.imports.settings import SOURCED
+from debubble.imports.settings import MISSING_SOURCES
 from debubble.ir import InputError
 
 SIMILARITY = 0.9
-"""Similarity (difflib's cutoff) from which an argument may be the one that is missing, misspelt."""
+"""Minimum similarity (difflib's cutoff) of an argument that may be a missing one, misspelt."""
 
 _VALUED = (
     "micro-batch-size", "global-batch-size", "seq-length", "num-layers", "hidden-size", "ffn-hidden-size",
@@ -27,33 +27,33 @@ _VALUED = (
     "exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype", "data-parallel-sharding-strategy",
     "attention-backend", "fp8-recipe", "moe-token-dispatcher-type", "zero-stage",
 )  # fmt: skip
-"""Arguments that decide and have a value, so that off is none of theirs."""
+"""Arguments that need a value and affect the prediction, so that `false` and empty values are errors."""
 
 
 def is_off(name: str, value: Any) -> bool:
-    """Tell whether an entry of a YAML file says that an argument of this name is not there."""
+    """Tell whether an entry of a YAML file means that the argument of this name is absent."""
     plain = name.lstrip("-").replace("_", "-")
     return value is None or (plain not in _VALUED and (value is False or value in ([], {})))
 
 
 _OF_MODEL = ("--hidden-size", "--num-attention-heads", "--num-layers")
 _YAML = (".yaml", ".yml")
-"""Endings of files whose entries are no words of a command line, and whose switches may be 1 and 0."""
+"""Suffixes of files whose entries are not command-line words, and whose switches may be 1 and 0."""
 
 
 class Arguments(SettingsReader):
-    """Arguments, whose values are words: the numbers among them, and which of them were asked for."""
+    """Arguments, whose values are words that are converted when they are read."""
 
     @property
     def sources(self) -> str:
-        """The hint, for a sentence on a missing argument, that a sourced script that is not there may set it."""
-        names = " ".join(self.words(SOURCED))
+        """A hint, for the error on a missing argument, that a missing sourced script may set it."""
+        names = " ".join(self.words(MISSING_SOURCES))
         if variables_in(names):
-            return f"; it sources {names}: {how_to_give(names, {})}, or"
+            return f"; it sources {names}: {args_hint(names, {})}, or"
         return f"; it sources {names}, which is not next to it: put it there, or" if names else ";"
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument's value; `default` where it is missing or off."""
+        """An argument's value; `default` if it is missing or off."""
         value = super().get(name, default)
         return default if value is False else value
 
@@ -61,17 +61,17 @@ class Arguments(SettingsReader):
         return self._value(name) not in (None, False)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Whether an argument is there that takes no value; raises InputError if it has one."""
+        """Whether an argument without a value is present; raises InputError if it has a value."""
         value = self._value(name)
         if self.path.suffix in _YAML:
             value = {"1": True, "0": False}.get(str(value), value)
-        read = default if value is None else SWITCH.of(value, converts=self.is_converted(name))
+        read = default if value is None else BOOLEAN.parse(value, converts=self.is_converted(name))
         if read is None:
-            raise self.refusal(name, f"is {shown(value)}, and takes no value: let it stand alone, or leave it out")
+            raise self.refusal(name, f"is {as_yaml(value)}, and takes no value: let it stand alone, or leave it out")
         return read
 
     def word(self, name: str, default: str | None = None) -> str | None:
-        """The value of an argument that has one; raises InputError if it stands alone."""
+        """The value of an argument; raises InputError if it has none."""
         value = self._value(name)
         if value is None or value in ("none", "None"):
             return default
@@ -79,15 +79,15 @@ class Arguments(SettingsReader):
         return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     def check_has_value(self, name: str, value: Any) -> None:
-        """Raise InputError if what stands for the value of an argument is none."""
+        """Raise InputError if an argument has no value, or a boolean or table as its value."""
         if isinstance(value, bool | dict) or value == ():
             is_file = self.path.suffix in _YAML
-            shows = shown([] if value == () else value)
+            shows = as_yaml([] if value == () else value)
             lacks = f"has no value after it: give it with --args '{name} VALUE'"
             raise self.refusal(name, f"is {shows}, and takes a value" if is_file else lacks)
 
     def words(self, name: str) -> tuple[str, ...]:
-        """The words after an argument; those of a list in one word are several."""
+        """The words after an argument; a list in one word is split."""
         value = self.get(name, ())
         if isinstance(value, str):
             return tuple(filter(None, value.strip("[]").replace(",", " ").split()))
@@ -95,15 +95,15 @@ class Arguments(SettingsReader):
         return tuple(map(str, items))
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A whole number; raises InputError if it is missing without a default, or is none."""
+        """An integer; raises InputError if it is missing without a default, or is another value."""
         word = self.word(name)
         if word is None:
             if default is None:
                 near = get_close_matches(
-                    name, [each for each in self.settings if each.startswith("--")], 1, cutoff=SIMILARITY
+                    name, [argument for argument in self.settings if argument.startswith("--")], 1, cutoff=SIMILARITY
                 )
                 misspelt = f", but {near[0]}" if near else ""
-                if unset := [each for each in self.settings if each.startswith("$")]:
+                if unset := [argument for argument in self.settings if argument.startswith("$")]:
                     misspelt = f", and {unset[0]} is not told"
                 model = ", or the model with --model" if name in _OF_MODEL else ""
                 raise InputError(
@@ -111,27 +111,27 @@ class Arguments(SettingsReader):
                     f" --args '{name} N'{model}."
                 )
             return default
-        return self._whole(name, word)
+        return self._integer(name, word)
 
     def numbers(self, name: str) -> list[int]:
-        """The numbers of something after an argument, none if it is missing; raises InputError if one is none."""
+        """The non-negative integers after an argument, empty if it is missing; raises InputError for other values."""
         if (value := self.get(name)) is not None:
             self.check_has_value(name, value)
-        return [self._at_least(0, name, self._whole(name, word)) for word in self.words(name)]
+        return [self._check_minimum(0, name, self._integer(name, word)) for word in self.words(name)]
 
-    def _whole(self, name: str, word: str) -> int:
+    def _integer(self, name: str, word: str) -> int:
         try:
             return int(word)
         except ValueError:
             hint = f"which is no whole number that is known here: give it with --args '{name} N'"
             if "$" in word:
-                sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
-                variables = f"{how_to_give(word, {})}, or" if variables_in(word) else "give it with"
+                sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(MISSING_SOURCES) else ":"
+                variables = f"{args_hint(word, {})}, or" if variables_in(word) else "give it with"
                 hint = f"which the file does not tell{sources} {variables} --args '{name} N'"
             raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 
     def share(self, name: str, default: float = 1.0) -> float:
-        """A number between 0 and 1; raises InputError if the argument is there and is none."""
+        """A number between 0 and 1; raises InputError if the argument is another value."""
         word = self.word(name, str(default))
         try:
             share = float(word or "")

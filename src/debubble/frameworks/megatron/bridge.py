@@ -1,4 +1,4 @@
-"""Megatron-Bridge (NeMo): the YAML of a run's ConfigContainer, or of an override, as Megatron-LM's arguments."""
+"""Reads Megatron-Bridge (NeMo) YAML, of a run's ConfigContainer or an override, as Megatron-LM's arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from debubble.imports.settings import RECIPE, read_settings
 from debubble.ir import InputError
 
 PARTS = ("model", "train", "ddp", "optimizer", "comm_overlap", "checkpoint")
-"""The parts of the configuration whose settings are arguments."""
+"""Sections of the configuration whose settings are arguments of Megatron-LM."""
 _NAMES = {
     "num_moe_experts": "num-experts",
     "gated_linear_unit": "swiglu",
@@ -24,33 +24,33 @@ _NAMES = {
     "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
 }
-"""Settings that Megatron-LM calls otherwise."""
+"""Settings with another name in Megatron-LM."""
 _ADAPTERS = "peft._target_"
 _STAGES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
-def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
-    """The settings as arguments, `--name` -> value, and the model's name as `model`; those that are off are left out.
+def read_bridge(path: Path, command_line: CommandLine) -> Mapping[str, Any]:
+    """The settings as arguments, `--name` -> value, without those that are off, and the model's name as `model`.
 
     Raises:
-        InputError: if the file is no configuration of Megatron-Bridge, or of no training.
+        InputError: if the file is not a training configuration of Megatron-Bridge.
     """
-    return _read_settings({name: given.filled(value) for name, value in read_settings(path).items()}, path)
+    return _read_settings({name: command_line.expand(value) for name, value in read_settings(path).items()}, path)
 
 
-def _read_settings(whole: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    if whole.get("MODE") == "inference":
+def _read_settings(raw: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    if raw.get("MODE") == "inference":
         raise InputError(f"{path} says MODE: inference: it generates, and nothing of it is trained.")
-    if "model.encoder_seq_length" in whole or any(name.startswith("exp_manager.") for name in whole):
+    if "model.encoder_seq_length" in raw or any(name.startswith("exp_manager.") for name in raw):
         raise InputError(
             f"{path} is a configuration of NeMo 1, which is not read: give what it says as Megatron-LM's arguments in a"
             " script (`pretrain_gpt.py --tensor-model-parallel-size 8 --micro-batch-size 1 --num-layers 96 --bf16`)."
         )
-    if any(name.startswith(ARGUMENTS) for name in whole):
-        return read_mapping(whole)
+    if any(name.startswith(ARGUMENTS) for name in raw):
+        return read_mapping(raw)
     settings = {
         name: value
-        for name, value in whole.items()
+        for name, value in raw.items()
         if (value is False or not is_off(name.rpartition(".")[2], value))
         and (not name.rpartition(".")[2].startswith("_") or name == _ADAPTERS)
     }
@@ -63,7 +63,7 @@ def _read_settings(whole: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+|mixed_precision)=(.*)", re.DOTALL)
-_OWN_ARGUMENTS = {
+_SCRIPT_ARGUMENTS = {
     "model.tensor_model_parallel_size": ("-tp",), "model.pipeline_model_parallel_size": ("-pp",),
     "model.context_parallel_size": ("-cp",), "model.expert_model_parallel_size": ("-ep",),
     "model.virtual_pipeline_model_parallel_size": ("-vp",), "model.expert_tensor_parallel_size": ("-et",),
@@ -73,7 +73,7 @@ _OWN_ARGUMENTS = {
     "ddp.use_megatron_fsdp": (), "model.cuda_graph_impl": (), "model.cuda_graph_scope": (),
     "comm_overlap.overlap_moe_expert_parallel_comm": ("--moe_a2a_overlap",),
 }  # fmt: skip
-"""Setting -> the arguments of scripts/performance that say it, besides its own name."""
+"""Setting -> arguments of scripts/performance that set it, besides its own name."""
 _IMPLIED: Mapping[str, Mapping[str, Any]] = {
     "model.recompute_num_layers": {"model.recompute_granularity": "full", "model.recompute_method": "block"},
     "model.recompute_modules": {"model.recompute_granularity": "selective"},
@@ -81,58 +81,58 @@ _IMPLIED: Mapping[str, Mapping[str, Any]] = {
     "comm_overlap.overlap_moe_expert_parallel_comm": {"comm_overlap.delay_wgrad_compute": True},
     "model.tensor_model_parallel_size": {"model.sequence_parallel": True},
 }
-"""Setting that such an argument says -> what scripts/performance sets with it (utils/overrides.py)."""
+"""Setting of such an argument -> further settings that scripts/performance derives (utils/overrides.py)."""
 _PRECISIONS = {
     "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "nvfp4": "bf16_with_nvfp4_mixed",
     "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
     "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
 }  # fmt: skip
-"""Dtypes of scripts/performance -> the recipe of dtypes."""
-_DECIDING = (
+"""Dtypes of scripts/performance -> Megatron-Bridge's mixed-precision recipe."""
+_REQUIRED_SETTINGS = (
     "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.seq_length",
     "train.micro_batch_size", "train.global_batch_size",
 )  # fmt: skip
-"""Settings that a launch must say, as a recipe's own are not known here."""
-_KIND_OF_RECIPE = re.compile(r"_(pretrain|finetune|sft|peft|lora)(_.*)?$")
+"""Settings that a launch must override, because the recipe's values are unknown here."""
+_RECIPE_KIND = re.compile(r"_(pretrain|finetune|sft|peft|lora)(_.*)?$")
 
 
 def read_recipe(words: Sequence[str], path: Path) -> Mapping[str, Any]:
     """The settings that a command overrides in a recipe, as arguments.
 
     Args:
-        words: The command's.
+        words: The words of the command.
         path: The script.
 
     Raises:
-        InputError: if it leaves the recipe a degree or a batch.
+        InputError: if the recipe determines a degree or a batch.
     """
-    values = dict(pairwise([*(part for word in words for part in _named(word)), ""]))
+    values = dict(pairwise([*(piece for word in words for piece in _split_option(word)), ""]))
     overrides = (match for word in words if (match := _OVERRIDE.fullmatch(word)) is not None)
     settings = {match[1]: _value(match[2]) for match in overrides}
-    for name, others in _OWN_ARGUMENTS.items():
-        said = next((values[each] for each in (f"--{name.rpartition('.')[2]}", *others) if each in values), None)
+    for name, aliases in _SCRIPT_ARGUMENTS.items():
+        said = next((values[alias] for alias in (f"--{name.rpartition('.')[2]}", *aliases) if alias in values), None)
         if said is not None:
             settings[name] = _PRECISIONS.get(said, said) if name == "mixed_precision" else _value(said)
             off = (False, 1) if name == "model.tensor_model_parallel_size" else (False,)
             if settings[name] not in off or settings[name] is True:
                 settings = {**_IMPLIED.get(name, {}), **settings}
     settings.setdefault("model.seq_length", settings.get("dataset.seq_length", settings.get("dataset.sequence_length")))
-    if left := [name for name in _DECIDING if settings.get(name) is None]:
+    if missing := [name for name in _REQUIRED_SETTINGS if settings.get(name) is None]:
         raise InputError(
-            f"{path} starts a recipe of Megatron-Bridge, and leaves {', '.join(left)} to it: give these with --args"
-            f" '{left[0]}=1 ...', or import the configuration that its run saves (run_config.yaml)."
+            f"{path} starts a recipe of Megatron-Bridge, and leaves {', '.join(missing)} to it: give these with --args"
+            f" '{missing[0]}=1 ...', or import the configuration that its run saves (run_config.yaml)."
         )
     recipe = next((values[name] for name in ("--recipe", "--model_recipe_name", "-mr") if name in values), "")
-    model = values.get("--hf_path") or _KIND_OF_RECIPE.sub("", recipe)
-    kind = _KIND_OF_RECIPE.search(recipe)
+    model = values.get("--hf_path") or _RECIPE_KIND.sub("", recipe)
+    kind = _RECIPE_KIND.search(recipe)
     if values.get("--task") == "lora" or (kind is not None and kind[1] in ("peft", "lora")):
         settings.setdefault(_ADAPTERS, "LoRA")
     named = {} if model is None else {"model.hf_model_id": re.sub(r"^(llama|qwen)(\d)(\d)", r"\1\2.\3", model)}
     return {**_read_settings({**named, **settings}, path), RECIPE: recipe or True}
 
 
-def _named(word: str) -> Sequence[str]:
-    """An argument with underscores in its name, and its value, which may be one word; or another word."""
+def _split_option(word: str) -> Sequence[str]:
+    """Split `--name=value` into the name, with underscores, and the value; other words stay."""
     if not word.startswith("--"):
         return (word,)
     name, *value = word.split("=", 1)
@@ -147,11 +147,11 @@ def _value(text: str) -> Any:
 
 
 ARGUMENTS = "MODEL_ARGS."
-"""The part of a YAML file that has Megatron-LM's arguments by their names, dashes and all."""
+"""The section of a YAML file that has Megatron-LM's arguments by their names with dashes."""
 
 
 def read_mapping(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a file that has them as a mapping, with the rest of the file by its names; off is left out."""
+    """The arguments of a file that has them in the section MODEL_ARGS, without those that are off."""
     named = {name.removeprefix(ARGUMENTS): value for name, value in settings.items() if name.startswith(ARGUMENTS)}
     return {
         f"--{name.lstrip('-').replace('_', '-')}": argument(value)
@@ -162,22 +162,22 @@ def read_mapping(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _arguments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for path, value in settings.items():
-        part, _, name = path.partition(".")
+        section, _, name = path.partition(".")
         if path == "model.hf_model_id":
             yield "model", value
         elif path == "mixed_precision":
             yield from _precision(str(value))
         elif path == "ddp.grad_reduce_in_fp32":
-            # Bridge overwrites it with that of mixed_precision, where there is one.
-            if not any(each.partition(".")[0] == "mixed_precision" for each in settings):
+            # Bridge overwrites it by the setting in mixed_precision, if there is one.
+            if not any(other.partition(".")[0] == "mixed_precision" for other in settings):
                 yield from _precision_entry(name, value)
         elif name == "pipeline_model_parallel_layout":
             yield "--pipeline-model-parallel-layout", value if isinstance(value, str) else _layout(value)
-        elif part == "optimizer" and f"model.{name}" in settings:
+        elif section == "optimizer" and f"model.{name}" in settings:
             continue
-        elif part in PARTS and name:
+        elif section in PARTS and name:
             yield f"--{_NAMES.get(name, name.replace('_', '-'))}", argument(value)
-        elif part == "mixed_precision":
+        elif section == "mixed_precision":
             yield from _precision_entry(name, value)
         else:
             yield path, value
@@ -200,7 +200,7 @@ def _precision(recipe: str) -> Iterator[tuple[str, Any]]:
 
 
 def _precision_entry(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """One entry of a configuration of dtypes."""
+    """An entry of a mixed-precision configuration."""
     if name == "grad_reduce_in_fp32":
         if value is False:
             yield "--grad-reduce-in-bf16", True
@@ -209,12 +209,12 @@ def _precision_entry(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _layout(stages: Sequence[Any]) -> str:
-    """A layout string of lists of names, one for each stage."""
+    """The layout string for lists of layer names, one per stage."""
     return "|".join("".join(_STAGES.get(str(name), "t") for name in stage) for stage in stages)
 
 
 def argument(value: Any) -> Any:
-    """A value as it stands after an argument: True, a word, or a tuple of words; False for one that is off."""
+    """A value as that of an argument: True, a word, or a tuple of words; False if it is off."""
     if isinstance(value, list):
         return tuple(map(str, value))
     return value if isinstance(value, bool) else str(value)

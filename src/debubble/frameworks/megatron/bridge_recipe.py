@@ -1,4 +1,4 @@
-"""Megatron-Bridge: the override of a recipe's configuration, as Python, for Megatron-LM's arguments."""
+"""Writes a Python file that overrides a Megatron-Bridge recipe by Megatron-LM's arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pprint import pformat
 from typing import Any
 
-_PARTS = {
+_SECTIONS = {
     "train": ("--micro-batch-size", "--global-batch-size"),
     "ddp": (
         "--use-distributed-optimizer", "--use-megatron-fsdp", "--data-parallel-sharding-strategy",
@@ -20,17 +20,17 @@ _PARTS = {
     "checkpoint": ("--ckpt-format",),
     "comm_overlap": ("--tp-comm-overlap", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"),
 }  # fmt: skip
-"""Part of the configuration -> the arguments that it has; all others are the model's."""
+"""Section of the configuration -> its arguments; all others belong to the model."""
 _PRECISION = {"--bf16": "bf16_mixed", "--fp16": "fp16_mixed"}
 _FP8 = {"hybrid": "bf16_with_fp8_delayed_scaling_mixed", "e4m3": "bf16_with_mxfp8_mixed"}
-"""--fp8-format -> the recipe of Megatron-Bridge."""
+"""Value of --fp8-format -> Megatron-Bridge's mixed-precision recipe."""
 _GRADIENTS = {"--grad-reduce-in-bf16": False, "--accumulate-allreduce-grads-in-fp32": True}
-"""Argument -> whether gradients are summed in fp32, which the precision's recipe says in Megatron-Bridge."""
-_ELSEWHERE = ("--num-layers", "--fp8-format", "--fp8-recipe", "--attention-backend", *_PRECISION, *_GRADIENTS)
+"""Argument -> whether gradients are reduced in fp32, a field of Megatron-Bridge's mixed-precision recipe."""
+_NON_MODEL = ("--num-layers", "--fp8-format", "--fp8-recipe", "--attention-backend", *_PRECISION, *_GRADIENTS)
 
 
 class _Expression(str):
-    """Python that is written as it stands."""
+    """Python code, which `pformat` writes without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -38,7 +38,7 @@ class _Expression(str):
 
 _MOMENTS = ("exp_avg_dtype", "exp_avg_sq_dtype")
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
-"""A dtype as an argument -> the same in Megatron-Bridge's optimizer."""
+"""Dtype of an argument -> its value in Megatron-Bridge's optimizer config."""
 
 _RECIPE = '''\
 """A plan of debubble for Megatron-Bridge: `apply` changes a recipe's configuration."""
@@ -72,7 +72,7 @@ def apply(cfg):
 {gradients}    return cfg
 '''
 
-_SUMS = """\
+_GRADIENTS_CODE = """\
     from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 
     cfg.mixed_precision = get_mixed_precision_config(PRECISION)
@@ -81,20 +81,20 @@ _SUMS = """\
 
 
 def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], *, chunks: int) -> str:
-    """The override of a Megatron-Bridge recipe for Megatron-LM's arguments.
+    """The Python file that overrides a Megatron-Bridge recipe by Megatron-LM's arguments.
 
     Args:
-        arguments: Name -> value; True for an argument that has none.
-        environment: Environment variables that go with them.
+        arguments: Name -> value; True for an argument without a value.
+        environment: Environment variables to set.
         chunks: Stages per device.
     """
     precision = next((name for flag, name in _PRECISION.items() if flag in arguments), None)
     parts = {
-        part: as_settings({flag: arguments[flag] for flag in flags if flag in arguments})
-        for part, flags in _PARTS.items()
+        section: as_settings({flag: arguments[flag] for flag in flags if flag in arguments})
+        for section, flags in _SECTIONS.items()
     }
-    elsewhere = {flag for flags in _PARTS.values() for flag in flags} | set(_ELSEWHERE)
-    model = as_settings({flag: value for flag, value in arguments.items() if flag not in elsewhere})
+    non_model = {flag for flags in _SECTIONS.values() for flag in flags} | set(_NON_MODEL)
+    model = as_settings({flag: value for flag, value in arguments.items() if flag not in non_model})
     model["virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
     for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"):
         model.setdefault(name, None)
@@ -107,7 +107,7 @@ def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], 
     if (backend := arguments.get("--attention-backend", "auto")) != "auto":
         model["attention_backend"] = _Expression(f"AttnBackend.{backend}")
         imports.append("from megatron.core.transformer.enums import AttnBackend")
-    gradients = next((_SUMS.format(wide=wide) for flag, wide in _GRADIENTS.items() if flag in arguments), "")
+    gradients = next((_GRADIENTS_CODE.format(wide=wide) for flag, wide in _GRADIENTS.items() if flag in arguments), "")
     return _RECIPE.format(
         imports="".join(f"\n{line}" for line in imports) + "\n" * bool(imports),
         gradients=gradients,
@@ -118,9 +118,9 @@ def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], 
 
 
 def as_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments such as `--num-layers` by names such as `num_layers`, with lists for several words.
+    """Arguments such as `--num-layers` as settings such as `num_layers`, with lists for several words.
 
-    An argument such as `--no-fusion` is the name `fusion`, false.
+    An argument such as `--no-fusion` becomes the setting `fusion`, false.
     """
     return dict(_setting(flag, value) for flag, value in arguments.items())
 

@@ -1,11 +1,11 @@
-"""Megatron-LM: its command-line arguments, with the partition as a layout string, and Megatron-Bridge's settings.
+"""Exports plans to Megatron-LM (arguments with the partition as a layout string) and Megatron-Bridge (settings).
 
 In the layout, `E` is the embedding, `t` a decoder layer, `m` a multi-token-prediction layer, `L` the loss, `|` the
-end of a stage; stages come in model order, and stage s lives on device s mod p.  The order is Megatron's own 1F1B or
-interleaved one.  Recomputation is the same for all stages: `block` takes the first N layers of each, `selective` the
-same modules of every layer.  The arguments are for Transformer Engine's layers, which are Megatron's default.
+end of a stage; stages come in model order, and stage s runs on device s mod p.  The order is Megatron's 1F1B or
+interleaved 1F1B.  Recomputation is the same for all stages: `block` recomputes the first N layers of each, `selective`
+the same modules of every layer.  The arguments are for Transformer Engine's layers, which are Megatron's default.
 
-Bridge has the same names without dashes, spread over the parts of its configuration: a Python function changes a
+Megatron-Bridge has the same names without dashes in the sections of its configuration: a Python function changes a
 recipe's ConfigContainer.
 """
 
@@ -41,17 +41,17 @@ from debubble.targets.target import sparse_layers
 
 _TARGET = "Megatron-LM"
 _ON = True
-"""The value of an option that takes none."""
+"""The value of an argument without a value."""
 
 
 def _tensor(plan: Plan) -> Decision:
-    """The costs count on sequence parallelism, which is off in Megatron by default."""
+    """Set sequence parallelism as the costs assume; it is off in Megatron by default."""
     parallel = {"--sequence-parallel": _ON} if plan.options.tensor > 1 and plan.options.sequence_parallel else {}
     return {"--tensor-model-parallel-size": plan.options.tensor, **parallel}
 
 
 def _optimizer(plan: Plan) -> Decision:
-    """Megatron's SGD has momentum by default; its Adam has 8-bit moments with the distributed optimizer alone."""
+    """Megatron's SGD has momentum by default; 8-bit Adam requires the distributed optimizer."""
     moments = {"--use-precision-aware-optimizer": _ON, "--exp-avg-dtype": "fp8", "--exp-avg-sq-dtype": "fp8"}
     settings: dict[str, Mapping[str, Any]] = {
         "adamw": {"--optimizer": "adam"},
@@ -66,7 +66,7 @@ def _optimizer(plan: Plan) -> Decision:
 
 
 def _zero(plan: Plan) -> Decision:
-    """The distributed optimizer divides states; Megatron-FSDP gradients too, and parameters."""
+    """The distributed optimizer shards states; Megatron-FSDP also shards gradients and parameters."""
     if plan.options.zero < 2:
         return {"--use-distributed-optimizer": _ON} if plan.options.zero else {}
     return {
@@ -82,11 +82,11 @@ def _zero(plan: Plan) -> Decision:
 FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO level -> Megatron-FSDP's name for it."""
 FSDP_FORMAT = "fsdp_dtensor"
-"""The checkpoints of Megatron-FSDP, which has no others, and which nothing else has."""
+"""The checkpoint format of Megatron-FSDP, which it requires and nothing else supports."""
 
 
 def _host_optimizer(plan: Plan) -> Decision:
-    """The hosts step next to the transfers, and the devices next to the hosts."""
+    """Offload optimizer states, with the CPU optimizer step overlapping transfers and the GPU's step."""
     if not plan.options.host_optimizer:
         return {}
     return {
@@ -98,14 +98,14 @@ def _host_optimizer(plan: Plan) -> Decision:
 
 
 def _expert_overlap(plan: Plan) -> Decision:
-    """Combined 1F1B, whose backward leaves weights for when tokens travel."""
+    """Combined 1F1B, which delays weight gradients to overlap the exchange of tokens."""
     if not plan.options.expert_overlap:
         return {}
     return {"--overlap-moe-expert-parallel-comm": _ON, "--delay-wgrad-compute": _ON}
 
 
 def _dtype(plan: Plan) -> Decision:
-    """The costs count on an attention that keeps no scores, or on one that does."""
+    """Set the dtype, and an attention backend that stores scores or not, as the costs assume."""
     attention = {"--attention-backend": "auto" if plan.options.flash_attention else "unfused"}
     match plan.options.dtype:
         case "fp8":
@@ -116,14 +116,14 @@ def _dtype(plan: Plan) -> Decision:
 
 
 def _gradient_dtype(plan: Plan) -> Decision:
-    """Gradients are in fp32 by default next to bf16, and in fp16 next to fp16."""
+    """Gradients are in fp32 by default with bf16, and in fp16 with fp16."""
     if plan.options.dtype == "fp16" and plan.options.gradient_dtype == "fp32":
         return {"--accumulate-allreduce-grads-in-fp32": _ON}
     return {"--grad-reduce-in-bf16": _ON} if plan.options.gradient_dtype == "bf16" else {}
 
 
 def _moment_dtype(plan: Plan) -> Decision:
-    """Megatron has moments of fewer bytes in its distributed optimizer."""
+    """Moments below fp32 require Megatron's precision-aware optimizer."""
     dtype = plan.options.moment_dtype
     if dtype == "fp32":
         return {}
@@ -131,20 +131,20 @@ def _moment_dtype(plan: Plan) -> Decision:
 
 
 def _expert(plan: Plan) -> Decision:
-    """The costs count on tokens that travel to their experts alone, where Megatron's default gathers all of them."""
+    """Set the all-to-all dispatcher, which the costs assume; Megatron's default gathers all tokens."""
     if plan.options.expert == 1:
         return {}
     return {"--expert-model-parallel-size": plan.options.expert, "--moe-token-dispatcher-type": "alltoall"}
 
 
 def _expert_tensor(plan: Plan) -> Decision:
-    """Tensor-parallel ranks divide every expert by default."""
+    """The tensor-parallel degree of experts, if it differs from the model's."""
     shards = plan.options.expert_tensor
     return {} if shards is None else {"--expert-tensor-parallel-size": shards}
 
 
 def _framework(plan: Plan) -> Decision:
-    """Write the arguments for what a Megatron fuses and overlaps."""
+    """Set the arguments for the framework's overlaps and dispatcher."""
     o = plan.options
     traits, settings = framework_of_options(o.framework), dict[str, Any]()
     if traits.gradient_overlap:
@@ -161,7 +161,7 @@ def _framework(plan: Plan) -> Decision:
 
 
 def _is_megatron(plan: Plan) -> bool:
-    """Tell whether the framework of the plan is a Megatron, or none is named."""
+    """Tell whether the plan has a Megatron's costs, or names no framework."""
     return framework_name(plan.options.framework) in ("", *_MEGATRONS)
 
 
@@ -189,11 +189,11 @@ OPTIONS: OptionTable = {
 
 @exporter("megatron", options=OPTIONS)
 def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
-    """`megatron-arguments.sh`, which sets bash arrays, `launch.sh`, and `megatron_bridge.py`, for a Bridge recipe."""
+    """`megatron-arguments.sh` with bash arrays, `launch.sh`, and `megatron_bridge.py` for a Megatron-Bridge recipe."""
     stages = stage_layers(plan, target=_TARGET)
     require_order(plan, targets["megatron"])
     mtp = sum(stage.mtp for stage in stages)
-    plan, recompute, losses = fastest(plan, ladders(plan, stages), target=_TARGET)
+    plan, recompute, losses = fastest(plan, recompute_choices(plan, stages), target=_TARGET)
     if mtp and recompute:
         losses = (*losses, "Megatron-LM recomputes no multi-token-prediction layer.")
     if plan.model is None:
@@ -203,27 +203,28 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     if offload:
         losses = (*losses, OFFLOAD_REMARK)
     variables = environment(arguments)
-    of_model, unsaid = model_arguments(plan)
+    model_args, model_losses = model_arguments(plan)
     left_out = [name for name in (*SPLITS, *_REPLACED_OPTIONS) if name not in arguments] + _formats(arguments)
     files = {
-        ARGUMENTS_FILE: arguments_script(of_model, arguments, {**_one_queue(plan), **variables}, left_out=left_out),
+        ARGUMENTS_FILE: arguments_script(model_args, arguments, _connections(plan) | variables, left_out=left_out),
         **({} if plan.cluster is None else {LAUNCH_FILE: launch_script(plan.cluster, plan.degrees.devices)}),
         "megatron_bridge.py": bridge_recipe(arguments, variables, chunks=plan.schedule.placement.chunks),
     }
-    return ExportDraft(files, plan, (*losses, *unsaid, *untested_settings(plan)))
+    return ExportDraft(files, plan, (*losses, *model_losses, *untested_settings(plan)))
 
 
 def untested_settings(plan: Plan) -> tuple[str, ...]:
-    """Settings that Megatron-LM takes and does not test, or that are left to the user."""
+    """Sentences on settings that Megatron-LM accepts but does not test, or that the user must set."""
     graphs = framework_of_options(plan.options.framework).graphs if _is_megatron(plan) else None
-    left = () if graphs in (None, "none") else (f"The plan counts on CUDA graphs ({graphs}): set --cuda-graph-impl.",)
+    sentence = f"The plan counts on CUDA graphs ({graphs}): set --cuda-graph-impl."
+    remarks = () if graphs in (None, "none") else (sentence,)
     if plan.options.zero == 1 and plan.options.optimizer == "muon":
-        return (*left, MUON_DIVIDED)
+        return (*remarks, MUON_DIVIDED)
     if plan.options.zero < 2:
-        return left
+        return remarks
     model = plan.model
     assert model is not None
-    return (*left, FSDP_REMARK, *targets["megatron"].untested_parts(plan.options, model, pipeline=plan.devices))
+    return (*remarks, FSDP_REMARK, *targets["megatron"].untested_parts(plan.options, model, pipeline=plan.devices))
 
 
 MUON_DIVIDED = (
@@ -240,8 +241,8 @@ FSDP_REMARK = f"Checkpoints of Megatron-FSDP are {FSDP_FORMAT}: --load does not 
 def arguments_of(plan: Plan, stages: Sequence[StageLayers], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron-LM's arguments for a plan's stages and settings, without recomputation.
 
-    The costs count on one grouped product for a device's experts.  Without it Megatron-LM refuses to recompute
-    `moe_act`, and ignores the experts' modules among those to offload (TEGroupedMLP).
+    The costs assume grouped GEMM for a device's experts.  Without it Megatron-LM refuses to recompute `moe_act`, and
+    ignores the experts' modules among those to offload (TEGroupedMLP).
     """
     mtp = sum(stage.mtp for stage in stages)
     grouped = plan.model is not None and bool(sparse_layers(plan.model))
@@ -256,7 +257,7 @@ def arguments_of(plan: Plan, stages: Sequence[StageLayers], settings: Mapping[st
 
 
 def offload_arguments(plan: Plan, target: Target) -> dict[str, Any]:
-    """The arguments that offload what the plan offloads, however small the tensors are."""
+    """The arguments for the plan's activation offload, without a minimum tensor size."""
     setting = module_offload(plan, target)
     if setting is None:
         return {}
@@ -269,7 +270,7 @@ def offload_arguments(plan: Plan, target: Target) -> dict[str, Any]:
 
 
 def environment(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The environment variables that Megatron-LM asks for with these arguments."""
+    """The environment variables that Megatron-LM requires with these arguments."""
     variables = {}
     if "--fine-grained-activation-offloading" in arguments:
         variables["NVTE_CPU_OFFLOAD_V1"] = "1"
@@ -278,10 +279,10 @@ def environment(arguments: Mapping[str, Any]) -> dict[str, str]:
     return variables
 
 
-def _one_queue(plan: Plan) -> dict[str, str]:
-    """The variable without which Megatron-LM refuses tensor and context parallelism on GPUs before Blackwell.
+def _connections(plan: Plan) -> dict[str, str]:
+    """The variable that Megatron-LM requires for tensor and context parallelism on GPUs before Blackwell.
 
-    Collectives then start in the order of the products that they stand next to.
+    With one queue, collectives start in the order of the GEMMs that they overlap.
     """
     divided = plan.options.tensor > 1 or plan.options.context > 1
     described = plan.model_on_cluster
@@ -296,16 +297,16 @@ _REPLACED_OPTIONS = (
     "--recompute-modules", "--fine-grained-activation-offloading", "--optimizer-cpu-offload", "--use-megatron-fsdp",
     "--use-torch-fsdp2", "--overlap-moe-expert-parallel-comm", "--sequence-parallel", "--swap-optimizer",
 )  # fmt: skip
-"""Arguments that change a plan which does not have them."""
+"""Arguments that the user must not add if the plan does not have them."""
 
 
 def _formats(arguments: Mapping[str, Any]) -> list[str]:
-    """The checkpoint formats of FSDP alone, where the arguments have none."""
+    """Checkpoint formats that the user must not set: FSDP's, if the arguments have no FSDP."""
     return [] if "--use-megatron-fsdp" in arguments else [f"--ckpt-format {FSDP_FORMAT}"]
 
 
 def layout(stages: Sequence[StageLayers]) -> str:
-    """The layout string, such as `Et*3|(tt|)*29,m|L`; equal stages in a row are written once."""
+    """The layout string, such as `Et*3|(tt|)*29,m|L`, with consecutive equal stages abbreviated."""
     parts = [_stage(stage) for stage in stages]
     words: list[str] = []
     for word, run in itertools.groupby(parts[:-1]):
@@ -323,8 +324,8 @@ def _stage(stage: StageLayers) -> str:
 _Choice = Alternative[Mapping[str, Any]]
 
 
-def ladders(plan: Plan, stages: Sequence[StageLayers]) -> Iterator[Sequence[_Choice]]:
-    """Megatron's ways to recompute: nothing, some modules of every layer, or the first whole layers of every stage."""
+def recompute_choices(plan: Plan, stages: Sequence[StageLayers]) -> Iterator[Sequence[_Choice]]:
+    """Megatron's recomputation choices: none, modules of every layer, or the first layers of every stage in full."""
     layers = [layer for stage in stages for layer in stage.layers]
     yield [Alternative({}, {layer.index: ("none",) * len(layer.strategies) for layer in layers}, "")]
     if any(len(layer.strategies) == 2 for layer in layers):
@@ -350,8 +351,8 @@ def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
     sparse = frozenset() if plan.model is None else sparse_layers(plan.model)
     known: list[LayerStrategies] = []
     for name, setting in (OVERLAPPED_MODULES if plan.options.expert_overlap else MEGATRON_MODULES).items():
-        ways = {layer.index: setting.sparse if layer.index in sparse else setting.dense for layer in layers}
-        strategies = {index: (way.attention, way.mlp) for index, way in ways.items()}
+        choices = {layer.index: setting.sparse if layer.index in sparse else setting.dense for layer in layers}
+        strategies = {index: (choice.attention, choice.mlp) for index, choice in choices.items()}
         if name == "none" or strategies in known:
             continue
         known.append(strategies)

@@ -1,4 +1,4 @@
-"""Megatron-LM: its command-line arguments, in a script, as it logs them, or as Megatron-Bridge has them in YAML."""
+"""Imports Megatron-LM's arguments from scripts, logs, and YAML of Megatron-Bridge and FlagScale."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
-from debubble.frameworks.megatron.mindspeed import SWAPS, as_megatron, is_mindspeed
-from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
+from debubble.frameworks.megatron.mindspeed import SWAP_OPTIMIZER, as_megatron, is_mindspeed
+from debubble.frameworks.megatron.model import model_of, uses_gpt2_vocabulary
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
 from debubble.frameworks.megatron.stages import stages_of
@@ -28,7 +28,7 @@ from debubble.frameworks.megatron.swift import (
     SWIFT_DEFAULTS,
     SWIFT_HARMLESS,
     SWIFT_OFF,
-    check_said,
+    check_required,
     read_swift,
 )
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
@@ -39,7 +39,7 @@ from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import RECIPE, SOURCED, read_arguments, read_settings
+from debubble.imports.settings import MISSING_SOURCES, RECIPE, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread, with_misspelt_first
 from debubble.ir import InputError, RunOptions
@@ -48,28 +48,29 @@ from debubble.targets.offload import MODULES, ModuleOffload
 from debubble.targets.target import sparse_layers
 
 
-def read_job(path: Path, given: CommandLine | None = None) -> Settings:
+def read_job(path: Path, command_line: CommandLine | None = None) -> Settings:
     """The arguments of a file; YAML is Megatron-Bridge's or FlagScale's.  Raises InputError if it has none.
 
     Args:
         path: The file.
-        given: The command line that starts it.
+        command_line: The command line that starts it; None: unknown.
     """
     if path.suffix not in (".yaml", ".yml"):
-        arguments = read_arguments(path, given)
+        arguments = read_arguments(path, command_line)
         if RECIPE in arguments:
             return read_recipe(arguments[RECIPE], path)
         return read_swift(arguments, path) if COMMAND in arguments else arguments
-    line = given or CommandLine({})
+    line = command_line or CommandLine({})
     settings = read_settings(path)
     if is_flagscale(settings):
-        return with_arguments(read_flagscale({name: line.filled(value) for name, value in settings.items()}), given)
-    return with_arguments(read_bridge(path, line), given)
+        settings = {name: line.expand(value) for name, value in settings.items()}
+        return with_arguments(read_flagscale(settings), command_line)
+    return with_arguments(read_bridge(path, line), command_line)
 
 
-def with_arguments(settings: Settings, given: CommandLine | None) -> Settings:
-    """The arguments of a file, and those of the command line in their place."""
-    return settings if given is None else {**settings, **named_arguments(given.words)}
+def with_arguments(settings: Settings, command_line: CommandLine | None) -> Settings:
+    """The arguments of a file, overridden by those of the command line."""
+    return settings if command_line is None else {**settings, **named_arguments(command_line.words)}
 
 
 def turned_off(job: Settings) -> Mapping[str, str]:
@@ -87,7 +88,7 @@ DEFAULTS = {
     "slime": Defaults("slime", RECIPE_DEFAULTS),
     SWIFT: SWIFT_DEFAULTS,
 }
-"""By the framework that starts Megatron-LM."""
+"""Framework that starts Megatron-LM -> its defaults."""
 HARMLESS = """
     use_mcore_models transformer_impl deepspeed framework use_cpu_initialization distributed_init_method dataset.*
     logger.* tokenizer.* profiling.* scheduler.* rng.* dist.* rerun.* validation.* straggler.* checkpoint.*
@@ -102,21 +103,21 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
-    """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
+def megatron(read: SettingsReader, facts: UserFacts) -> ImportedJob:
+    """The job of Megatron-LM's arguments: degrees, stages, order, recomputation, and the model if described."""
     framework = "slime" if any(name in read.settings for name in _SLIME_ARGUMENTS) else "megatron"
     defaults = DEFAULTS[str(read.get("framework", framework))]
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
     converts = "--*" if defaults is SWIFT_DEFAULTS else read.converts
     arguments = Arguments(as_megatron(read.settings), read.path, defaults, harmless, converts)
-    for name in ("framework", SOURCED):
+    for name in ("framework", MISSING_SOURCES):
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
-        check_said(arguments, given)
-    of_fork = "--deepspeed" in arguments or "framework" in read.settings or is_mindspeed(read.settings)
-    is_plain = framework == "megatron" and not of_fork
+        check_required(arguments, facts)
+    is_fork = "--deepspeed" in arguments or "framework" in read.settings or is_mindspeed(read.settings)
+    is_plain = framework == "megatron" and not is_fork
     try:
-        job = job_of(arguments, given, target="megatron")
+        job = job_of(arguments, facts, target="megatron")
     except InputError as error:
         raise with_misspelt_first(error, arguments, known_flags() if is_plain else ()) from None
     if not is_plain:
@@ -142,26 +143,26 @@ def known_flags() -> frozenset[str]:
 
 
 _SLIME_ARGUMENTS = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
-"""Arguments by which slime is known, which sets a few of Megatron-LM's itself."""
+"""Arguments that identify slime, which sets some of Megatron-LM's arguments itself."""
 
 
-def _micro_batches(arguments: Arguments, given: UserFacts, data: int) -> tuple[int, int]:
+def _micro_batches(arguments: Arguments, facts: UserFacts, data: int) -> tuple[int, int]:
     """The size and the number of a replica's micro-batches."""
     size = arguments.size("--micro-batch-size", 1)
-    batch = _global_batch(arguments, size * data * (given.micro_batches or 1))
-    if batch % (size * data) and given.micro_batches is None:
+    batch = _global_batch(arguments, size * data * (facts.micro_batches or 1))
+    if batch % (size * data) and facts.micro_batches is None:
         raise InputError(
             f"{arguments.path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences:"
             f" {nearest_multiples(batch, size * data)}, a --cluster with as many devices as the job has, or"
             " --micro-batches."
         )
-    return size, given.micro_batches or batch // (size * data)
+    return size, facts.micro_batches or batch // (size * data)
 
 
-def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJob:
-    """The job of Megatron-LM's arguments in a framework that takes them."""
-    pipeline = arguments.size("--pipeline-model-parallel-size", 1, instead=given.pipeline)
-    if arguments.flag("--no-pipeline-parallel") and given.pipeline is None:
+def job_of(arguments: Arguments, facts: UserFacts, *, target: str) -> ImportedJob:
+    """The job of Megatron-LM's arguments in a framework that accepts them."""
+    pipeline = arguments.size("--pipeline-model-parallel-size", 1, instead=facts.pipeline)
+    if arguments.flag("--no-pipeline-parallel") and facts.pipeline is None:
         pipeline = 1
     if arguments.size("--ds-sequence-parallel-size", 1) > 1:
         raise InputError(
@@ -169,21 +170,21 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
             " give --args '--ds-sequence-parallel-size 1'."
         )
     tensor = arguments.size("--tensor-model-parallel-size", 1)
-    model = model_of(arguments, given.model)
+    model = model_of(arguments, facts.model)
     if model.heads % tensor:
         raise InputError(
             f"{arguments.path}: --tensor-model-parallel-size is {tensor}, which does not divide the model's"
             f" {model.heads} attention heads."
         )
     context = arguments.size("--context-parallel-size", 1)
-    data = replicas(given.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
-    size, micro_batches = _micro_batches(arguments, given, data)
+    data = replicas(facts.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
+    size, micro_batches = _micro_batches(arguments, facts, data)
     expert, expert_tensor = _expert_ranks(arguments, model, tensor=tensor, stage_ranks=tensor * context * data)
     layers, mtp_stage = stages_of(arguments, model, pipeline)
     zero = _zero(arguments)
     options = RunOptions(
         micro_batch_size=size,
-        sequence_length=arguments.size("--seq-length", instead=given.sequence_length),
+        sequence_length=arguments.size("--seq-length", instead=facts.sequence_length),
         tensor=tensor,
         data=data,
         context=context,
@@ -213,14 +214,14 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         strategies=strategies,
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
-        unsaid=_unsaid(arguments, given),
-        warnings=tuple(warnings_on(arguments, options, given.cluster.count)),
-        rest=Unread.of(arguments, remarks_on(arguments, options, model)),
+        defaulted=_defaulted(arguments, facts),
+        warnings=tuple(warnings_on(arguments, options, facts.cluster.count)),
+        rest=Unread.from_reader(arguments, remarks_on(arguments, options, model)),
     )
 
 
 def _global_batch(arguments: Arguments, default: int) -> int:
-    """Sequences of a step: slime may say instead how many steps it divides a rollout into."""
+    """Sequences per step; slime may set the number of steps per rollout instead."""
     steps = arguments.count("--num-steps-per-rollout")
     if "--global-batch-size" in arguments or steps == 0:
         return arguments.size("--global-batch-size", default)
@@ -229,7 +230,7 @@ def _global_batch(arguments: Arguments, default: int) -> int:
 
 
 def _zero(arguments: Arguments) -> int:
-    """The ZeRO level of Megatron's distributed optimizer, or of its FSDP, which divides everything by default."""
+    """The ZeRO level of Megatron's distributed optimizer, or of its FSDP, which shards everything by default."""
     if arguments.flag("--use-torch-fsdp2"):
         return 3
     if arguments.flag("--use-megatron-fsdp") or arguments.flag("--use-custom-fsdp"):
@@ -242,7 +243,7 @@ def _zero(arguments: Arguments) -> int:
 
 
 def _optimizer(arguments: Arguments) -> str:
-    """The optimizer; raises InputError if its states are not priced."""
+    """The optimizer; raises InputError if the memory of its states is unknown."""
     name = (arguments.word("--optimizer", "adam") or "adam").removeprefix("dist_")
     if name == "sgd":
         return "momentum" if arguments.share("--sgd-momentum") else "sgd"
@@ -257,25 +258,25 @@ def _optimizer(arguments: Arguments) -> str:
 
 
 _ADAMS = ("adam", "fusedadam", "fusedadamw")
-"""Adam's names, those of Habana's Megatron-DeepSpeed among them."""
+"""Names of Adam, including those of Habana's Megatron-DeepSpeed."""
 
 
 def _host_optimizer(arguments: Arguments) -> float:
-    """The share of the optimizer's states on the host: all by the words of Megatron-DeepSpeed and MindSpeed."""
-    if arguments.flag(SWAPS) or (arguments.flag("--cpu-optimizer") and arguments.flag("--deepspeed")):
+    """The fraction of optimizer states on the host: 1 for the switches of Megatron-DeepSpeed and MindSpeed."""
+    if arguments.flag(SWAP_OPTIMIZER) or (arguments.flag("--cpu-optimizer") and arguments.flag("--deepspeed")):
         return 1.0
     return arguments.share("--optimizer-offload-fraction") if arguments.flag("--optimizer-cpu-offload") else 0.0
 
 
 def _dtype(arguments: Arguments) -> str:
-    """The dtype that the file says before one that is the framework's default."""
+    """The compute dtype; a dtype in the file takes precedence over the framework's default."""
     names = [name for name in ("bf16", "fp16") if arguments.flag(f"--{name}")]
-    said = [name for name in names if arguments.settings.get(f"--{name}")]
-    if len(said) > 1:
+    specified = [name for name in names if arguments.settings.get(f"--{name}")]
+    if len(specified) > 1:
         raise InputError(f"{arguments.path} has --bf16 and --fp16, of which Megatron-LM takes one: leave one out.")
     if arguments.flag("--fp8-hybrid") or arguments.flag("--fp8-e4m3") or any(name in arguments for name in _FP8):
         return "mxfp8" if arguments.word("--fp8-recipe") == "mxfp8" else "fp8"
-    return "nvfp4" if any(name in arguments for name in _FP4) else next(iter(said or names), "fp32")
+    return "nvfp4" if any(name in arguments for name in _FP4) else next(iter(specified or names), "fp32")
 
 
 _FP8 = ("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
@@ -284,7 +285,7 @@ _DTYPES = ("--bf16", "--fp16", *_FP8, *_FP4)
 
 
 def _framework(arguments: Arguments) -> str:
-    """The traits of the framework that the arguments change."""
+    """The framework with the traits that the arguments change."""
     return framework_with(
         "megatron-lm",
         adapted="qkv" if set(arguments.words("peft.target_modules")) == {"linear_qkv"} else None,
@@ -297,7 +298,7 @@ def _framework(arguments: Arguments) -> str:
 
 
 def _keeps_remainders(arguments: Arguments) -> bool:
-    """Tell whether the optimizer keeps 2 bytes of each master weight, as its precision-aware Adam does by default.
+    """Tell whether the optimizer stores only the 2 low bytes of master weights, precision-aware Adam's default.
 
     Source: Megatron-LM, optimizer_config.py, from Megatron Core 0.12 and Transformer Engine 2.1 on.
     """
@@ -310,14 +311,14 @@ def _keeps_remainders(arguments: Arguments) -> bool:
 
 
 def _dispatches_once(arguments: Arguments) -> bool:
-    """Tell whether tokens travel by DeepEP or HybridEP."""
+    """Tell whether tokens are dispatched by DeepEP or HybridEP."""
     of_primus = [arguments.flag(name) for name in ("--enable-primus-turbo", "--use-turbo-deepep")]
     dispatcher = arguments.word("--moe-token-dispatcher-type")
     return arguments.flag("--moe-enable-deepep") or all(of_primus) or dispatcher == "flex"
 
 
 def _graphs(arguments: Arguments) -> str | None:
-    """The CUDA graphs: of a step, of layers, or what Megatron has by default."""
+    """The scope of CUDA graphs: step or layers; None: Megatron's default."""
     kind = arguments.word("--cuda-graph-impl", "none")
     modules = {*arguments.words("--cuda-graph-scope"), *arguments.words("--cuda-graph-modules")}
     if kind == "full_iteration" or "full_iteration" in modules:
@@ -326,7 +327,7 @@ def _graphs(arguments: Arguments) -> str | None:
 
 
 def _gradient_dtype(arguments: Arguments) -> str:
-    """The dtype in which gradients are summed: fp32 next to bf16, and fp16 next to fp16, unless arguments say another.
+    """The dtype in which gradients are summed: by default fp32 with bf16, and fp16 with fp16.
 
     Source: Megatron-LM, validate_args.
     """
@@ -342,16 +343,19 @@ def _gradient_dtype(arguments: Arguments) -> str:
 
 
 _FSDP_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
+_GRADIENT_DTYPES = (
+    "--grad-reduce-in-bf16", "--main-grads-dtype", "--accumulate-allreduce-grads-in-fp32", _FSDP_GRADIENTS
+)  # fmt: skip
 
 
 def _moment_dtype(arguments: Arguments) -> str:
-    """The dtype of both moments, which has fewer bytes in the precision-aware optimizer alone."""
+    """The dtype of both moments, which is fp32 unless the optimizer is precision-aware."""
     said = {arguments.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
     return "bf16" if said <= {"bf16", "fp16"} and arguments.flag("--use-precision-aware-optimizer") else "fp32"
 
 
 def _keeps_no_scores(arguments: Arguments) -> bool:
-    """Tell whether attention is fused: Transformer Engine's is; older layers' where --use-flash-attn says so."""
+    """Tell whether attention is fused: Transformer Engine's is, that of older layers with --use-flash-attn."""
     if arguments.word("--attention-backend", "auto") in ("unfused", "local") or arguments.flag("--no-flash-attn"):
         return False
     fused = ("--use-flash-attn", "--use-flash-attn-v2", "--use-flash-attn-triton")
@@ -359,44 +363,39 @@ def _keeps_no_scores(arguments: Arguments) -> bool:
 
 
 def _is_before_fusion(arguments: Arguments) -> bool:
-    """Tell whether the arguments are of a Megatron-LM whose own attention keeps scores, by words that ended with it."""
+    """Tell by removed arguments whether the Megatron-LM is so old that its own attention stores scores."""
     return any(name in arguments for name in ("--deepspeed", "--checkpoint-activations", "--DDP-impl"))
 
 
 def _lora(arguments: Arguments) -> int:
-    """The rank of adapters, by Megatron-Bridge's name; 0: the whole model is trained."""
+    """The rank of adapters, by Megatron-Bridge's name; 0: full fine-tuning."""
     has_adapters = any(name.startswith("peft") for name in arguments.settings)
     return arguments.size("peft.dim") if has_adapters else 0
 
 
-def _unsaid(arguments: Arguments, given: UserFacts) -> dict[str, str]:
-    """The facts that the arguments leave to a framework's defaults."""
-    divided = ("--use-distributed-optimizer", "--use-megatron-fsdp", "--use-torch-fsdp2", "--use-custom-fsdp")
+def _defaulted(arguments: Arguments, user: UserFacts) -> dict[str, str]:
+    """The facts that come from the framework's defaults -> the source of the default."""
+    sharding = ("--use-distributed-optimizer", "--use-megatron-fsdp", "--use-torch-fsdp2", "--use-custom-fsdp")
     facts: dict[str, tuple[str, ...]] = {
         "dtype": _DTYPES,
-        "gradients": (
-            "--grad-reduce-in-bf16",
-            "--main-grads-dtype",
-            "--accumulate-allreduce-grads-in-fp32",
-            _FSDP_GRADIENTS,
-        ),
+        "gradients": _GRADIENT_DTYPES,
         "sequence_parallel": ("--sequence-parallel",),
-        "zero": (*divided, "--zero-stage"),
+        "zero": (*sharding, "--zero-stage"),
     }
-    taken = {"micro-batches of {}": "--micro-batch-size", "a global batch of {}": "--global-batch-size"}
-    if given.sequence_length is None:
-        taken["sequences of {}"] = "--seq-length"
-    if given.micro_batches is not None:
-        del taken["a global batch of {}"]
-    if given.model is None and takes_gpt2_words(arguments):
+    size_arguments = {"micro-batches of {}": "--micro-batch-size", "a global batch of {}": "--global-batch-size"}
+    if user.sequence_length is None:
+        size_arguments["sequences of {}"] = "--seq-length"
+    if user.micro_batches is not None:
+        del size_arguments["a global batch of {}"]
+    if user.model is None and uses_gpt2_vocabulary(arguments):
         facts["GPT-2's vocabulary"] = ("--tokenizer-type",)
     values = arguments.defaults.values
-    facts |= {words.format(values[name]): (name,) for words, name in taken.items() if name in values}
-    return arguments.unsaid(**facts)
+    facts |= {words.format(values[name]): (name,) for words, name in size_arguments.items() if name in values}
+    return arguments.defaulted(**facts)
 
 
 def _offload(arguments: Arguments) -> ModuleOffload | None:
-    """The modules of every layer that are offloaded and priced; layers that recompute wholly have none."""
+    """The offloaded modules of every layer that are predicted; None with full recomputation."""
     if (
         not arguments.flag("--fine-grained-activation-offloading")
         or arguments.word("--recompute-granularity") == "full"
@@ -408,7 +407,7 @@ def _offload(arguments: Arguments) -> ModuleOffload | None:
 
 
 def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> Mapping[int, tuple[str, str]]:
-    """The operators that every layer recomputes."""
+    """The recomputation strategies of the layers."""
     granularity = arguments.word("--recompute-granularity")
     if arguments.flag("--checkpoint-activations"):
         return {layer: ("full", "full") for layer in range(model.layers)}
@@ -424,13 +423,13 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
         granularity, method, count = "full", former, arguments.size("--activations-checkpoint-num-layers", 1)
     modules = frozenset(arguments.words("--recompute-modules") or ("core_attn",))
     if granularity == "full":
-        most = count if method == "block" else math.inf
-        begins = (end - length for end, length in zip(accumulate(layers), layers, strict=True))
+        max_layers = count if method == "block" else math.inf
+        starts = (end - length for end, length in zip(accumulate(layers), layers, strict=True))
         return {
-            begin + place: ("full", "full")
-            for begin, length in zip(begins, layers, strict=True)
-            for place in range(length)
-            if place < most
+            start + index: ("full", "full")
+            for start, length in zip(starts, layers, strict=True)
+            for index in range(length)
+            if index < max_layers
         }
     if granularity != "selective":
         return {}
@@ -439,12 +438,13 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     priced = max((names for names in known if names <= modules), key=len, default=frozenset())
     if not priced:
         return {}
-    ways = {layer: known[priced].sparse if layer in sparse else known[priced].dense for layer in range(model.layers)}
-    return {layer: (way.attention, way.mlp) for layer, way in ways.items()}
+    setting = known[priced]
+    halves = {layer: setting.sparse if layer in sparse else setting.dense for layer in range(model.layers)}
+    return {layer: (choice.attention, choice.mlp) for layer, choice in halves.items()}
 
 
 def _expert_ranks(arguments: Arguments, model: Model, *, tensor: int, stage_ranks: int) -> tuple[int, int | None]:
-    """Ranks that divide a layer's experts, and those of each expert, None: the tensor-parallel ones.
+    """The expert-parallel degree, and the tensor-parallel degree of experts (None: the model's).
 
     Raises:
         InputError: if they do not divide the experts or the ranks of a stage.
@@ -452,17 +452,17 @@ def _expert_ranks(arguments: Arguments, model: Model, *, tensor: int, stage_rank
     name = "--expert-model-parallel-size"
     expert = arguments.size(name, 1)
     shards = arguments.size("--expert-tensor-parallel-size", tensor)
-    said = f"{arguments.path}: {name} is {expert}"
+    subject = f"{arguments.path}: {name} is {expert}"
     if model.experts is None:
         if expert > 1:
-            raise InputError(f"{said}, and the model has no experts: leave it out, or give their number.")
+            raise InputError(f"{subject}, and the model has no experts: leave it out, or give their number.")
         return expert, None
     if model.experts.count % expert:
-        raise InputError(f"{said}, which does not divide the model's {model.experts.count} experts.")
+        raise InputError(f"{subject}, which does not divide the model's {model.experts.count} experts.")
     if stage_ranks % (expert * shards):
-        each = f" with {shards} tensor-parallel ranks per expert" if shards > 1 else ""
+        per_expert = f" with {shards} tensor-parallel ranks per expert" if shards > 1 else ""
         raise InputError(
-            f"{said}{each}, which does not divide the {stage_ranks} ranks of a stage: choose a divisor of"
+            f"{subject}{per_expert}, which does not divide the {stage_ranks} ranks of a stage: choose a divisor of"
             f" {stage_ranks // shards}, or a --cluster of another size."
         )
     return expert, None if shards == tensor else shards

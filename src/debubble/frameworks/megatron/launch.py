@@ -1,4 +1,4 @@
-"""The shell scripts of Megatron-LM's export: one with the arguments, which the other gives to torchrun."""
+"""Writes the shell scripts of Megatron-LM's export: one with the arguments, and one that starts torchrun with them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def arguments_script(
     """The file that sets the arrays DEBUBBLE_MODEL_ARGS and DEBUBBLE_ARGS.
 
     Args:
-        model: The model's arguments, name -> value; True for an argument that has none.
-        arguments: Those of the plan.
-        variables: Environment variables that go with them.
-        left_out: Arguments that the user must not give besides.
+        model: The model's arguments, name -> value; True for an argument without a value.
+        arguments: The plan's arguments.
+        variables: Environment variables to set.
+        left_out: Arguments that the user must not add.
     """
     lines = [
         "# A plan of debubble for Megatron-LM: source this file, and give the arrays to the training script, as in:",

@@ -1,4 +1,4 @@
-"""MindSpeed-LLM, slime and FlagScale: their own arguments as those of Megatron-LM or Megatron-Bridge that say the same.
+"""Translates arguments of MindSpeed-LLM, slime and FlagScale to those of Megatron-LM or Megatron-Bridge.
 
 Source: MindSpeed-LLM 2.1, mindspeed_llm/features_manager and mindspeed_llm/training/arguments.py.
 """
@@ -19,38 +19,38 @@ _NAMES = {
     "--shared-expert-gate": "--moe-shared-expert-gate",
     "--num-layer-list": MANUAL,
 }
-"""Arguments that Megatron-LM or Primus call otherwise."""
+"""Arguments with another name in Megatron-LM or Primus."""
 _MARKS = frozenset(
     (
         "--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--no-shared-storage",
         "--model-type-hf", "--context-parallel-algo", "--moe-intermediate-size", "--multi-head-latent-attention",
     )
 )  # fmt: skip
-"""Arguments by which a script of MindSpeed-LLM is known."""
+"""Arguments that identify a script of MindSpeed-LLM."""
 _RANKS, _ADAPTED = ("--lora-r", "--lora-rank", "--lora-dim"), ("--lora-target-modules", "--target-modules")
-"""Rank and layers of the adapters, by MindSpeed-LLM, slime and FlagScale."""
-SWAPS = "--swap-optimizer"
-"""The argument by which the optimizer's states are on the host between steps."""
+"""Arguments for the rank and the layers of adapters in MindSpeed-LLM, slime and FlagScale."""
+SWAP_OPTIMIZER = "--swap-optimizer"
+"""The argument that keeps optimizer states on the host between steps."""
 _PLAIN_SPECS = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "mindspeed_llm.tasks.models.spec.deepseek_spec")
-"""Layers that the other arguments describe."""
-_SPEC_OF_FOUR_NORMS = "mindspeed_llm.tasks.models.spec.gemma2_spec"
-_OF_GEMMA = frozenset(("--input-embeds-norm", "--interleave-sliding-window", "--output-logit-softcapping"))
-"""The layers with norms behind both halves, of GLM-4 as of Gemma 2, and what Gemma 2 has besides."""
+"""Specs of layers that the other arguments describe."""
+_GEMMA2_SPEC = "mindspeed_llm.tasks.models.spec.gemma2_spec"
+_GEMMA2_ARGUMENTS = frozenset(("--input-embeds-norm", "--interleave-sliding-window", "--output-logit-softcapping"))
+"""The spec with norms after attention and MLP, which GLM-4 and Gemma 2 share, and arguments that only Gemma 2 has."""
 _EXTENDS = "--moe-tp-extend-ep"
-_OWN = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers", _EXTENDS)
+_REMOVED = ("--n-shared-experts", "--first-k-dense-replace", "--noop-layers", _EXTENDS)
 _VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
 
 
 def is_mindspeed(settings: Mapping[str, Any]) -> bool:
-    """Tell whether the arguments of a script are MindSpeed-LLM's, which has many of its own."""
+    """Tell whether the arguments of a script are MindSpeed-LLM's."""
     return not _MARKS.isdisjoint(settings)
 
 
 def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a script, with those of MindSpeed-LLM that describe layers as Megatron-LM has them."""
-    named = {_NAMES.get(name, name): value for name, value in settings.items() if name not in _OWN}
+    """The arguments of a script, with those of MindSpeed-LLM translated to Megatron-LM's."""
+    named = {_NAMES.get(name, name): value for name, value in settings.items() if name not in _REMOVED}
     spec = str(settings.get("--spec", ("",))[0])
-    is_glm = spec == _SPEC_OF_FOUR_NORMS and "--post-norm" in settings and _OF_GEMMA.isdisjoint(settings)
+    is_glm = spec == _GEMMA2_SPEC and "--post-norm" in settings and _GEMMA2_ARGUMENTS.isdisjoint(settings)
     if spec in _PLAIN_SPECS or is_glm:
         del named["--spec"]
     shared = _number(settings.get("--n-shared-experts"))
@@ -60,8 +60,8 @@ def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
     layers = _number(settings.get("--num-layers"))
     idle = {int(word) for word in _words(settings.get("--noop-layers")) if word.isdecimal() and int(word) < layers}
     if "--first-k-dense-replace" in settings and layers:
-        dense, every = _number(settings["--first-k-dense-replace"]), max(_number(named.get("--moe-layer-freq")), 1)
-        sparse = [int(at >= dense and at % every == 0) for at in range(layers) if at not in idle]
+        dense, frequency = _number(settings["--first-k-dense-replace"]), max(_number(named.get("--moe-layer-freq")), 1)
+        sparse = [int(layer >= dense and layer % frequency == 0) for layer in range(layers) if layer not in idle]
         named["--moe-layer-freq"] = str(sparse)
     if idle:
         named["--num-layers"] = str(layers - len(idle))
@@ -69,7 +69,7 @@ def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
     if named.pop("--use-dualpipev", False):
         named.setdefault("--schedules-method", "dualpipev")
     if settings.get(_EXTENDS):
-        # Whole experts on each tensor-parallel rank, in place of a part of each.
+        # Tensor-parallel ranks hold different experts instead of shards of each.
         ranks = [_number(named.get(f"--{kind}-model-parallel-size")) or 1 for kind in ("tensor", "expert")]
         named |= {"--expert-model-parallel-size": str(math.prod(ranks)), "--expert-tensor-parallel-size": "1"}
     adapters = _adapters(named)
@@ -77,7 +77,7 @@ def as_megatron(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _adapters(named: dict[str, Any]) -> Mapping[str, Any]:
-    """The adapters as Megatron-Bridge has them; removes the arguments that describe them, where there are any."""
+    """The adapters as settings of Megatron-Bridge; removes the arguments that describe them."""
     rank = next((named[name] for name in _RANKS if _number(named.get(name))), None)
     if rank is None:
         return {}
@@ -88,22 +88,22 @@ def _adapters(named: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _layout(named: dict[str, Any], layers: int, idle: set[int]) -> Mapping[str, Any]:
-    """The stages without the layers that do nothing; removes the arguments in whose place the layout stands."""
+    """The layout of the stages without no-op layers; removes the arguments that it replaces."""
     pipeline = _number(named.get("--pipeline-model-parallel-size")) or 1
-    each, chunks = (_number(named.pop(name, None)) for name in _VIRTUAL)
-    length = each or layers // (pipeline * (chunks or 1))
+    per_stage, chunks = (_number(named.pop(name, None)) for name in _VIRTUAL)
+    length = per_stage or layers // (pipeline * (chunks or 1))
     if pipeline == 1 or layers % length:
         return {}
-    stages = ["t" * sum(at not in idle for at in range(begin, begin + length)) for begin in range(0, layers, length)]
+    stages = ["t" * len({*range(start, start + length)} - idle) for start in range(0, layers, length)]
     further = "m" * _number(named.get("--mtp-num-layers"))
     return {"--pipeline-model-parallel-layout": f"E{'|'.join(stages)}{further}L"}
 
 
 def _words(value: Any) -> list[str]:
     words = value if isinstance(value, list | tuple) else [value]
-    return [word for each in words for word in str(each).replace(",", " ").split()]
+    return [word for item in words for word in str(item).replace(",", " ").split()]
 
 
 def _number(value: Any) -> int:
-    """A number in an argument; 0 where it is none."""
+    """The number in an argument; 0 if it is not a number."""
     return int(value) if str(value).isdecimal() else 0

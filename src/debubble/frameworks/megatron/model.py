@@ -1,4 +1,4 @@
-"""The model that Megatron-LM's arguments describe, or that was named and they must agree with."""
+"""Reads the model that Megatron-LM's arguments describe, or checks that they match a given model."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from debubble.imports.training_scripts import SCRIPT, is_family_script
 from debubble.ir import InputError
 from debubble.models import Model, hub_model, models
 
-_OTHER_LAYERS = re.compile(
+_UNSUPPORTED_ARGUMENTS = re.compile(
     r"--(hybrid-attention-ratio|hybrid-mlp-ratio|heterogeneous-layers.*|linear-attention-.*|encoder-num-layers|spec"
     r"|experimental-attention-variant|qk-l2-norm|lfm-layer-types|index-.*|moe-latent-size|language-model-type"
     r"|vision-model-type|disable-vision-class-token|patch-size|mrope-section|model-provider|task)"
 )
-"""Arguments of layers that are not read here."""
+"""Arguments of unsupported layers."""
 _ZERO = ("0", "0.0")
-"""The ratios of a model without such layers."""
+"""Values of ratios for a model without such layers."""
 _NAMED_MODEL_ARGUMENTS = re.compile(
     r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|window-.*|softmax-type)"
 )
-"""Arguments of a model's layers that a model that is given by name says too."""
+"""Arguments of layers that a model given by name determines."""
 LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Llama 3's scaling of rotary positions, which Megatron-LM has as constants."""
+"""Llama 3's scaling of rotary positions, constants in Megatron-LM."""
 _PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 
 
-def model_of(arguments: Arguments, given: Model | None) -> Model:
+def model_of(arguments: Arguments, specified: Model | None) -> Model:
     """The model that the user gives, the configuration names, or the arguments describe.
 
     Raises:
-        InputError: if they describe none that is known here, or contradict the one that is given.
+        InputError: if they describe an unsupported model, or contradict the given one.
     """
     name = arguments.word("model")
-    named = given or hub_model(name or "")
+    named = specified or hub_model(name or "")
     if named is not None:
         if arguments.word("framework") == SWIFT:
             named = with_further_layers(named, arguments.count("--mtp-num-layers"))
@@ -55,7 +55,7 @@ def model_of(arguments: Arguments, given: Model | None) -> Model:
 
 
 def _described_model(arguments: Arguments) -> Model:
-    """The model of the sizes in the arguments; defaults are Megatron-LM's own, from its arguments.py."""
+    """The model described by the sizes in the arguments; defaults are from Megatron-LM's arguments.py."""
     pattern = next((word for name in _PATTERNS if (word := arguments.word(name)) is not None), None)
     _check_layers(arguments, pattern)
     if pattern is not None:
@@ -109,7 +109,7 @@ def _rotary(arguments: Arguments) -> dict[str, Any]:
 
 
 def _positive(arguments: Arguments, name: str, default: float) -> float:
-    """A positive number; the default where the script computes it.  Raises InputError if it is none."""
+    """A positive number, or the default if the script computes it; raises InputError for other values."""
     word = arguments.word(name, str(default)) or ""
     if "$" in word:
         return default
@@ -123,21 +123,21 @@ def _positive(arguments: Arguments, name: str, default: float) -> float:
 
 
 def dropout(arguments: Arguments, name: str) -> float:
-    """The share of a dropout: where Megatron-LM's arguments do not say it, its default; in its other users' files 0."""
+    """The probability of a dropout; by default Megatron-LM's 0.1, and 0 in files of other frameworks."""
     word = arguments.word(name)
     if word is None or "$" in word:
-        return 0.1 if arguments.defaults.of == "Megatron-LM" else 0.0
+        return 0.1 if arguments.defaults.source == "Megatron-LM" else 0.0
     return arguments.share(name)
 
 
 def has_biases(arguments: Arguments) -> bool:
-    """Tell whether linear layers have biases, which --disable-bias-linear or the entry of a YAML file turns off."""
+    """Tell whether linear layers have biases, which --disable-bias-linear or a YAML entry turns off."""
     said = {**arguments.defaults.values, **arguments.settings}.get("--add-bias-linear")
     return not arguments.flag("--disable-bias-linear") and said is not False
 
 
 def _kv_heads(arguments: Arguments, heads: int) -> int:
-    """The heads of keys and values, which Megatron-DeepSpeed says by a number alone, and BigCode's fork by a word."""
+    """The number of key-value heads, also by the arguments of Megatron-DeepSpeed and BigCode's fork."""
     shared = arguments.word("--attention-head-type") == "multiquery"
     of_fork = arguments.size("--num-key-value-heads", 1 if shared else heads)
     grouped = arguments.flag("--group-query-attention")
@@ -154,7 +154,7 @@ def _activation(arguments: Arguments) -> str:
 
 
 def _positions(arguments: Arguments) -> str:
-    """The kind of position embedding; a model without any, or with another rotation, costs what a rotary one does."""
+    """The kind of position embedding; models without one, or with another rotation, cost as much as rotary ones."""
     kind = arguments.word("--position-embedding-type", "learned_absolute")
     without = arguments.flag("--no-position-embedding")
     if kind == "alibi":
@@ -176,7 +176,7 @@ def _latent(arguments: Arguments) -> LatentSizes | None:
 
 
 def _experts(arguments: Arguments, layers: int, ffn: int) -> ExpertSizes | None:
-    """The mixtures of experts; Megatron-DeepSpeed's default of one expert is a dense layer."""
+    """The experts; None for dense models, including Megatron-DeepSpeed's default of one expert."""
     if len(arguments.words("--num-experts")) > 1:
         raise InputError(
             f"{arguments.path}: --num-experts has a number for each layer, which is not read here: give the model's"
@@ -199,7 +199,7 @@ def _experts(arguments: Arguments, layers: int, ffn: int) -> ExpertSizes | None:
 
 
 def _has_windows(arguments: Arguments) -> bool:
-    """Tell whether every second layer has a window, as in gpt-oss."""
+    """Tell whether every second layer has a sliding window, as in gpt-oss."""
     arguments.get("--softmax-type")
     skips = "".join(arguments.words("--window-attn-skip-freq")).replace(",", "")
     return "--window-size" in arguments and re.fullmatch("2|(10)+", skips) is not None
@@ -221,7 +221,7 @@ def _sparse_layers(arguments: Arguments, layers: int) -> list[bool]:
 
 
 def _list_of(node: ast.expr) -> list[bool]:
-    """A list of zeros and ones that is written with + and *; ValueError if it is none."""
+    """A list of zeros and ones written with + and *; raises ValueError for other expressions."""
     match node:
         case ast.List(elts=elements):
             return [bool(ast.literal_eval(element)) for element in elements]
@@ -234,7 +234,7 @@ def _list_of(node: ast.expr) -> list[bool]:
 
 
 def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
-    """Nemotron-H: state spaces, attentions, MLPs and mixtures by a pattern, whose stages `|` may divide."""
+    """Nemotron-H: a pattern of state-space, attention, MLP and MoE layers, with optional `|` between stages."""
     kinds = pattern.partition("/")[0].replace("|", "")
     if not arguments.flag("--squared-relu") and set(kinds) & set("-E"):
         raise InputError(
@@ -266,7 +266,7 @@ def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
 
 
 def _check_layers(arguments: Arguments, pattern: str | None) -> None:
-    """Raise InputError if the arguments describe layers that are not read here."""
+    """Raise InputError if the arguments describe unsupported layers."""
     script = arguments.word(SCRIPT)
     plain = _activation(arguments) == "gelu"
     if script is not None and pattern is None and (plain or not is_family_script(Path(script).stem)):
@@ -279,30 +279,30 @@ def _check_layers(arguments: Arguments, pattern: str | None) -> None:
             f"{arguments.path}: Megatron-DeepSpeed has experts in every second layer or as --expert-interval says,"
             " which is not read here: give the model's config.json with --model."
         )
-    unlike = [
+    unsupported = [
         name
         for name in arguments.names
-        if _OTHER_LAYERS.fullmatch(name) and name in arguments and str(arguments.get(name)) not in _ZERO
+        if _UNSUPPORTED_ARGUMENTS.fullmatch(name) and name in arguments and str(arguments.get(name)) not in _ZERO
     ]
     if arguments.word("--model-type", "gpt") != "gpt" and pattern is None:
-        unlike.append("--model-type")
+        unsupported.append("--model-type")
     tokenizer = arguments.word("--tokenizer-type")
     if (tokenizer or "").startswith("Bert"):
-        unlike.append("--tokenizer-type")
+        unsupported.append("--tokenizer-type")
     elif tokenizer is None and "--vocab-file" in arguments and "--merge-file" not in arguments:
-        # WordPiece, of BERT and T5: Megatron-LM's other vocabularies of a file have merges, too.
-        unlike.append("--vocab-file without --merge-file")
+        # WordPiece, as in BERT and T5; Megatron-LM's other vocabulary files come with merges.
+        unsupported.append("--vocab-file without --merge-file")
     if "--window-size" in arguments and not (_has_windows(arguments) and "--num-experts" in arguments):
-        unlike.append("--window-size")
-    if unlike:
+        unsupported.append("--window-size")
+    if unsupported:
         raise InputError(
-            f"{arguments.path}: {' '.join(unlike)} describes layers that are not read here: give the model's"
+            f"{arguments.path}: {' '.join(unsupported)} describes layers that are not read here: give the model's"
             " config.json with --model."
         )
 
 
 def _named_model(model: Model, arguments: Arguments) -> Model:
-    """The model that was named; raises InputError if the arguments describe one of another size."""
+    """The given model; raises InputError if the arguments have other sizes."""
     for name, size in (
         ("--num-layers", model.layers), ("--hidden-size", model.hidden), ("--num-attention-heads", model.heads)
     ):  # fmt: skip
@@ -314,7 +314,7 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
     for name in (*_MODEL_ARGUMENTS, SCRIPT, "model"):
         arguments.get(name)
     for name in arguments.names:
-        if _OTHER_LAYERS.fullmatch(name) or _NAMED_MODEL_ARGUMENTS.fullmatch(name):
+        if _UNSUPPORTED_ARGUMENTS.fullmatch(name) or _NAMED_MODEL_ARGUMENTS.fullmatch(name):
             arguments.get(name)
     if arguments.count("--mtp-num-layers", model.mtp_layers) != model.mtp_layers:
         raise InputError(
@@ -335,21 +335,21 @@ _MODEL_ARGUMENTS = (
     "--moe-shared-expert-gate", "--squared-relu", "--quick-geglu", "--glu-activation", "--pad-vocab-size-to",
     "--no-position-embedding", "--attention-head-type",
 )  # fmt: skip
-"""Arguments that a model's config says too."""
+"""Arguments that a model's config determines."""
 
 
 def vocabulary(arguments: Arguments) -> int:
-    """The size of the vocabulary as it is padded; raises InputError if neither it nor the tokenizer is known."""
+    """The padded vocabulary size; raises InputError if neither it nor the tokenizer is known."""
     named = arguments.count("--padded-vocab-size") or arguments.count("--pad-vocab-size-to")
-    whole = named or _patched_words(arguments)
-    if whole:
+    padded = named or _patch_vocabulary(arguments)
+    if padded:
         arguments.get("--vocab-size")
-        return whole
-    words = arguments.count("--vocab-size") or _tokenizer_words(arguments)
+        return padded
+    words = arguments.count("--vocab-size") or _tokenizer_vocabulary(arguments)
     if words is None:
         raise InputError(
             f"{arguments.path} does not say --vocab-size, which Megatron-LM takes from the tokenizer: give it with"
-            f" --args '--vocab-size N'{_words_of_models_like(arguments)}, the model with --model, or a log with the"
+            f" --args '--vocab-size N'{_similar_vocabularies(arguments)}, the model with --model, or a log with the"
             " padded_vocab_size that it prints."
         )
     if arguments.word("framework") == "megatron-bridge":
@@ -358,8 +358,8 @@ def vocabulary(arguments: Arguments) -> int:
     return -(-words // multiple) * multiple
 
 
-def _words_of_models_like(arguments: Arguments) -> str:
-    """What the known models of the same sizes have for words, in parentheses; empty if there are none."""
+def _similar_vocabularies(arguments: Arguments) -> str:
+    """The vocabulary sizes of known models with the same sizes, in parentheses; empty if there are none."""
     names = ("--num-layers", "--hidden-size", "--num-attention-heads", "--ffn-hidden-size")
     sizes = tuple(arguments.count(name) for name in names)
     known = {name: models[name] for name in models}
@@ -368,9 +368,9 @@ def _words_of_models_like(arguments: Arguments) -> str:
     return f" (such as the {' or the '.join(said)})" if said else ""
 
 
-def _tokenizer_words(arguments: Arguments) -> int | None:
-    """The size of a tokenizer's vocabulary; None if the tokenizer is not known."""
-    kind = arguments.word("--tokenizer-type") or (GPT2 if takes_gpt2_words(arguments) else "")
+def _tokenizer_vocabulary(arguments: Arguments) -> int | None:
+    """The vocabulary size of the tokenizer; None if the tokenizer is unknown."""
+    kind = arguments.word("--tokenizer-type") or (GPT2 if uses_gpt2_vocabulary(arguments) else "")
     fixed = _TOKENIZERS.get(kind)
     if fixed is not None and kind != LLAMA2:
         return fixed
@@ -380,27 +380,27 @@ def _tokenizer_words(arguments: Arguments) -> int | None:
 
 
 def _tokenizer_name(arguments: Arguments) -> str:
-    """The tokenizer's file, folder or name at the hub; empty if there is none."""
+    """The tokenizer's file, folder or hub name; empty if there is none."""
     names = [arguments.word(name) or "" for name in ("--tokenizer-model", "--tokenizer-name-or-path")]
     return next(filter(None, names), "").rstrip("/")
 
 
-def guesses_words(arguments: Arguments) -> bool:
-    """Tell whether the vocabulary is Llama 2's although its tokenizer's file may be another model's."""
+def guesses_vocabulary(arguments: Arguments) -> bool:
+    """Tell whether the vocabulary is taken to be Llama 2's although the tokenizer's file may be of another model."""
     if arguments.word("--tokenizer-type") != LLAMA2:
         return False
     name = _tokenizer_name(arguments)
-    said = any(each in arguments for each in ("--vocab-size", "--padded-vocab-size", "--pad-vocab-size-to"))
-    return not said and hub_model(name) is None and "llama" not in name.lower()
+    specified = any(word in arguments for word in ("--vocab-size", "--padded-vocab-size", "--pad-vocab-size-to"))
+    return not specified and hub_model(name) is None and "llama" not in name.lower()
 
 
-def _patched_words(arguments: Arguments) -> int:
-    """The vocabulary of Pai-Megatron-Patch: a tokenizer's own words and further ones, not padded; 0 if not known."""
+def _patch_vocabulary(arguments: Arguments) -> int:
+    """Pai-Megatron-Patch's vocabulary size, not padded: the tokenizer's words plus extra ones; 0 if unknown."""
     kind, further = arguments.word("--patch-tokenizer-type", ""), arguments.count("--extra-vocab-size")
     if kind == "DeepSeekV2Tokenizer":
         return {2400: 102400, 467: 129280}.get(further, 0)  # DeepSeek-V2's and V3's
-    own = _PATCH_TOKENIZERS.get(kind or "")
-    return 0 if own is None else own + further
+    base = _PATCH_TOKENIZERS.get(kind or "")
+    return 0 if base is None else base + further
 
 
 _PATCH_TOKENIZERS = {
@@ -408,11 +408,11 @@ _PATCH_TOKENIZERS = {
     **dict.fromkeys(("LLamaTokenizer", "LLama2Tokenizer", "MistralTokenizer", "MixtralTokenizer"), 32000),
     "LLama3Tokenizer": 128000,
 }
-"""Words of the tokenizers of Pai-Megatron-Patch (megatron_patch/tokenizer)."""
+"""Vocabulary sizes of the tokenizers of Pai-Megatron-Patch (megatron_patch/tokenizer)."""
 
 
-def takes_gpt2_words(arguments: Arguments) -> bool:
-    """Tell whether the vocabulary is that of pretrain_gpt.py's default tokenizer, whose files the arguments name."""
+def uses_gpt2_vocabulary(arguments: Arguments) -> bool:
+    """Tell whether the tokenizer is pretrain_gpt.py's default, GPT-2's, whose files the arguments name."""
     said = ("--tokenizer-type", "--tokenizer-model", "--vocab-size", "--padded-vocab-size")
     return bool(arguments.settings.get("--merge-file")) and not any(arguments.settings.get(name) for name in said)
 
@@ -423,4 +423,4 @@ _TOKENIZERS = {
     "Llama4Tokenizer": 202048, "DeepSeekV2Tokenizer": 102400, "DeepSeekV3Tokenizer": 129280, "MiniMax-M2": 200064,
     "MiniMax-M2.5": 200064, "t5-small": 32100, "mt5-base": 250100, "gpt2": 50257, "tokenizer": 250680,
 }  # fmt: skip
-"""Tokenizers of one vocabulary each, by type or by their hub's name (`bigscience/tokenizer` is BLOOM's)."""
+"""Type or hub name of a tokenizer -> its vocabulary size (`bigscience/tokenizer` is BLOOM's)."""

@@ -1,4 +1,4 @@
-"""The arguments by which Megatron-LM builds a plan's model, as `debubble import megatron` reads them back.
+"""Writes the arguments by which Megatron-LM builds a plan's model; `debubble import megatron` reads them back.
 
 Source: Megatron-LM, megatron/training/arguments.py.
 """
@@ -17,19 +17,19 @@ from debubble.plans import Plan
 from debubble.targets.target import sparse_layers
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "mixtral", "qwen3_moe")
-"""Families of Hugging Face's that are built of Megatron-LM's own layers by its arguments alone."""
+"""Hugging Face families that Megatron-LM's arguments can describe."""
 _GELUS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")
 _DROPOUT = 0.1
-"""Megatron-LM's default."""
+"""Megatron-LM's default dropout probability."""
 
 
 def model_arguments(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The arguments of the plan's model, none where they are not written, and sentences on what they do not say."""
+    """The arguments of the plan's model, and sentences on what they do not express; empty if it is unsupported."""
     model = plan.model
     if model is None:
         return {}, ()
-    if (part := _unwritten_part(model)) is not None:
-        return {}, (f"Arguments of the model are not written for {part}: add your own to DEBUBBLE_MODEL_ARGS.",)
+    if (feature := _unsupported_feature(model)) is not None:
+        return {}, (f"Arguments of the model are not written for {feature}: add your own to DEBUBBLE_MODEL_ARGS.",)
     vocabulary = -(-model.vocab // plan.options.tensor) * plan.options.tensor
     arguments = {
         **_sizes(model),
@@ -42,8 +42,8 @@ def model_arguments(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
     return arguments, (*_lost(model), *_padding(model.vocab, vocabulary))
 
 
-def _unwritten_part(model: Model) -> str | None:
-    """What keeps the arguments of a model from being written; None if nothing does."""
+def _unsupported_feature(model: Model) -> str | None:
+    """The feature of a model that Megatron-LM's arguments cannot express; None if there is none."""
     if model.family not in FAMILIES:
         return f"models of the family '{model.family}'"
     if model.beyond_units is not None:
@@ -76,21 +76,21 @@ def _sizes(model: Model) -> dict[str, Any]:
 
 
 def _positions(model: Model, length: int) -> dict[str, Any]:
-    """Learned or rotary positions, of which there must be as many as a sequence has tokens."""
+    """Learned or rotary positions, at least as many as tokens per sequence."""
     if model.positions:
         return {"--position-embedding-type": "learned_absolute", "--max-position-embeddings": model.positions}
-    most = max(length, int(model.config.get("max_position_embeddings") or 0))
+    max_positions = max(length, int(model.config.get("max_position_embeddings") or 0))
     rope = _rope(model)
     return {
         "--position-embedding-type": "rope",
-        "--max-position-embeddings": most,
+        "--max-position-embeddings": max_positions,
         "--rotary-base": int(rope.theta),
         **({"--use-rope-scaling": True, "--rope-scaling-factor": rope.factor} if _is_of_llama3(rope) else {}),
     }
 
 
 def _rope(model: Model) -> Rope:
-    """The rotary positions, which all layers of these families share."""
+    """The rotary positions, which are the same in all layers of these families."""
     attention = model.per_layer[0].attention
     assert isinstance(attention, Attention)
     assert attention.rope is not None
@@ -102,13 +102,13 @@ def _is_of_llama3(rope: Rope) -> bool:
 
 
 def _dropouts(model: Model) -> dict[str, Any]:
-    """The dropouts that are not Megatron-LM's defaults."""
+    """The dropouts that differ from Megatron-LM's defaults."""
     dropouts = {"--attention-dropout": model.attention_dropout, "--hidden-dropout": model.residual_dropout}
     return {name: share for name, share in dropouts.items() if share != _DROPOUT}
 
 
 def _mixture(model: Model, experts: Experts) -> dict[str, Any]:
-    """Experts, the layers that have them, and routers that weigh before they choose if the weights do not sum to 1."""
+    """Experts, their layers, and softmax before top-k if the routing weights are not normalized to a sum of 1."""
     sparse = sparse_layers(model)
     runs = groupby(int(layer in sparse) for layer in range(model.layers))
     frequency = "+".join(f"[{kind}]*{len(list(run))}" for kind, run in runs)
@@ -122,7 +122,7 @@ def _mixture(model: Model, experts: Experts) -> dict[str, Any]:
 
 
 def _lost(model: Model) -> Iterator[str]:
-    """Sentences on what costs nothing and Megatron-LM's arguments do not say."""
+    """Sentences on features that cost nothing and that Megatron-LM's arguments cannot express."""
     if model.embedding_dropout != model.residual_dropout:
         yield (
             f"Megatron-LM has one dropout for embeddings and residuals: here {model.residual_dropout:g}, and"

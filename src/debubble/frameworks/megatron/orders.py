@@ -1,4 +1,4 @@
-"""Orders: Megatron-LM's, those of its zero-bubble fork (sail-sg), of MindSpeed, and of the pipelines in Primus."""
+"""Reads the schedule from arguments of Megatron-LM, its zero-bubble fork (sail-sg), MindSpeed and Primus."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from debubble.targets.orders import COMBINED
 _ZERO_BUBBLE, _V, _V_MEMORY = "--enable-zero-bubble", "--zero-bubble-v-schedule", "--zero-bubble-v-schedule-mem-setup"
 _PENDING = "--zero-bubble-max-pending-backward"
 _DEEPSPEED = "--enable-zbh1-pipeline"
-"""Megatron-DeepSpeed's switch of ZB-H1."""
+"""Megatron-DeepSpeed's switch for ZB-H1."""
 _FORK = "--patch-zero-bubble"
-"""The switch by which Primus runs the fork's schedules."""
+"""Primus's switch for the fork's schedules."""
 _PRIMUS, _ALGORITHM = "--patch-primus-pipeline", "--pp-algorithm"
 
 _MINDSPEED = "--schedules-method"
@@ -22,7 +22,7 @@ _MINDSPEED_ORDERS = {"dualpipev": "dualpipe-v"}
 _HEURISTIC = "zero-bubble-heuristic"
 
 _V_ORDERS = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
-"""The fork's names of a V schedule's memory -> the schedule."""
+"""The fork's memory setting of V schedules -> the schedule."""
 _PRIMUS_ORDERS = {
     "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zb-h1", _HEURISTIC: "zb-h2",
     "zbv-formatted": "zb-v", "v-half": "v-half", "v-min": "v-min",
@@ -31,20 +31,20 @@ _NOT_KNOWN = {
     "--enable-1f1b-v": "the V-shaped 1F1B of the zero-bubble fork",
     "--num-seq-splits": "slices of sequences",
 }
-"""Orders of the fork that no schedule here is."""
+"""Arguments for unsupported schedules of the fork -> their description."""
 
 
 def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool) -> str:
     """The name of the schedule that the arguments choose.
 
     Args:
-        arguments: The job's.
+        arguments: The job's arguments.
         pipeline: Pipeline devices.
         chunks: Stages per device.
-        combined: Whether Megatron-LM overlaps experts' exchanges with computing.
+        combined: Whether Megatron-LM overlaps expert-parallel communication with computation.
 
     Raises:
-        InputError: For an order that is not known here.
+        InputError: For an unsupported schedule.
     """
     plain = "interleaved" if chunks > 1 else "1f1b"
     for name, words in _NOT_KNOWN.items():
@@ -68,12 +68,12 @@ def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool
 
 
 def has_v(arguments: Arguments) -> bool:
-    """Tell whether every device has two stages in a V, which the fork and MindSpeed set by themselves."""
+    """Tell whether every device has two stages in a V, which the fork and MindSpeed imply."""
     return _MINDSPEED in arguments or (arguments.flag(_V) and _with_fork(arguments))
 
 
 def remarks_on_order(arguments: Arguments) -> Iterator[str]:
-    """Sentences on arguments of the order that are predicted otherwise."""
+    """Sentences on arguments of the schedule that are predicted as other values."""
     if _zero_bubble(arguments) and not has_v(arguments):
         pending, pipeline = arguments.word(_PENDING, "auto"), arguments.size("--pipeline-model-parallel-size", 1)
         if pending not in (str(pipeline), str(2 * pipeline)):
@@ -91,11 +91,11 @@ _TIMERS = (
     "--zero-bubble-pipeline-timers-start-iter", "--zero-bubble-pipeline-timers-end-iter",
     "--zero-bubble-adaptive-memory-limit-percentile",
 )  # fmt: skip
-"""Arguments of zero-bubble orders that change nothing next to those read; next to a V pending backwards too."""
+"""Arguments of zero-bubble schedules without further effect; with a V, pending backwards have none either."""
 
 
 def _with_fork(arguments: Arguments) -> bool:
-    """Tell whether the fork's arguments have an effect: in Primus by its switch alone."""
+    """Tell whether the fork's arguments have an effect; Primus requires its switch."""
     return _ALGORITHM not in arguments or arguments.flag(_FORK)
 
 

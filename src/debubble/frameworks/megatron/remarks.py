@@ -1,4 +1,4 @@
-"""Remarks on arguments of Megatron-LM that are predicted otherwise than they run."""
+"""Remarks on arguments of Megatron-LM that the prediction does not follow."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
-from debubble.frameworks.megatron.mindspeed import SWAPS
-from debubble.frameworks.megatron.model import LLAMA2, dropout, guesses_words, has_biases
+from debubble.frameworks.megatron.mindspeed import SWAP_OPTIMIZER
+from debubble.frameworks.megatron.model import LLAMA2, dropout, guesses_vocabulary, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
-from debubble.imports.kinds import meant
-from debubble.imports.settings import LOST, OVERWRITTEN, RECIPE, SCRIPTS
+from debubble.imports.kinds import suggest
+from debubble.imports.settings import DETACHED_ARGUMENTS, OVERWRITTEN_VARIABLES, RECIPE, SCRIPTS
 from debubble.imports.shell.script_run import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
@@ -22,12 +22,12 @@ from debubble.targets.offload import MODULES
 
 
 def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Iterator[str]:
-    """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
-    counted_on = {
+    """Sentences on arguments that change the time or memory of a step and that the prediction does not follow."""
+    assumed = {
         "--overlap-cpu-optimizer-d2h-h2d": arguments.flag("--optimizer-cpu-offload"),
         "--delay-wgrad-compute": options.expert_overlap,
     }
-    for name, needed in counted_on.items():
+    for name, needed in assumed.items():
         if needed and not arguments.flag(name):
             yield f"{name} is off, and the prediction counts on it."
     uniform = arguments.word("--recompute-method") == "uniform" and arguments.size("--recompute-num-layers", 1) > 1
@@ -61,7 +61,7 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield "--qlora: frozen weights are predicted unquantised; give --quantize nf4 for those of 4 bits."
     if options.lora:
         modules = set(arguments.words("peft.target_modules"))
-        if modules and modules not in (_ADAPTED, {"linear_qkv"}):
+        if modules and modules not in (_LORA_LAYERS, {"linear_qkv"}):
             yield f"Adapters are on {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
     overlaps = arguments.flag("--overlap-grad-reduce") and arguments.word("framework") != "megatron-bridge"
     if overlaps and options.zero == 1 and not arguments.flag("--overlap-param-gather"):
@@ -81,21 +81,21 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     backend = arguments.word("--attention-backend", "auto")
     if backend in ("flash", "fused"):
         yield f"--attention-backend {backend} is predicted as any fused attention; a plan that is exported has auto."
-    for name in _COUNTED:
+    for name in _NO_EFFECT:
         arguments.get(name)
-    for name in _COUNTED_SWITCHES:
+    for name in _NO_EFFECT_SWITCHES:
         arguments.flag(name)
-    for name, sentence in _UNPRICED.items():
+    for name, sentence in _UNPREDICTED.items():
         if name in arguments:
             yield f"{name}: {sentence}"
 
 
 def _remarks_on_model(arguments: Arguments, model: Model) -> Iterator[str]:
-    """Sentences on parts of the model that are predicted otherwise."""
+    """Sentences on features of the model that the prediction does not follow."""
     without = model.experts is not None and not (model.gated or model.experts.bias)
     if without and has_biases(arguments):
         yield "Biases of the experts are not in the prediction."
-    if guesses_words(arguments):
+    if guesses_vocabulary(arguments):
         yield (
             f"--tokenizer-type {LLAMA2} is predicted with Llama 2's 32,000 words: give --args '--vocab-size N' if the"
             " tokenizer's file has others."
@@ -103,7 +103,7 @@ def _remarks_on_model(arguments: Arguments, model: Model) -> Iterator[str]:
     hidden = dropout(arguments, "--hidden-dropout")
     described = "--hidden-dropout" in arguments.settings or "--hidden-size" in arguments
     if hidden and not model.residual_dropout and described:
-        said = "" if "--hidden-dropout" in arguments.settings else f" ({arguments.defaults.of}'s default)"
+        said = "" if "--hidden-dropout" in arguments.settings else f" ({arguments.defaults.source}'s default)"
         yield f"--hidden-dropout {hidden:g}{said} is predicted as none: it keeps a byte per activation and half-layer."
     share = arguments.word("--rotary-percent", "1")
     if share not in ("1", "1.0"):
@@ -111,31 +111,31 @@ def _remarks_on_model(arguments: Arguments, model: Model) -> Iterator[str]:
 
 
 def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iterator[str]:
-    """Sentences on what is given and is not what the script runs, and on steps that do more than train.
+    """Sentences on given values that the script does not run, and on steps that do more than train.
 
     Args:
-        arguments: The script's.
-        options: Of the job as it is predicted.
-        devices: The cluster's.
+        arguments: The script's arguments.
+        options: The predicted job's options.
+        devices: Number of devices of the cluster.
     """
     yield from _dynamic_batches(arguments, options)
     off = SWIFT_OFF if arguments.word("framework") == SWIFT else {}
     for name, values in _VALUES.items():
-        # It is looked at, and not read: what no prediction has stays in its list.
+        # Not read through `arguments`, so that unpredicted arguments stay in the list of unread entries.
         said = arguments.settings.get(name)
         if name in arguments.settings and said is not False:
             arguments.check_has_value(name, said)
         word = " ".join(said) if isinstance(said, tuple) else said
         is_open = "$" in str(word) and is_harmless(name, word, "")
         if isinstance(word, str) and not is_open and word not in (*values.split(), off.get(name)):
-            known = f"({values}){meant(word, values.split())}"
+            known = f"({values}){suggest(word, values.split())}"
             yield f"{name} {word} is no value that Megatron-LM has had {known}: the prediction may be of another."
     yield from _recomputation(arguments)
-    for name, several in _LISTED.items():
+    for name, allowed in _LISTED.items():
         listed = arguments.words(name) if name in arguments.settings else ()
         for word in listed:
-            if word not in several.split():
-                near = meant(word, several.split())
+            if word not in allowed.split():
+                near = suggest(word, allowed.split())
                 yield f"{name} {word} is no value that Megatron-LM has had{near}: it is not priced."
     kind = (arguments.word("peft._target_") or "LoRA").rpartition(".")[2]
     if options.lora and kind != "LoRA":
@@ -143,7 +143,7 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
     stage = arguments.word("--stage", "sft") or ""
     if _MORE_THAN_TRAINING.search(stage):
         yield f"--stage {stage}: training alone is predicted, and the passes of other models next to it are not."
-    # A log has the arguments of all steps, whether the run takes them or not.
+    # A log lists all arguments, also of features that the run does not use.
     in_script = arguments.path.suffix in SCRIPTS
     steps = [name for name in arguments.names if in_script and name.startswith("--grpo-") and name in arguments]
     if arguments.flag("--perform-rl-step"):
@@ -159,13 +159,13 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         yield f"{of_teacher[0]}: the student alone is predicted, and the time and memory of its teacher are not."
     for name in of_teacher:
         arguments.get(name)
-    for words in arguments.words(OVERWRITTEN):
+    for words in arguments.words(OVERWRITTEN_VARIABLES):
         yield f"--args has {words}: change it there."
-    for name in arguments.words(LOST):
+    for name in arguments.words(DETACHED_ARGUMENTS):
         yield f"{name} begins a command of its own, as no backslash ends the line before: the training does not get it."
     arguments.get("--world-size")
     for names in _WORLD_SIZES:
-        # The last of a launcher's own arguments is followed by the training script.
+        # The value of the launcher's last argument is followed by the training script.
         said = {name: "".join(arguments.words(name)[:1]) for name in names if name in arguments.settings}
         if names[-1] not in said:
             continue
@@ -180,7 +180,7 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
 
 
 def _recomputation(arguments: Arguments) -> Iterator[str]:
-    """Sentences on recomputation that Megatron-LM refuses.  Source: megatron/core/transformer/transformer_config.py."""
+    """Sentences on recomputation that Megatron-LM rejects.  Source: megatron/core/transformer/transformer_config.py."""
     granularity, method = arguments.word("--recompute-granularity"), arguments.word("--recompute-method")
     if granularity == "full" and method is None and not arguments.numbers("--recompute-layer-ids"):
         yield (
@@ -195,17 +195,17 @@ def _recomputation(arguments: Arguments) -> Iterator[str]:
 
 
 def _dynamic_batches(arguments: Arguments, options: RunOptions) -> Iterator[str]:
-    """A sentence on micro-batches that slime fills up to a number of tokens, where predicted are others."""
+    """A sentence on slime's micro-batches of a maximum number of tokens, if the predicted ones differ."""
     if not arguments.flag("--use-dynamic-batch-size"):
         return
     word = arguments.word("--max-tokens-per-gpu") or ""
-    most = int(word) * options.context if word.isdecimal() else 0
+    max_tokens = int(word) * options.context if word.isdecimal() else 0
     size, length = options.micro_batch_size, options.sequence_length
-    if most != size * length:
+    if max_tokens != size * length:
         yield (
             f"--use-dynamic-batch-size fills micro-batches up to --max-tokens-per-gpu {word}, and predicted are those"
-            f" of {size} x {length:,} tokens: give --sequence-length {most or 'N'} --args '--micro-batch-size 1', and"
-            " with --micro-batches how many a replica then has in a step."
+            f" of {size} x {length:,} tokens: give --sequence-length {max_tokens or 'N'} --args '--micro-batch-size 1',"
+            " and with --micro-batches how many a replica then has in a step."
         )
 
 
@@ -239,7 +239,7 @@ _VALUES = {
     "--megatron-fsdp-grad-comm-dtype": "fp32 fp16 bf16 auto",
     "--position-embedding-type": "learned_absolute rope rotary mrope yarn relative alibi none",
 }
-"""The values that Megatron-LM's parsers have taken of arguments that decide."""
+"""Values that Megatron-LM's parsers accept or accepted for arguments that affect the prediction."""
 _LISTED = {
     "--recompute-modules": (
         "core_attn moe_act layernorm mla_up_proj mlp moe shared_experts gdn_norm_out gdp_in_proj gdp_qkv mhc"
@@ -252,29 +252,29 @@ _LISTED = {
         "full full_iteration full_iteration_inference attn mlp moe moe_router moe_preprocess mamba",
     ),
 }
-"""Arguments of several words -> those of megatron/core/transformer/transformer_config.py."""
+"""Arguments with several words -> allowed words, from megatron/core/transformer/transformer_config.py."""
 _TEACHER_PREFIXES = ("--export-kd-teacher", "--kd-config", "--teacher")
-"""Prefixes of the arguments of a distillation, in Megatron-LM, and in Megatron-Bridge's models."""
+"""Prefixes of distillation arguments in Megatron-LM and in Megatron-Bridge's models."""
 _MORE_THAN_TRAINING = re.compile("dpo|ppo|grpo|simpo|^orm$|^prm$")
-"""The values of MindSpeed-LLM's --stage that run other models, too, or pairs of samples."""
+"""Values of MindSpeed-LLM's --stage that run further models or pairs of samples."""
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),
 )  # fmt: skip
-"""The arguments whose product is the world size, the last of them needed, by launcher."""
+"""Arguments whose product is the world size, by launcher; the last of them is required."""
 
 _RANKS = re.compile(r"[1-9]\d*|[1-9]\d*:[1-9]\d*|gpu|cpu|auto|xpu|mps|.*\$.*|")
-"""A number of nodes, a range of them, or of ranks that torchrun counts itself."""
+"""A number or range of nodes, a number of ranks that torchrun determines, or an unknown value."""
 
-_ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
-"""The linear layers that adapters are predicted on, by Megatron-Bridge's names."""
+_LORA_LAYERS = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
+"""The linear layers that are predicted to have adapters, by Megatron-Bridge's names."""
 
-_COUNTED = (
+_NO_EFFECT = (
     "--ckpt-format", "--fp8-format", "--fp8", "--checkpoint-num-layers", "--main-grads-dtype", "--cuda-graph-impl",
     "--cuda-graph-scope", "--cuda-graph-modules", "--fp4-format", "--fp4", "--megatron-fsdp-main-grads-dtype",
 )  # fmt: skip
-"""Arguments that change nothing next to those that were read."""
-_COUNTED_SWITCHES = (
+"""Arguments without effect beyond those that were read."""
+_NO_EFFECT_SWITCHES = (
     "--use-distributed-optimizer", "--use-precision-aware-optimizer", "--disable-bias-linear", "--add-bias-linear",
     "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel", "--deepspeed",
     "--accumulate-allreduce-grads-in-fp32", "--checkpoint-activations", "--deepspeed-activation-checkpointing",
@@ -282,12 +282,12 @@ _COUNTED_SWITCHES = (
     "--grad-reduce-in-bf16", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather",
     "--moe-enable-deepep", "--enable-cuda-graph",
 )  # fmt: skip
-"""Such arguments that take no value."""
+"""Arguments without a value and without effect beyond those that were read."""
 
-_UNPRICED = {
+_UNPREDICTED = {
     "--apply-layernorm-1p": "it costs nothing, and a model that is exported has other norms.",
-    SWAPS: "the states are predicted on the host, which steps them, as with --optimizer-cpu-offload.",
+    SWAP_OPTIMIZER: "the states are predicted on the host, which steps them, as with --optimizer-cpu-offload.",
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
 }
-"""Arguments that change a step and are not predicted."""
+"""Arguments that change a step and are not predicted -> sentence on the prediction."""

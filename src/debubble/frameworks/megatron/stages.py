@@ -1,4 +1,4 @@
-"""Layers per stage as Megatron-LM divides them: by a layout, evenly, with other ends, or as DeepSpeed partitions."""
+"""Layers per stage in Megatron-LM: by a layout, evenly, with other first and last stages, or as DeepSpeed divides."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ LAYOUT = "--pipeline-model-parallel-layout"
 _FIRST, _LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 _PER_VIRTUAL, _VIRTUAL = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
 MANUAL = "--decoder-pipeline-manual-split-list"
-"""Primus' own list of the layers of every stage."""
+"""Primus's list of the number of layers per stage."""
 _PARTITION = "--pp-partition-method"
 SPLITS = (
     _PER_VIRTUAL, _VIRTUAL, _FIRST, _LAST, MANUAL, "--num-layer-list",
     "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
 )  # fmt: skip
-"""Other ways to divide layers, which Megatron-LM refuses next to a layout."""
-
-
+"""Arguments that Megatron-LM rejects together with a layout."""
 _RECIPES_ENDS = (
     ", or what the recipe has, such as --args 'model.account_for_embedding_in_pipeline_split=true"
     " model.account_for_loss_in_pipeline_split=true'"
 )
-"""Words on the ends of a pipeline that recipes of Megatron-Bridge set."""
+"""Advice on the first and last stage, which recipes of Megatron-Bridge set."""
 
 
 def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[int, ...], int | None]:
     """Layers per stage, and the stage of the multi-token-prediction layers (None: the last).
 
     Raises:
-        InputError: if Megatron-LM cannot divide them so.
+        InputError: if Megatron-LM cannot divide the layers this way.
     """
     layers, layout = model.layers, arguments.word(LAYOUT)
     if layout is not None:
@@ -66,16 +64,16 @@ def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[
             f"{arguments.path}: {_FIRST if first else _LAST} is for the stages of a pipeline, and"
             " --pipeline-model-parallel-size is 1: leave it out, as Megatron-LM refuses it, or give --pipeline."
         )
-    between = pipeline - len(first) - len(last)
-    if between < 0:
+    inner = pipeline - len(first) - len(last)
+    if inner < 0:
         raise InputError(f"{arguments.path} says the layers of the first and the last of {pipeline} pipeline devices.")
-    middle = even_layers(layers - sum(first) - sum(last), between) if between else ()
-    parts = [even_layers(count, chunks) for count in (*first, *middle, *last)]
-    return tuple(part[chunk] for chunk in range(chunks) for part in parts), None
+    middle = even_layers(layers - sum(first) - sum(last), inner) if inner else ()
+    device_layers = [even_layers(count, chunks) for count in (*first, *middle, *last)]
+    return tuple(counts[chunk] for chunk in range(chunks) for counts in device_layers), None
 
 
 def _chunks(arguments: Arguments, layers: int, pipeline: int) -> int:
-    """Stages per device, where embedding and loss count among the layers if the arguments say so."""
+    """Stages per device; `layers` include embedding and loss if the arguments count them."""
     if has_v(arguments) and pipeline > 1:
         return 2
     per_stage = arguments.count(_PER_VIRTUAL)
@@ -92,7 +90,7 @@ def _chunks(arguments: Arguments, layers: int, pipeline: int) -> int:
 
 
 def _even_stages(layers: int, ends: tuple[int, int], stages: int, hint: str) -> tuple[int, ...]:
-    """Layers per stage, where embedding and loss stand for so many layers each."""
+    """Layers per stage for an even split in which embedding and loss count as `ends` layers."""
     total = layers + sum(ends)
     last = max(1, total - -(-total // stages) * (stages - 1))
     counts = list(even_layers(total, stages, otherwise=f", or an end's layers with --args '{_LAST} {last}'{hint}"))
@@ -102,7 +100,7 @@ def _even_stages(layers: int, ends: tuple[int, int], stages: int, hint: str) -> 
 
 
 def _by_layout(layout: str, model: Model, pipeline: int) -> tuple[tuple[int, ...], int | None]:
-    """The layers of a layout's stages, and the stage of its multi-token-prediction layers."""
+    """Layers per stage of a layout, and the stage of its multi-token-prediction layers."""
     stages = _layout(layout)
     if len(stages) % pipeline:
         raise InputError(
@@ -119,8 +117,8 @@ def _by_layout(layout: str, model: Model, pipeline: int) -> tuple[tuple[int, ...
 
 
 def _layout(text: str) -> list[str]:
-    """The stages of a layout string such as `Et*3|(tt|)*29,m|L`, one letter per layer; InputError if it is none."""
-    flat = re.sub(r"[,\\ ]", "", text)  # a YAML that a shell reads has a backslash before each sign
+    """The stages of a layout such as `Et*3|(tt|)*29,m|L`, one letter per layer; raises InputError for another text."""
+    flat = re.sub(r"[,\\ ]", "", text)  # YAML that passes through a shell has backslashes before special characters
     while (group := re.search(r"\(([^()]*)\)(?:\*(\d+))?", flat)) is not None:
         flat = flat[: group.start()] + group[1] * int(group[2] or 1) + flat[group.end() :]
     flat = re.sub(r"([EtmL])\*(\d+)", lambda match: match[1] * int(match[2]), flat)

@@ -1,6 +1,6 @@
-"""ms-swift: the arguments of its `megatron` command as Megatron-LM's, and the commands whose step is no plain one.
+"""Translates arguments of ms-swift's `megatron` command to Megatron-LM's, and rejects unsupported commands.
 
-Source: ms-swift 4.6, swift/megatron/arguments (what its dataclasses default to, and compute after parsing).
+Source: ms-swift 4.6, swift/megatron/arguments (defaults of its dataclasses, and values computed after parsing).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.imports.defaults import Defaults
-from debubble.imports.kinds import shown
+from debubble.imports.kinds import as_yaml
 from debubble.imports.registry import UserFacts
 from debubble.imports.training_scripts import COMMAND
 from debubble.ir import InputError
@@ -30,9 +30,9 @@ SWIFT_DEFAULTS = Defaults(
         "peft.dim": "8",
     },
 )
-"""The dtype is the model's own, which is bf16 in those of the last years."""
+"""ms-swift's defaults; the dtype is the checkpoint's, which is bf16 in recent models."""
 SWIFT_OFF = {"--recompute-granularity": "none", "--use-distributed-optimizer": "false"}
-"""The values that turn off what is on by default."""
+"""Values that turn off settings which are on by default."""
 SWIFT_HARMLESS = """
     command model_type model_revision task_type num_labels problem_type use_hf hub_token check_model bridge_backend
     mcore_model save_* merge_lora max_shard_size add_version create_checkpoint_symlink tuner_type train_type
@@ -53,7 +53,7 @@ _NAMES = {
     "--virtual-pipeline-model-parallel-size": "--num-virtual-stages-per-pipeline-rank",
     "--microbatch-group-size-per-vp-stage": "--microbatch-group-size-per-virtual-pipeline-stage",
 }
-"""Arguments that Megatron-LM calls otherwise."""
+"""Arguments with another name in Megatron-LM."""
 _TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 _SWITCHES = (
     "--bf16", "--fp16", "--packing", "--sequence-parallel", "--use-distributed-optimizer", "--use-megatron-fsdp",
@@ -61,33 +61,33 @@ _SWITCHES = (
     "--tp-comm-overlap", "--moe-enable-deepep", "--account-for-embedding-in-pipeline-split",
     "--account-for-loss-in-pipeline-split",
 )  # fmt: skip
-"""Arguments that are on or off, in which 1 and 0 are no numbers."""
+"""Boolean arguments, which accept 1 and 0."""
 _DTYPES = {"bfloat16": "--bf16", "float16": "--fp16", "float32": "--fp16"}
 _TUNERS = ("full", "lora", "lora_llm")
 _ADAPTERS = ("--adapters", "--ref-adapters", "--mcore-adapter", "--mcore-ref-adapter")
-"""Checkpoints of adapters, with which ms-swift trains adapters."""
+"""Arguments with checkpoints of adapters; ms-swift then trains adapters."""
 
-_FURTHER_WORK = {
+_EXTRA_WORK = {
     "dpo": "runs a reference model",
     "kto": "runs a reference model",
     "grpo": "generates its samples",
     "gkd": "runs a teacher, and generates its samples",
     "rm": "has pairs of sequences (without --packing)",
 }
-"""Kind of RLHF -> what its step does besides a training step of sequences of --max_length."""
+"""Kind of RLHF -> work of its step in addition to a training step."""
 _GROUP_TASKS = ("embedding", "reranker", "generative_reranker")
 """Tasks whose samples are groups of sequences."""
 
 
 def read_swift(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """The arguments as Megatron-LM has them, with the model's name as `model` and the adapters as Megatron-Bridge's.
+    """The arguments as Megatron-LM's, with the model's name as `model` and adapters as settings of Megatron-Bridge.
 
     Args:
-        arguments: Those of ms-swift's command, and the command itself.
+        arguments: The arguments of ms-swift's command, and the command itself.
         path: The file.
 
     Raises:
-        InputError: if the command's step is no training step, or more than that.
+        InputError: if the command does not train, or its step does more than train.
     """
     settings = {_NAMES.get(name, name): _value(name, value) for name, value in arguments.items()}
     _check_command(settings, path)
@@ -97,24 +97,24 @@ def read_swift(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         settings["--use-distributed-optimizer"] = False
     tuner = settings.get("--tuner-type", settings.get("--train-type", "full"))
     if tuner not in _TUNERS:
-        raise InputError(f"{path}: --tuner_type is {shown(tuner)}, which is none of {', '.join(_TUNERS)}.")
+        raise InputError(f"{path}: --tuner_type is {as_yaml(tuner)}, which is none of {', '.join(_TUNERS)}.")
     if tuner != "full" or any(name in settings for name in _ADAPTERS):
         settings |= _adapters(settings)
     return {"framework": SWIFT, **settings}
 
 
-def check_said(arguments: Arguments, given: UserFacts) -> None:
-    """Raise InputError if neither the arguments nor the user say the model and the length of a sequence."""
-    if given.model is None and arguments.word("model") is None:
+def check_required(arguments: Arguments, facts: UserFacts) -> None:
+    """Raise InputError if neither the arguments nor the user give the model and the sequence length."""
+    if facts.model is None and arguments.word("model") is None:
         raise InputError(f"{arguments.path} names no model: give it with --model.")
-    if given.sequence_length is None and arguments.word("--seq-length") is None:
+    if facts.sequence_length is None and arguments.word("--seq-length") is None:
         raise InputError(
             f"{arguments.path} does not say --max_length, which is the model's longest then: give --sequence-length."
         )
 
 
 def remarks_on_swift(arguments: Arguments, model: Model) -> Iterator[str]:
-    """Sentences on arguments of ms-swift that are predicted otherwise."""
+    """Sentences on arguments of ms-swift that the prediction does not follow."""
     if not arguments.flag("--packing"):
         yield "Without --packing sequences are as long as their samples, and predicted is --max_length for each."
     task = arguments.word("--task-type", "causal_lm")
@@ -131,14 +131,14 @@ def remarks_on_swift(arguments: Arguments, model: Model) -> Iterator[str]:
 
 
 def with_further_layers(model: Model, number: int) -> Model:
-    """The model with so many layers of multi-token prediction: ms-swift takes their number from no config."""
+    """The model with a number of multi-token-prediction layers, which ms-swift does not take from the config."""
     if model.mtp_layers == number:
         return model
     return Model.from_hf({**model.config, "num_nextn_predict_layers": number})
 
 
 def _value(name: str, value: Any) -> Any:
-    """An argument's value, where words that mean on and off are True and False."""
+    """An argument's value, with words for on and off converted to True and False."""
     word = value.lower() if isinstance(value, str) else None
     if word in _TRUE or (word == "1" and name in _SWITCHES):
         return True
@@ -146,9 +146,9 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _check_command(settings: dict[str, Any], path: Path) -> None:
-    """Raise InputError for a command that does not train, or whose step is not a plain one; a reward model has labels.
+    """Raise InputError for a command that does not train or does more than train; set a reward model's task type.
 
-    A kind of RLHF that is `none`, which is SFT's in ms-swift, is a plain step.
+    `--rlhf-type none` is SFT in ms-swift.
     """
     command = settings[COMMAND]
     if not command.startswith("megatron") and command.endswith((" sft", " pt", " rlhf")):
@@ -169,21 +169,21 @@ def _check_command(settings: dict[str, Any], path: Path) -> None:
         settings["--task-type"] = "seq_cls"
     elif kind != "none":
         raise InputError(
-            f"{path}: a step of --rlhf_type {kind} also {_FURTHER_WORK.get(kind, 'does other things')}, which is not"
+            f"{path}: a step of --rlhf_type {kind} also {_EXTRA_WORK.get(kind, 'does other things')}, which is not"
             " predicted: for SFT of the same model and batch give --args '--rlhf_type none'."
         )
 
 
 def _set_length(settings: dict[str, Any]) -> None:
-    """Set the tokens of a sequence: with packing, of a pack, which may have another length than the longest sample."""
+    """Set the sequence length: with packing that of a pack, which may differ from the maximum length of samples."""
     names = ("--packing-length", "--max-length") if settings.get("--packing") else ("--max-length",)
-    said = [value for name in names if (value := settings.pop(name, None)) is not None]
-    if said:
-        settings.setdefault("--seq-length", said[0])
+    lengths = [value for name in names if (value := settings.pop(name, None)) is not None]
+    if lengths:
+        settings.setdefault("--seq-length", lengths[0])
 
 
 def _set_dtype(settings: dict[str, Any]) -> None:
-    """Set the dtype that is said by name, where fp32 is trained in fp16's mixed precision; fp16 precedes bf16."""
+    """Set the dtype by --torch-dtype; fp32 is trained in fp16 mixed precision, and fp16 overrides bf16."""
     switch = _DTYPES.get(str(settings.get("--torch-dtype")))
     if switch is not None:
         del settings["--torch-dtype"]
@@ -193,11 +193,11 @@ def _set_dtype(settings: dict[str, Any]) -> None:
 
 
 def _adapters(settings: dict[str, Any]) -> dict[str, Any]:
-    """The adapters as Megatron-Bridge has them, without their arguments in the settings; they are on all layers."""
+    """The adapters as settings of Megatron-Bridge, by default on all layers; removes their arguments."""
     rank, modules = settings.pop("--lora-rank", None), settings.pop("--target-modules", "all-linear")
-    found = {"peft._target_": "LoRA"}
+    adapter = {"peft._target_": "LoRA"}
     if rank is not None:
-        found["peft.dim"] = rank
+        adapter["peft.dim"] = rank
     if modules not in ("all-linear", ("all-linear",)):
-        found["peft.target_modules"] = modules
-    return found
+        adapter["peft.target_modules"] = modules
+    return adapter

@@ -1,7 +1,7 @@
-"""MindFormers: the parts of its YAML that say how many layers each stage has, and how many of them recompute.
+"""Exports plans to MindFormers: the YAML entries for layers per stage, and recomputed layers per stage.
 
-`offset[c][d]` is what chunk c of device d has more than L // (p v) layers; `recompute[c][d]` and each pattern of
-`select_recompute` count layers from the start of the chunk.  The order is MindSpore's own 1F1B or interleaved one.
+`offset[c][d]` is the number of layers of chunk c on device d minus L // (p v); `recompute[c][d]` and each pattern of
+`select_recompute` count layers from the start of the chunk.  The order is MindSpore's 1F1B or interleaved 1F1B.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TARGET = "MindFormers"
 
 
 def _zero(plan: Plan) -> Decision:
-    """MindSpore's parallel optimizer divides weights too; ZeRO-2 is its division of gradients that add up."""
+    """MindSpore's parallel optimizer shards weights too; sharding of accumulated gradients is its ZeRO-2."""
     divides = plan.options.zero >= 2
     return {
         "parallel.enable_parallel_optimizer": plan.options.zero >= 1,
@@ -32,7 +32,7 @@ def _zero(plan: Plan) -> Decision:
 
 
 def _dtype(plan: Plan) -> Decision:
-    """The costs count on attention that keeps no scores."""
+    """The costs assume attention that does not store scores."""
     names = {"bf16": "bfloat16", "fp16": "float16"}
     return {
         "model.model_config.compute_dtype": names[plan.options.dtype],
@@ -87,9 +87,9 @@ def mindformers(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
 
 
 def _per_chunk(stages: Sequence[StageLayers], devices: int, count: Callable[[StageLayers], int]) -> list[Any]:
-    """One number per device, in one list per chunk; a single chunk needs no list around it."""
+    """One number per device, as one list per chunk, or as a flat list if there is a single chunk."""
     counts = [count(stage) for stage in stages]
-    chunks = [counts[at : at + devices] for at in range(0, len(counts), devices)]
+    chunks = [counts[start : start + devices] for start in range(0, len(counts), devices)]
     return chunks[0] if len(chunks) == 1 else chunks
 
 
@@ -98,29 +98,29 @@ def _expressible(layer: PlannedLayer) -> bool:
 
 
 def _recompute(stages: Sequence[StageLayers], devices: int) -> dict[str, Any]:
-    """Whole layers first, then patterns."""
+    """Numbers of fully recomputed layers, then of layers per pattern."""
     partly = [layer for stage in stages for layer in stage.layers if not layer.full]
     patterns = {
-        pattern: _per_chunk(stages, devices, lambda stage, name=name: _reach(stage, name))  # type: ignore[misc]
+        pattern: _per_chunk(stages, devices, lambda stage, name=name: _pattern_layers(stage, name))  # type: ignore[misc]
         for name, cells in MINDFORMERS_CELLS.items()
         for pattern in cells
         if any(name in layer.operators for layer in partly)
     }
-    whole = _per_chunk(stages, devices, _whole) if any(map(_whole, stages)) else False
-    return {"recompute": whole, "select_recompute": patterns or False}
+    full_layers = _per_chunk(stages, devices, _full_layers) if any(map(_full_layers, stages)) else False
+    return {"recompute": full_layers, "select_recompute": patterns or False}
 
 
-def _whole(stage: StageLayers) -> int:
+def _full_layers(stage: StageLayers) -> int:
     return sum(layer.full for layer in stage.layers)
 
 
-def _reach(stage: StageLayers, operator: str) -> int:
-    """Layers up to which a pattern holds: the whole ones, which come first, and those that have it."""
+def _pattern_layers(stage: StageLayers, operator: str) -> int:
+    """Number of leading layers with a pattern: the fully recomputed ones, then those that recompute the operator."""
     having = sum(operator in layer.operators for layer in stage.layers if not layer.full)
-    return _whole(stage) + having if having else 0
+    return _full_layers(stage) + having if having else 0
 
 
 def _is_unsorted(stage: StageLayers) -> bool:
-    """Tell whether the layers that recompute are not already sorted, most first."""
+    """Tell whether layers are not sorted by recomputation: full, partial, none."""
     keys = [(not layer.full, not layer.recomputes) for layer in stage.layers]
     return keys != sorted(keys)

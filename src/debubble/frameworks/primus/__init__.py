@@ -1,1 +1,1 @@
-"""AMD Primus: what it can run, its files written and read."""
+"""AMD Primus: target, export and import."""

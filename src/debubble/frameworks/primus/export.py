@@ -1,7 +1,7 @@
-"""AMD Primus: Megatron-LM's settings as the overrides of a Primus experiment, with the layers that recompute by number.
+"""Exports plans to AMD Primus: Megatron-LM's settings as overrides of an experiment, with recomputed layers by index.
 
-Primus has Megatron-LM's arguments with its own next to them: `recompute_layer_ids` names layers of the whole model, and
-its own pipeline runs `zero-bubble`, whose order is that of ZB-H1.
+Primus adds arguments to Megatron-LM's: `recompute_layer_ids` lists layers of the model, and its own pipeline runs
+`zero-bubble`, whose order is that of ZB-H1.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from debubble.frameworks.megatron.export import (
     OPTIONS,
     arguments_of,
     environment,
-    ladders,
     offload_arguments,
+    recompute_choices,
     untested_settings,
 )
 from debubble.plans import Plan
@@ -28,7 +28,7 @@ from debubble.targets import targets
 
 _TARGET = "AMD Primus"
 _ON_BY_DEFAULT = ("bf16", "use_distributed_optimizer")
-"""Switches that Primus's own base configuration sets, which an experiment must turn off."""
+"""Switches that Primus's base configuration sets and an experiment must turn off."""
 
 
 @exporter("primus", options=OPTIONS)
@@ -51,7 +51,7 @@ def primus(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
 
 
 def _by_layer(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
-    """Whole layers that recompute, by their numbers."""
+    """Full recomputation of layers by index."""
     plan, losses = whole_where_needed(plan, target=_TARGET)
     recomputed = recomputed_layers(plan, target=_TARGET)
     settings = {"recompute_granularity": "full", "recompute_method": None, "recompute_layer_ids": recomputed}
@@ -59,6 +59,6 @@ def _by_layer(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
 
 
 def _by_module(plan: Plan, stages: Sequence[StageLayers]) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
-    """Modules that recompute in every layer, as combined 1F1B recomputes no whole one."""
-    plan, recompute, losses = fastest(plan, ladders(plan, stages), target=_TARGET)
+    """Recomputation of modules in every layer, because combined 1F1B does not recompute full layers."""
+    plan, recompute, losses = fastest(plan, recompute_choices(plan, stages), target=_TARGET)
     return plan, as_settings(recompute), losses

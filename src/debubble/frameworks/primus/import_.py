@@ -1,4 +1,4 @@
-"""AMD Primus: an experiment's overrides of a trainer's and a model's base configurations, which are Megatron-LM's."""
+"""Imports AMD Primus experiments, which override Megatron-LM's arguments in base configurations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.frameworks.megatron.import_ import HARMLESS as OF_MEGATRON
 from debubble.frameworks.megatron.import_ import job_of, with_arguments
 from debubble.frameworks.primus.bases import file_of, with_bases
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import Defaults, own_defaults
+from debubble.imports.defaults import Defaults, framework_defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, UserFacts, imports
@@ -27,20 +27,20 @@ _OTHER_FRAMEWORKS = {
     "torchtitan": "`debubble import torchtitan` reads it",
     "megatron_bridge": "import the configuration that Megatron-Bridge saves with `debubble import megatron`",
 }
-"""Primus's other frameworks -> what a user can do with their experiments."""
+"""Primus's other frameworks -> how to import their experiments."""
 _LORA = "--lora."
 _SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 
-def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str, Any]:
+def read_experiment(path: Path, command_line: CommandLine | None = None) -> Mapping[str, Any]:
     """The overrides as arguments, `--name` -> value, and the names of the base configurations.
 
     Raises:
-        InputError: if the file is no experiment.
+        InputError: if the file is not an experiment.
     """
-    line = given or CommandLine({})
-    settings = {name: line.filled(value) for name, value in with_bases(path, _known_base).items()}
-    trainer = next((name for name in _TRAINERS if any(each.startswith(name) for each in settings)), _TRAINERS[0])
+    line = command_line or CommandLine({})
+    settings = {name: line.expand(value) for name, value in with_bases(path, _known_base).items()}
+    trainer = next((name for name in _TRAINERS if any(entry.startswith(name) for entry in settings)), _TRAINERS[0])
     prefix = f"{trainer}overrides."
     overrides = {
         _name(name.removeprefix(prefix)): None if value is None else argument(value)
@@ -51,12 +51,12 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
     framework = settings.get(f"{trainer}framework", "megatron")
     if framework != "megatron":
-        instead = _OTHER_FRAMEWORKS.get(str(framework), "plan the job with `debubble plan`")
-        raise InputError(f"{path} is for Primus's framework '{framework}', and only megatron's are read: {instead}.")
+        advice = _OTHER_FRAMEWORKS.get(str(framework), "plan the job with `debubble plan`")
+        raise InputError(f"{path} is for Primus's framework '{framework}', and only megatron's are read: {advice}.")
     named = {"trainers": settings.get(f"{trainer}config"), "models": settings.get(f"{trainer}model")}
     bases = {kind: name for kind, name in named.items() if name is not None}
-    others = {name: value for name, value in settings.items() if not name.startswith(("modules.", "platform."))}
-    return with_arguments({**_with_adapters(overrides), **bases, **others}, given)
+    remaining = {name: value for name, value in settings.items() if not name.startswith(("modules.", "platform."))}
+    return with_arguments({**_with_adapters(overrides), **bases, **remaining}, command_line)
 
 
 def _name(entry: str) -> str:
@@ -64,22 +64,22 @@ def _name(entry: str) -> str:
 
 
 def _with_adapters(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides, whose adapters have Megatron-Bridge's names; without those if they are off."""
+    """The overrides with adapters by Megatron-Bridge's names, or without adapters if they are off."""
     adapters = {name.removeprefix(_LORA): value for name, value in overrides.items() if name.startswith(_LORA)}
-    others = {name: value for name, value in overrides.items() if not name.startswith(_LORA)}
+    remaining = {name: value for name, value in overrides.items() if not name.startswith(_LORA)}
     if adapters.pop("enabled", False) is not True:
-        return others
+        return remaining
     named = {f"peft.{name.lower().replace('-', '_')}": value for name, value in adapters.items()}
-    return {**others, "peft._target_": "LoRA", **named}
+    return {**remaining, "peft._target_": "LoRA", **named}
 
 
 def _base(kind: str, name: str, path: Path) -> Mapping[str, Any] | None:
-    """A base configuration: the file next to the experiment or in its checkout, or Primus's own of that name."""
+    """A base configuration: a file next to the experiment or in its checkout, or Primus's own of that name."""
     file = file_of(name, _BASES[kind], path)
     if file is not None:
         settings = with_bases(file, _known_base)
         return {_name(entry): argument(value) for entry, value in settings.items() if value is not None}
-    known = own_defaults("primus")[kind].get(name.removesuffix(".yaml"))
+    known = framework_defaults("primus")[kind].get(name.removesuffix(".yaml"))
     return None if known is None else {**(_language_model() if kind == "models" else {}), **_arguments(known)}
 
 
@@ -94,23 +94,23 @@ def _entries(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _language_model() -> dict[str, Any]:
     """The base configuration of all models."""
-    return _arguments(own_defaults("primus")["language_model"])
+    return _arguments(framework_defaults("primus")["language_model"])
 
 
 def _known_base(name: str) -> Mapping[str, Any] | None:
-    """The entries of one of Primus's own models that is not there."""
-    known = {"language_model": {}, **own_defaults("primus")["models"]}.get(name)
+    """The entries of one of Primus's own models, if its file does not exist."""
+    known = {"language_model": {}, **framework_defaults("primus")["models"]}.get(name)
     return None if known is None else _entries({**_language_model(), **known})
 
 
 DEFAULTS = Defaults("Primus", {"peft.dim": 32, "--add-bias-linear": False})
-"""Primus' defaults; those of the trainer and the model that an experiment names come with it."""
+"""Primus's defaults, besides those of the trainer and the model that an experiment names."""
 HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level stderr_sink_level"
 """Entries that cost neither time nor memory of a step, besides Megatron-LM's."""
 
 
-def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
-    """The job of an experiment, on its base configurations as far as they are there or known."""
+def primus(read: SettingsReader, facts: UserFacts) -> ImportedJob:
+    """The job of an experiment with its base configurations."""
     trainer = _base("trainers", read.text("trainers", "pre_trainer"), read.path)
     name = read.text("models", "")
     model = _base("models", name, read.path) if name else None
@@ -128,7 +128,7 @@ def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     )
     for kind in _BASES:
         arguments.get(kind)
-    return job_of(arguments, given, target="primus")
+    return job_of(arguments, facts, target="primus")
 
 
 imports.add(

@@ -1,1 +1,1 @@
-"""torch's pipelining: what it can run, its files written and read."""
+"""torch's pipelining: target, export and import."""

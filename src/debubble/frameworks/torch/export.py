@@ -1,7 +1,7 @@
-"""torch.distributed.pipelining's schedule CSV: one row per rank, one cell per operation, read and written.
+"""Writes and reads the schedule CSV of torch.distributed.pipelining: one row per rank, one cell per operation.
 
-A cell is stage, letter and micro-batch (`2F5`) with the letters F, B, I and W, which are ours; an empty cell is a
-bubble, and `(0F3;3B1)OVERLAP_F_B` two operations in parallel.  torch adds the messages (format `compute_only`).
+A cell is stage, kind and micro-batch (`2F5`) with debubble's kinds F, B, I and W; an empty cell is a bubble, and
+`(0F3;3B1)OVERLAP_F_B` two operations in parallel.  torch adds the messages (format `compute_only`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from debubble.ir import ExportError, InputError, Op, Placement, RunOptions, Sche
 from debubble.plans import Plan
 
 OPTIONS: OptionTable = {field.name: one_setting(field.name, field.name) for field in fields(RunOptions)}
-"""The script that loads the CSV sets up the rest of the run itself: all options are named to the user."""
+"""All options are reported to the user, because the script that loads the CSV sets up the rest of the run."""
 _DEFAULT = RunOptions()
 _SIZES = ("micro_batch_size", "sequence_length")
-"""Options that have no default in a script."""
+"""Options that are always reported, because scripts have no default for them."""
 
 
 @exporter("torch", options=OPTIONS, layers=False)
@@ -40,10 +40,10 @@ def torch(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
             "The CSV cannot say what is recomputed: checkpoint the layers in your model, per stage:"
             f" {'; '.join(f'{stage}: {how}' for stage, how in enumerate(recompute) if how)}."
         )
-    unlike = {name: value for name, value in settings.items() if name in _SIZES or value != getattr(_DEFAULT, name)}
-    if unlike:
-        said = ", ".join(f"{name} {value}" for name, value in unlike.items())
-        losses.append(f"The CSV says nothing of the run beside the pipeline: set up {said} in your script.")
+    unset = {name: value for name, value in settings.items() if name in _SIZES or value != getattr(_DEFAULT, name)}
+    if unset:
+        words = ", ".join(f"{name} {value}" for name, value in unset.items())
+        losses.append(f"The CSV says nothing of the run beside the pipeline: set up {words} in your script.")
     try:
         names = hf_names(plan.model, stage_layers(plan, target="a list of modules"))
         files["modules.json"] = json.dumps(names, indent=1) + "\n"
@@ -58,9 +58,9 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def read(path: Path | str) -> Schedule:
-    """The schedule of a torch CSV, compute_only or compute_comms (whose messages lowering adds itself).
+    """The schedule of a torch CSV, compute_only or compute_comms (whose messages are dropped and lowered again).
 
-    Two operations in parallel become one after the other.  Raises InputError or ScheduleError with a sentence.
+    Two operations in parallel are serialized.  Raises InputError or ScheduleError.
     """
     path = Path(path)
     try:
@@ -94,15 +94,15 @@ _OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
 def _operations(cell: str, path: Path, rank: int, column: int) -> Iterator[Op]:
     cell = cell.strip()
     overlap = _OVERLAP.fullmatch(cell)
-    for part in overlap[1].split(";") if overlap else [cell]:
-        if not part or _MESSAGES.fullmatch(part):
+    for operation in overlap[1].split(";") if overlap else [cell]:
+        if not operation or _MESSAGES.fullmatch(operation):
             continue
-        if not _CELL.fullmatch(part):
+        if not _CELL.fullmatch(operation):
             raise InputError(
-                f"{path}, row {rank + 1}, cell {column + 1}: '{part}' is no operation of a torch schedule; write stage,"
-                " F, B, I or W, and micro-batch, such as 2F5."
+                f"{path}, row {rank + 1}, cell {column + 1}: '{operation}' is no operation of a torch schedule; write"
+                " stage, F, B, I or W, and micro-batch, such as 2F5."
             )
-        yield Op.parse(part)
+        yield Op.parse(operation)
 
 
 def _placement(orders: tuple[tuple[Op, ...], ...], path: Path) -> Placement:

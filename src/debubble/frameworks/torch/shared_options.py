@@ -1,4 +1,4 @@
-"""Rules that torch and the frameworks on torch's pipelining share."""
+"""Export rules that torch and the frameworks on torch's pipelining share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from debubble.targets.orders import placement_kind
 
 
 def placing_schedule(plan: Plan, *, target: str) -> str:
-    """The torch schedule whose placement is the plan's; the CSV then gives the order.
+    """The torch schedule with the plan's placement of stages; the CSV replaces its order.
 
-    Raises ExportError for a placement that no name stands for.
+    Raises ExportError if no torch schedule has the placement.
     """
     kind = placement_kind(plan.schedule.placement)
     if kind in _PLACING:
@@ -28,27 +28,27 @@ def placing_schedule(plan: Plan, *, target: str) -> str:
 
 
 _PLACING = {"linear": "1F1B", "looped": "Interleaved1F1B", "v_shape": "ZBVZeroBubble"}
-"""Way of placing stages -> the torch schedule that has it."""
+"""Kind of placement -> torch schedule with that placement."""
 
 
 def fsdp(plan: Plan, *, target: str) -> Decision:
-    """ZeRO under FSDP, which always divides what ZeRO-1 does."""
+    """ZeRO by FSDP, which always shards optimizer states."""
     if plan.options.zero or plan.options.data * plan.options.context == 1:
         return {}
     return Lost(f"{target} divides the optimizer states (FSDP), which takes less memory than planned.")
 
 
 def accumulation(plan: Plan) -> tuple[str, ...]:
-    """The setting to make where neither a pipeline nor a batch of the plan says how many micro-batches a step has."""
+    """Advice to set the global batch, for plans of abstract costs without a pipeline."""
     if plan.model is not None:
         return ()
     return (f"A step has {plan.micro_batches} micro-batches: set the global batch to as many of them.",)
 
 
 def expert_degree(plan: Plan, *, name: str) -> Decision:
-    """Experts are divided over expert- and tensor-parallel ranks, which these targets call expert-parallel both.
+    """The expert-parallel degree, which in these targets includes the tensor-parallel ranks.
 
-    Every rank has whole experts in these targets, whatever the plan; the shards of an expert count as ranks.
+    These targets do not shard an expert; the plan's shards of an expert count as expert-parallel ranks.
     """
     if plan.model is None or plan.model.experts is None:
         return {}
@@ -56,10 +56,10 @@ def expert_degree(plan: Plan, *, name: str) -> Decision:
 
 
 def whole_backwards(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
-    """The plan without I and W on stages that recompute, and what torch's split of the others does worse.
+    """The plan with fused backwards (B for I and W) on stages that recompute, and sentences on the losses.
 
-    torch splits a backward by its graph: a checkpointed layer recomputes once for every group of parameters, in I and
-    in W.  As one B it recomputes once.
+    torch splits a backward by its autograd graph: a checkpointed layer then recomputes once per group of parameters, in
+    I and in W.  A fused B recomputes once.
     """
     recomputing = {s for s, how in enumerate(plan.recompute) if how != "none"}
     split = {stage for stage, _ in plan.schedule.split_backward}
@@ -73,7 +73,7 @@ def whole_backwards(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
             f" {stages}; {slowdown(changed, plan)}."
         )
     after_input = plan.costs.activation_after_input
-    # Plans for these targets count on what torch keeps until W, all of a forward's tensors.
+    # Plans for these targets assume that torch keeps all of a forward's tensors until W.
     if any(after_input[stage] < plan.costs.activation[stage] for stage in split - joined):
         losses.append("torch's I and W hold more memory in between than the plan counts on: leave a margin.")
     return changed, tuple(losses)

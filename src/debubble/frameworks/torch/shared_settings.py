@@ -1,4 +1,4 @@
-"""The frameworks on torch's pipelining: orders by torch's names or as a CSV, stages by the names of their modules."""
+"""Settings of frameworks on torch's pipelining: schedules by name or CSV, and stages by their modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from debubble.frameworks.torch import export as torch_csv
-from debubble.imports.kinds import STAGES, meant
+from debubble.imports.kinds import STAGES, suggest
 from debubble.imports.reader import SettingsReader
 from debubble.imports.torch_orders import ZERO_BUBBLE
 from debubble.ir import InputError, Schedule
@@ -22,19 +22,19 @@ ORDERS = {
     "dualpipev": "dualpipe-v",
     "interleavedzerobubble": ZERO_BUBBLE,
 }
-"""torch's schedules, in small letters -> those of the library, and one that it lacks."""
+"""torch's schedules, in lower case -> debubble's names."""
 
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)$")
 
 
 def order_of(entry: str, name: str, csv: str, path: Path) -> str | Schedule:
-    """The order of a configuration: its CSV next to the file, if it names one, or torch's own of that name.
+    """The order of a configuration: of its CSV file if it names one, otherwise of torch's schedule of that name.
 
     Args:
         entry: The entry that names the schedule.
         name: Its value.
-        csv: The file that the entry for it names; nothing if it names none.
+        csv: The CSV file that the configuration names; empty: none.
         path: The configuration.
 
     Raises:
@@ -44,21 +44,21 @@ def order_of(entry: str, name: str, csv: str, path: Path) -> str | Schedule:
         return torch_csv.read(path.with_name(Path(csv).name) if not Path(csv).exists() else Path(csv))
     if name.lower() not in ORDERS:
         raise InputError(
-            f"{path}: {entry} is '{name}', which is not known here{meant(name, ORDERS)}; known are {', '.join(ORDERS)},"
-            f" and any order as a CSV ({entry}_csv), which torch writes of a schedule."
+            f"{path}: {entry} is '{name}', which is not known here{suggest(name, ORDERS)}; known are"
+            f" {', '.join(ORDERS)}, and any order as a CSV ({entry}_csv), which torch writes of a schedule."
         )
     return ORDERS[name.lower()]
 
 
 def chunks_of(order: str | Schedule) -> int:
-    """Stages per device where the configuration does not say."""
+    """Stages per device if the configuration does not set them."""
     if isinstance(order, Schedule):
         return order.placement.chunks
     return 1 if order in ("1f1b", "gpipe") else 2
 
 
 def expert_ranks(read: SettingsReader, name: str, model: Model, *, tensor: int) -> tuple[int, int | None]:
-    """Expert-parallel ranks, and the ranks that divide an expert: of several ranks each has whole experts."""
+    """The expert-parallel degree, and the ranks that shard an expert: 1 with expert and tensor parallelism."""
     ranks = read.size(name, 1)
     if model.experts is None:
         return 1, None
@@ -66,7 +66,7 @@ def expert_ranks(read: SettingsReader, name: str, model: Model, *, tensor: int) 
 
 
 def balanced_layers(layers: int, stages: int, *, first_less: int, last_less: int) -> tuple[int, ...]:
-    """Torch hosts' own split: embedding and head count as so many layers, and the first stages take what is left.
+    """Torchtitan's default split: embedding and head count as layers, and the first stages take the remainder.
 
     Source: torchtitan, `generate_llm_fqn_per_model_part`.
 
@@ -82,32 +82,32 @@ def balanced_layers(layers: int, stages: int, *, first_less: int, last_less: int
     return tuple(counts)
 
 
-def layers_of(parts: object) -> tuple[int, ...]:
-    """Decoder layers per stage, of modules such as `model.layers.3` or `transformer.h.3`.
+def layers_of(stages: object) -> tuple[int, ...]:
+    """Decoder layers per stage, counted among modules such as `model.layers.3` or `transformer.h.3`.
 
     Raises:
-        InputError: if that is no list of lists of names.
+        InputError: if `stages` is not a list of lists of names.
     """
-    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-        raise InputError(f"The modules of the stages are {parts!r}, which is no list of lists of names.")
-    if not all(isinstance(name, str) for part in parts for name in part):
+    if not isinstance(stages, list) or not all(isinstance(modules, list) for modules in stages):
+        raise InputError(f"The modules of the stages are {stages!r}, which is no list of lists of names.")
+    if not all(isinstance(name, str) for modules in stages for name in modules):
         raise InputError("The modules of the stages are no names.")
-    return tuple(sum(_LAYER.search(name) is not None for name in part) for part in parts)
+    return tuple(sum(_LAYER.search(name) is not None for name in modules) for modules in stages)
 
 
 def layers_by_modules(read: SettingsReader, name: str, model: Model) -> tuple[int, ...]:
-    """Decoder layers per stage, of the modules in an entry; none if it is not there.
+    """Decoder layers per stage, counted among the modules in an entry; empty if it is missing.
 
     Raises:
-        InputError: if it is no list of lists of names, or they have not every layer once.
+        InputError: if it is not a list of lists of names, or does not have every layer once.
     """
-    parts = read.entry(name, STAGES)
-    layers = layers_of(parts or [])
+    modules = read.entry(name, STAGES)
+    layers = layers_of(modules or [])
     if layers and sum(layers) != model.layers:
         raise read.refusal(name, f"has {sum(layers)} layers, and the model has {model.layers}")
     return layers
 
 
 def layer_strategies(layers: Sequence[int], operators: str = "full") -> dict[int, tuple[str, str]]:
-    """The strategies of layers whose halves both recompute these operators."""
+    """Recomputation of the same operators in both halves of the layers."""
     return dict.fromkeys(layers, (operators, operators))

@@ -1,9 +1,8 @@
-"""torchtitan: a Python recipe with the order as CSV, the modules of each stage, and recomputation per layer.
+"""Exports plans to torchtitan: a Python recipe with the schedule as CSV, stages by modules, and recomputed layers.
 
-The schedule's name still decides where the stages are placed; the CSV replaces its order.  The recipe asks the config
-which of two sets of fields says how large a micro-batch is: those of 0.3.0, or those that replaced them.  Without a
-pipeline there are no stages and no order: torchtitan accumulates the gradients of the micro-batches itself.  Releases
-to 0.2 take a TOML file in place of the recipe.
+The schedule's name still determines the placement of stages; the CSV replaces its order.  The micro-batch size has
+other fields since 0.3.0, and the recipe checks which ones the config has.  Without a pipeline torchtitan accumulates
+the gradients of micro-batches itself.  Releases up to 0.2 take a TOML file in place of the recipe.
 """
 
 from __future__ import annotations
@@ -109,14 +108,14 @@ def batches(config):
 
 
 def _zero(plan: Plan) -> Decision:
-    """Without a pipeline, the level decides whether weights stay gathered after a forward."""
+    """Without a pipeline, the ZeRO level determines whether weights are resharded after a forward."""
     if plan.devices > 1 or plan.options.zero == 0:
         return fsdp(plan, target="torchtitan")
     return {"parallelism.fsdp_reshard_after_forward": "always" if plan.options.zero == 3 else "never"}
 
 
 def _framework(plan: Plan) -> Decision:
-    """Turn on torch.compile, and its pipelining of tensor-parallel collectives, where they are priced."""
+    """Turn on torch.compile and asynchronous tensor parallelism, if the costs assume them."""
     traits = framework_of_options(plan.options.framework)
     overlapping = traits.compiled and traits.tensor_overlap and plan.options.tensor > 1
     return {
@@ -192,7 +191,7 @@ def _toml_file(
     stages: Sequence[StageLayers],
     recomputed: Collection[int],
 ) -> dict[str, str]:
-    """`plan.toml`, for torchtitan to 0.2; none where that cannot say what recomputes, or divides no norms."""
+    """`plan.toml`, for torchtitan up to 0.2; empty if it cannot express the recomputation or sequence parallelism."""
     some = 0 < len(recomputed) < sum(len(stage.layers) for stage in stages)
     divided = dict(settings.get("parallelism", {}))
     whole_norms = not divided.pop("enable_sequence_parallel", True) and plan.options.tensor > 1
@@ -205,7 +204,7 @@ def _toml_file(
     batch = {"local_batch_size": size, "global_batch_size": plan.degrees.global_batch}
     if plan.devices > 1:
         batch = {"local_batch_size": size * number, "global_batch_size": -1}
-        names = [["output" if name == "lm_head" else name for name in part] for part in torchtitan_names(stages)]
+        names = [["output" if name == "lm_head" else name for name in modules] for modules in torchtitan_names(stages)]
         divided |= {"pipeline_parallel_microbatch_size": size, "pipeline_parallel_schedule_csv": "schedule.csv"}
         divided |= {"module_fqns_per_model_part": names}
     tables: dict[str, Mapping[str, Any]] = {

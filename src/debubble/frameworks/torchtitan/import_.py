@@ -1,4 +1,4 @@
-"""torchtitan: a TOML or JSON configuration, or the recipe that debubble writes."""
+"""Imports torchtitan's TOML and JSON configurations, and the recipe that debubble exports."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from debubble.frameworks.torchtitan.models import flavor_model, flavors_of
 from debubble.frameworks.torchtitan.primus import is_experiment, read_experiment
 from debubble.frameworks.torchtitan.saved import adapter_rank, remarks_on_saved
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import Defaults, own_defaults
+from debubble.imports.defaults import Defaults, framework_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in, check_ranks
-from debubble.imports.kinds import meant, shown
+from debubble.imports.kinds import as_yaml, suggest
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.settings import SCRIPTS, read_constants, read_settings
@@ -40,15 +40,13 @@ _FLAVORS = {
     "llama4-17bx16e": "llama4-scout",
     "llama4-17bx128e": "llama4-maverick",
 }
-"""torchtitan's models and flavors that have another name here."""
+"""torchtitan's models and flavors -> their names in debubble, if they differ."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-
-
-_SAVED = "start the job once with --debug.save-config-file job.json and import that file"
+_SAVE_HINT = "start the job once with --debug.save-config-file job.json and import that file"
 
 
 def read_recipe(path: Path) -> Mapping[str, Any]:
-    """The settings of a configuration, or of the constants of debubble's own recipe, which is not run.
+    """The settings of a configuration, or of the constants in debubble's recipe, read without running it.
 
     Raises:
         InputError: if it is neither.
@@ -56,32 +54,32 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
     if path.suffix in SCRIPTS:
         raise InputError(
             f"{path} is a script: give the TOML that its CONFIG_FILE or --job.config_file names, with its further"
-            f" arguments in --args; where that is Python, {_SAVED}."
+            f" arguments in --args; where that is Python, {_SAVE_HINT}."
         )
     if path.suffix != ".py":
-        return dict(_renamed(read_settings(path, others=[".py"])))
+        return dict(_renamed(read_settings(path, other_suffixes=[".py"])))
     constants = read_constants(path)
     if "PARALLELISM" not in constants:
-        raise InputError(f"{path} is Python, of which only debubble's own plan.py is read: {_SAVED}.")
-    return dict(_of_recipe(constants))
+        raise InputError(f"{path} is Python, of which only debubble's own plan.py is read: {_SAVE_HINT}.")
+    return dict(_recipe_settings(constants))
 
 
-def with_command_line(path: Path, given: CommandLine | None) -> Mapping[str, Any]:
-    """The settings of a recipe, or of an experiment of Primus, and of the command line that starts it."""
-    line, settings = given or CommandLine({}), read_recipe(path)
+def with_command_line(path: Path, command_line: CommandLine | None) -> Mapping[str, Any]:
+    """The settings of a configuration or an experiment of Primus, with the command line that starts it."""
+    line, settings = command_line or CommandLine({}), read_recipe(path)
     if is_experiment(settings):
         settings = dict(_renamed(read_experiment(settings, path, line)))
-    return line.changed(settings)
+    return line.override(settings)
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings by the names that they have had since 2025; those of 2024 stood in other parts."""
+    """The settings by their names since 2025; those of 2024 were in other sections."""
     for name, value in settings.items():
         yield _RENAMED.get(name, name), value
 
 
 COMPILE, CHECKPOINTING = "compile", "activation_checkpoint"
-"""The parts of a configuration on torch.compile and on activation checkpointing."""
+"""The sections on torch.compile and on activation checkpointing."""
 MODES = ("none", "full", "selective", "memory_budget")
 """The values of `activation_checkpoint.mode`."""
 _OPTION = f"{CHECKPOINTING}.selective_ac_option"
@@ -89,13 +87,13 @@ _SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _COMPILED = ("model", "loss")
 MODULES = "parallelism.module_fqns_per_model_part"
 OPTIMIZERS = ("AdamW", "Adam", *(name for name in MOMENTS if name not in ("adamw", "adam")))
-"""Torchtitan's optimizers, and those of forks that are priced."""
+"""torchtitan's optimizers, and supported ones of forks."""
 
 _RENAMED = {
     "training.batch_size": LOCAL_BATCH_SIZE,
     **{
-        f"{part}.{degree}": f"parallelism.{degree}"
-        for part in ("training", "experimental")
+        f"{section}.{degree}": f"parallelism.{degree}"
+        for section in ("training", "experimental")
         for degree in (
             "data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree",
             "pipeline_parallel_degree", "context_parallel_degree", "pipeline_parallel_schedule",
@@ -110,7 +108,7 @@ _RENAMED = {
 """Settings of torchtitan's first versions -> their later names."""
 
 
-def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _recipe_settings(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in constants["PARALLELISM"].items():
         yield f"parallelism.{name}", value
     for name, value in constants["TRAINING"].items():
@@ -138,11 +136,11 @@ DEFAULTS = Defaults(
     "torchtitan",
     {
         name: value
-        for name, value in own_defaults("torchtitan")["values"].items()
+        for name, value in framework_defaults("torchtitan")["values"].items()
         if name.startswith("activation_checkpoint.") or name in (LOCAL_BATCH_SIZE, "training.seq_len")
     },
 )
-"""Defaults of torchtitan for settings that the reader has none for."""
+"""torchtitan's defaults for settings without a default in this importer."""
 HARMLESS = """
     job.* metrics.* profiling.* lr_scheduler.* checkpoint.* comm.* validation.* debug.* dataloader.* hf_assets.*
     training.dataset* training.steps training.gc_freq training.gc_debug training.seed model.tokenizer*
@@ -154,31 +152,31 @@ HARMLESS = """
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Yield torch.compile for jobs without it, and full recomputation for those that name another mode."""
+    """Yield torch.compile for jobs without it, and full recomputation for jobs with another mode."""
     compiled = {} if job.get(f"{COMPILE}.enable", False) else {f"{COMPILE}.enable": True}
     mode = job.get(f"{CHECKPOINTING}.mode")
     full = {} if mode in (None, "full") else {f"{CHECKPOINTING}.mode": "full"}
     yield from filter(None, (compiled, full, {**compiled, **full} if compiled and full else {}))
 
 
-def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
-    """Degrees, stages, order and recomputation of a torchtitan configuration."""
-    model = given.model or _model(read)
-    pipeline = read.size("parallelism.pipeline_parallel_degree", 1, instead=given.pipeline)
+def torchtitan(read: SettingsReader, facts: UserFacts) -> ImportedJob:
+    """The job of a torchtitan configuration: degrees, stages, order and recomputation."""
+    model = facts.model or _model(read)
+    pipeline = read.size("parallelism.pipeline_parallel_degree", 1, instead=facts.pipeline)
     tensor = read.size("parallelism.tensor_parallel_degree", 1)
     context = read.size("parallelism.context_parallel_degree", 1)
     replicas = read.size("parallelism.data_parallel_replicate_degree", 1)
-    sharded = max(1, given.cluster.count // (pipeline * tensor * context * replicas))
+    sharded = max(1, facts.cluster.count // (pipeline * tensor * context * replicas))
     if read.number("parallelism.data_parallel_shard_degree", -1) != -1:
         sharded = read.size("parallelism.data_parallel_shard_degree")
     data = replicas * sharded
-    _check_degrees(given, read, replicas=replicas, sharded=sharded, context=context, tensor=tensor, pipeline=pipeline)
-    length = _length(read, given.sequence_length)
+    _check_degrees(facts, read, replicas=replicas, sharded=sharded, context=context, tensor=tensor, pipeline=pipeline)
+    length = _length(read, facts.sequence_length)
     batch = _batch(read, length, data=data, pipeline=pipeline)
     name = read.text(_SCHEDULE, "1F1B")
     order = "1f1b" if pipeline == 1 else order_of(_SCHEDULE, name, read.text(f"{_SCHEDULE}_csv", ""), read.path)
-    parts = layers_by_modules(read, MODULES, model) if pipeline > 1 else ()
-    layers = parts or _split(read, model, pipeline, order)
+    module_layers = layers_by_modules(read, MODULES, model) if pipeline > 1 else ()
+    layers = module_layers or _split(read, model, pipeline, order)
     expert, expert_tensor = expert_ranks(read, "parallelism.expert_parallel_degree", model, tensor=tensor)
     options = RunOptions(
         micro_batch_size=batch.size,
@@ -201,14 +199,14 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=given.micro_batches or batch.number * batch.passes,
-        passes=1 if given.micro_batches else batch.passes,
+        micro_batches=facts.micro_batches or batch.number * batch.passes,
+        passes=1 if facts.micro_batches else batch.passes,
         layers=layers,
         order=order,
         strategies=_strategies(read, model),
-        unsaid=_unsaid(read, given),
+        defaulted=_defaulted(read, facts),
         warnings=tuple(_warnings(read)),
-        rest=Unread.of(read, _remarks(read, options)),
+        rest=Unread.from_reader(read, _remarks(read, options)),
     )
 
 
@@ -216,7 +214,7 @@ imports.add(
     "torchtitan",
     Importer(
         name="torchtitan", read_job=torchtitan, settings=read_recipe, file="plan.py", defaults=DEFAULTS,
-        harmless=HARMLESS, switches=switches, with_arguments=with_command_line, of_pass=(LOCAL_BATCH_SIZE,),
+        harmless=HARMLESS, switches=switches, with_arguments=with_command_line, per_pass=(LOCAL_BATCH_SIZE,),
         complete="activation_checkpoint.* comm.* compile.* float8.* mx.* parallelism.* training.*",
         marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
     ),
@@ -227,25 +225,25 @@ _CONVERTERS = ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx")
 
 
 def _dtype(read: SettingsReader) -> str:
-    """The dtype of computing: fp8 where linear layers are converted to it."""
+    """The compute dtype: fp8 if linear layers are converted to it."""
     base = read.choice("training.mixed_precision_param", "bfloat16", _DTYPES)
     converted = any(name in _converters(read) for name in _CONVERTERS)
     if converted or read.flag("float8.enable_float8_linear"):
         return "fp8"
-    for part in ("float8.", "mx.", "quantize."):
-        read.set_aside(part)
+    for prefix in ("float8.", "mx.", "quantize."):
+        read.mark_unused(prefix)
     return base
 
 
 def _converters(read: SettingsReader) -> list[str]:
-    """The converters of the model; a command line has them as one word, with commas."""
+    """The model's converters; a command line has them as one comma-separated word."""
     name = "model.converters"
-    said = read.get(name)
-    return said.split(",") if isinstance(said, str) else read.texts(name)
+    value = read.get(name)
+    return value.split(",") if isinstance(value, str) else read.texts(name)
 
 
 def _length(read: SettingsReader, instead: int | None) -> int:
-    """Tokens per sequence, in the words of the development version or of 0.3.0, unless they are given."""
+    """Tokens per sequence, by the setting of the development version or of 0.3.0, unless the user gives them."""
     name = "training.max_context_length"
     return read.size(name if read.get(name) is not None else "training.seq_len", instead=instead)
 
@@ -253,22 +251,22 @@ def _length(read: SettingsReader, instead: int | None) -> int:
 def _batch(read: SettingsReader, length: int, *, data: int, pipeline: int) -> Batch:
     """The batch of a step and replica.
 
-    A pipeline divides a local batch; without one it is a micro-batch.  Gradients of several passes add up to the global
-    batch.  torchtitan's development version counts tokens in place of sequences.
+    A pipeline splits the local batch; without one it is a micro-batch.  Gradients accumulate over several passes up to
+    the global batch.  torchtitan's development version counts tokens instead of sequences.
     """
     tokens, count = "training.num_tokens_per_microbatch_per_dp_rank", "parallelism.num_pp_microbatches"
     if read.get(tokens) is not None:
         size = max(1, read.size(tokens) // length)
         number = read.size(count, 1)
-        whole = size * number if pipeline > 1 else size
-        name, of_step = "training.num_tokens_per_train_step", read.number("training.num_tokens_per_train_step", -1)
-        of_step = read.size(name) // length if of_step >= 0 else -1
+        local = size * number if pipeline > 1 else size
+        name, step = "training.num_tokens_per_train_step", read.number("training.num_tokens_per_train_step", -1)
+        step = read.size(name) // length if step >= 0 else -1
     else:
-        name, of_step = "training.global_batch_size", read.number("training.global_batch_size", -1)
-        of_step = read.size(name) if of_step >= 0 else -1
+        name, step = "training.global_batch_size", read.number("training.global_batch_size", -1)
+        step = read.size(name) if step >= 0 else -1
         size, number = _micro_batches(read, pipeline)
-        whole = size * number
-    passes = 1 if of_step < 0 else batches_in(of_step, whole * data, read.path, name=name)
+        local = size * number
+    passes = 1 if step < 0 else batches_in(step, local * data, read.path, name=name)
     return Batch(size, number, passes) if pipeline > 1 else Batch(size, passes, 1)
 
 
@@ -289,7 +287,7 @@ def _micro_batches(read: SettingsReader, pipeline: int) -> tuple[int, int]:
 
 
 def _zero(read: SettingsReader, pipeline: int) -> int:
-    """FSDP over a pipeline reduces gradients once; without one after each micro-batch."""
+    """The ZeRO level of FSDP, which reduces gradients once with a pipeline, else after every micro-batch."""
     if pipeline > 1:
         _reshards(read)
         return 1
@@ -301,18 +299,16 @@ def _reshards(read: SettingsReader) -> str:
 
 
 def _model(read: SettingsReader) -> Model:
-    """The known model, without vision towers and layers that predict further tokens, which torchtitan's models lack."""
+    """The model without vision towers and multi-token-prediction layers, which torchtitan's models lack."""
     read.skip("model_spec.model.")
-    name, flavor = (
-        read.text(f"model.{each}", "") or read.text(f"model_spec.{each}", "") for each in ("name", "flavor")
-    )
+    name, flavor = (read.text(f"model.{key}", "") or read.text(f"model_spec.{key}", "") for key in ("name", "flavor"))
     short = {"llama3": "llama3.1"}.get(name, name)
     known = hub_model(_FLAVORS.get(f"{name}-{flavor}", f"{short}-{flavor}")) or flavor_model(name, flavor)
     if known is None:
         if not name:
             raise InputError(f"{read.path} does not name its model: give it with --model.")
         flavors = flavors_of(name)
-        near = meant(flavor, flavors)
+        near = suggest(flavor, flavors)
         hint = f"; known flavors are {', '.join(flavors)}{near}" if flavors else ""
         raise InputError(
             f"{read.path} names the model '{name}' '{flavor}', which is not known here{hint}: give it with --model."
@@ -325,10 +321,10 @@ def _model(read: SettingsReader) -> Model:
 
 
 def _split(read: SettingsReader, model: Model, pipeline: int, order: str | Schedule) -> tuple[int, ...]:
-    """Torchtitan's own split into stages, or that of its first versions at the layers that it names."""
+    """Layers per stage by torchtitan's default split, or by the split points of its first versions."""
     points = read.get("parallelism.pipeline_parallel_split_points", [])
     if points not in ([], ""):
-        return _between(points, model.layers, read)
+        return _layers_between(points, model.layers, read)
     first = read.count("parallelism.pipeline_parallel_first_stage_less_layers", 1)
     last = read.count("parallelism.pipeline_parallel_last_stage_less_layers", 1)
     setting = "parallelism.pipeline_parallel_layers_per_stage"
@@ -342,8 +338,8 @@ def _split(read: SettingsReader, model: Model, pipeline: int, order: str | Sched
     return balanced_layers(model.layers, stages, first_less=first, last_less=last)
 
 
-def _between(points: object, layers: int, read: SettingsReader) -> tuple[int, ...]:
-    """Layers per stage, of the modules such as `layers.16` with which the later stages begin."""
+def _layers_between(points: object, layers: int, read: SettingsReader) -> tuple[int, ...]:
+    """Layers per stage for split points such as `layers.16`, the first modules of later stages."""
     names = points if isinstance(points, list) else str(points).split(",")
     starts = [str(name).strip().removeprefix("layers.") for name in names]
     bounds = [0, *(int(start) for start in starts if start.isdigit()), layers]
@@ -360,55 +356,55 @@ def _strategies(read: SettingsReader, model: Model) -> dict[int, tuple[str, str]
     if policy == "full":
         return layer_strategies(range(model.layers))
     if policy.isdigit():
-        every = int(policy) or 1
-        return layer_strategies(range(every - 1, model.layers, every))
+        interval = int(policy) or 1
+        return layer_strategies(range(interval - 1, model.layers, interval))
     return layer_strategies(range(model.layers), "norm+activation+multiply") if policy == "op" else {}
 
 
 def _policy(read: SettingsReader) -> str:
-    """`none`, `full`, `op` (selective by operators), `memory_budget`, or a number n: every n-th layer.
+    """`none`, `full`, `op` (selective by operators), `memory_budget`, or a number n (every n-th layer).
 
-    A configuration that torchtitan saved has no name for its policy, but the settings of one.
+    A configuration that torchtitan saved does not name its policy, which is identified by its settings.
     """
-    own = {"force_recompute_mm_shapes_by_fqns": "op", "memory_budget": "memory_budget", "preserve_rng_state": "full"}
-    part = CHECKPOINTING
-    said = [name for name in (f"{part}.mode", _OPTION) if name in read.settings]
-    if not said and any(name.startswith(part) for name in read.settings) and read.path.suffix == ".json":
-        saved = [policy for name, policy in own.items() if read.get(f"{part}.{name}") is not None]
-        read.set_aside(f"{part}.")
+    marks = {"force_recompute_mm_shapes_by_fqns": "op", "memory_budget": "memory_budget", "preserve_rng_state": "full"}
+    section = CHECKPOINTING
+    specified = [name for name in (f"{section}.mode", _OPTION) if name in read.settings]
+    if not specified and any(name.startswith(section) for name in read.settings) and read.path.suffix == ".json":
+        saved = [policy for name, policy in marks.items() if read.get(f"{section}.{name}") is not None]
+        read.mark_unused(f"{section}.")
         return next(iter(saved), "none")
-    mode = read.one_of(f"{part}.mode", "none", MODES)
+    mode = read.one_of(f"{section}.mode", "none", MODES)
     if mode != "selective":
         return mode
     option = read.get(_OPTION, "2")
     if isinstance(option, bool) or not isinstance(option, int | str) or not re.fullmatch(r"op|\d+", str(option)):
         raise read.refusal(
-            _OPTION, f"is {shown(option)}, and torchtitan has 'op' and numbers such as '2', for every 2nd layer"
+            _OPTION, f"is {as_yaml(option)}, and torchtitan has 'op' and numbers such as '2', for every 2nd layer"
         )
     return str(option)
 
 
 def _framework(read: SettingsReader) -> str:
-    """The traits of the framework that the file changes; without torch.compile every operator is a kernel."""
+    """The framework with the traits that the file changes; without torch.compile no operators are fused."""
     components = read.texts(f"{COMPILE}.components", _COMPILED)
     if other := [name for name in components if name not in _COMPILED]:
         raise read.refusal(f"{COMPILE}.components", f"has '{other[0]}', and torchtitan compiles {', '.join(_COMPILED)}")
-    parts = components if read.flag(f"{COMPILE}.enable") else []
-    eager = None if "model" in parts else False
-    whole_logits = [read.flag(f"{part}.disable_loss_parallel") for part in ("parallelism", "training")]
-    overlaps = [read.flag(f"{part}.enable_async_tensor_parallel") for part in ("parallelism", COMPILE)]
+    compiled = components if read.flag(f"{COMPILE}.enable") else []
+    eager = None if "model" in compiled else False
+    replicated_logits = [read.flag(f"{section}.disable_loss_parallel") for section in ("parallelism", "training")]
+    overlaps = [read.flag(f"{section}.enable_async_tensor_parallel") for section in ("parallelism", COMPILE)]
     return framework_with(
         "torchtitan",
         compiled=eager,
         fused_activation=eager,
-        fused_loss=None if "loss" in parts else False,
-        loss_parallel=False if any(whole_logits) else None,
+        fused_loss=None if "loss" in compiled else False,
+        loss_parallel=False if any(replicated_logits) else None,
         tensor_overlap=True if any(overlaps) else None,
     )
 
 
-def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:
-    """The facts that the configuration leaves to torchtitan's defaults."""
+def _defaulted(read: SettingsReader, user: UserFacts) -> dict[str, str]:
+    """The facts that come from torchtitan's defaults -> the source of the default."""
     facts: dict[str, tuple[str, ...]] = {
         "dtype": ("training.mixed_precision_param",),
         "gradients": ("training.mixed_precision_reduce",),
@@ -421,11 +417,11 @@ def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:
         ),
         "local batches of 8": (LOCAL_BATCH_SIZE, "training.num_tokens_per_microbatch_per_dp_rank", RECOMPUTED),
     }  # fmt: skip
-    if given.sequence_length is None:
+    if user.sequence_length is None:
         facts["sequences of 2048"] = ("training.seq_len", "training.max_context_length")
     return {
-        fact: of
-        for fact, of in read.unsaid(**facts).items()
+        fact: source
+        for fact, source in read.defaulted(**facts).items()
         if "activation_checkpoint" not in facts[fact] or "activation_checkpoint" not in read.settings
     }
 
@@ -434,7 +430,7 @@ _OFFLOAD = "training.enable_cpu_offload"
 
 
 def _warnings(read: SettingsReader) -> Iterator[str]:
-    """Sentences on what is not in the prediction and changes it much."""
+    """Sentences on unpredicted settings with a large effect."""
     yield from _reduction(read)
     if read.flag(_OFFLOAD):
         yield (
@@ -442,22 +438,22 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
             " and their copies from the host and the optimizer's steps there are not."
         )
     known = (*_CONVERTERS, "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
-    if others := [name for name in _converters(read) if name not in known]:
-        yield f"model.converters has {', '.join(others)}, which is not in the prediction{meant(others[0], known)}."
+    if unknown := [name for name in _converters(read) if name not in known]:
+        yield f"model.converters has {', '.join(unknown)}, which is not in the prediction{suggest(unknown[0], known)}."
 
 
 def _reduction(read: SettingsReader) -> Iterator[str]:
-    """A sentence on gradients that are reduced in another dtype, as in forks."""
+    """A sentence if gradients are reduced in another dtype than fp32, as in forks."""
     name = "training.mixed_precision_reduce"
     if read.one_of(name, "float32", tuple(_DTYPES)) != "float32":
         yield f"{name} is {read.get(name)}, and the prediction counts on float32."
 
 
-def _check_degrees(given: UserFacts, read: SettingsReader, **degrees: int) -> None:
-    """Raise InputError if torchtitan does not start, because its degrees are not those of the world size."""
+def _check_degrees(facts: UserFacts, read: SettingsReader, **degrees: int) -> None:
+    """Raise InputError if torchtitan would not start because its degrees do not match the world size."""
     names = {"replicas": "data_parallel_replicate", "sharded": "data_parallel_shard"}
     check_ranks(
-        given.cluster,
+        facts.cluster,
         read.path,
         {f"{names.get(name, f'{name}_parallel')}_degree": degree for name, degree in degrees.items()},
     )

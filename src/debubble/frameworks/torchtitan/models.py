@@ -1,4 +1,4 @@
-"""The models of torchtitan's flavors, by the sizes in its own files."""
+"""The models of torchtitan's flavors, by the sizes in torchtitan's source files."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from debubble.imports.defaults import own_defaults
+from debubble.imports.defaults import framework_defaults
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.models import Model
 
 
 def flavor_model(name: str, flavor: str) -> Model | None:
-    """The model of a flavor such as `debugmodel` of `llama3`; None if none is known."""
+    """The model of a flavor such as `debugmodel` of `llama3`; None if it is unknown."""
     flavor = re.sub("_(flex|varlen)(_attn)?$", "", flavor)
-    sizes = own_defaults("torchtitan")["flavors"].get(f"{name}-{flavor}")
+    sizes = framework_defaults("torchtitan")["flavors"].get(f"{name}-{flavor}")
     return None if sizes is None else _sizes(sizes, name).model()
 
 
 def flavors_of(name: str) -> list[str]:
-    """The flavors of a model that are known, in its own order; none if the model is not."""
-    known = own_defaults("torchtitan")["flavors"]
-    return [each.removeprefix(f"{name}-") for each in known if each.startswith(f"{name}-")]
+    """The known flavors of a model, in torchtitan's order; empty if the model is unknown."""
+    known = framework_defaults("torchtitan")["flavors"]
+    return [key.removeprefix(f"{name}-") for key in known if key.startswith(f"{name}-")]
 
 
 def _sizes(sizes: Mapping[str, Any], name: str) -> Sizes:
@@ -61,6 +61,6 @@ def _experts(sizes: Mapping[str, Any], name: str) -> ExpertSizes | None:
 
 
 def _llama_width(sizes: Mapping[str, Any]) -> int:
-    """Llama's inner width: two thirds of four hidden widths, rounded up to a multiple."""
+    """Llama's inner width: 2/3 * 4 * hidden, rounded up to a multiple."""
     width, multiple = int(2 * 4 * sizes["dim"] / 3), sizes.get("multiple_of", 256)
     return int(multiple * -(-int(sizes.get("ffn_dim_multiplier", 1) * width) // multiple))

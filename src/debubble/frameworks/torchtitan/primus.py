@@ -1,4 +1,4 @@
-"""AMD Primus: an experiment for torchtitan, whose overrides and model are torchtitan's own settings."""
+"""Reads AMD Primus experiments for torchtitan, whose overrides and models are torchtitan's settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TRAINER = "modules.pre_trainer."
 _MODELS, _TRAINERS = "primus/configs/models/torchtitan", "primus/configs/modules/torchtitan"
 """The folders of models and trainers in a checkout."""
 _DEFAULTS = {"activation_checkpoint.mode": "none", "compile.enable": True}
-"""What Primus's trainer has otherwise than torchtitan.  Source: primus/configs/modules/torchtitan/pre_trainer.yaml."""
+"""Defaults of Primus's trainer that differ from torchtitan's.  Source: configs/modules/torchtitan/pre_trainer.yaml."""
 _NAME = re.compile(r"(llama3|llama4|deepseek_v3|gpt_oss|qwen3)(?:\.\d)?_([^_-]+)(-fp8)?")
-"""How Primus names its models: a model of torchtitan, its flavor, and whether it computes in fp8."""
+"""Primus's model names: a model of torchtitan, its flavor, and whether it computes in fp8."""
 _LOWER = ("llama4", "gpt_oss")
-"""Models whose flavors torchtitan writes in small letters."""
+"""Models whose flavors torchtitan writes in lower case."""
 
 
 def is_experiment(settings: Mapping[str, Any]) -> bool:
@@ -27,33 +27,33 @@ def is_experiment(settings: Mapping[str, Any]) -> bool:
     return any(name.startswith(_TRAINER) for name in settings)
 
 
-def read_experiment(settings: Mapping[str, Any], path: Path, given: CommandLine) -> dict[str, Any]:
-    """An experiment as torchtitan's settings; InputError if it is for another framework."""
-    filled = {name: given.filled(value) for name, value in settings.items()}
-    framework = filled.get(f"{_TRAINER}framework")
+def read_experiment(settings: Mapping[str, Any], path: Path, command_line: CommandLine) -> dict[str, Any]:
+    """An experiment as torchtitan's settings; raises InputError if it is for another framework."""
+    expanded = {name: command_line.expand(value) for name, value in settings.items()}
+    framework = expanded.get(f"{_TRAINER}framework")
     if framework != "torchtitan":
         raise InputError(
             f"{path} is for Primus's framework '{framework}': `debubble import primus` reads those for megatron."
         )
     prefix = f"{_TRAINER}overrides."
-    overrides = {name.removeprefix(prefix): value for name, value in filled.items() if name.startswith(prefix)}
-    trainer = _trainer(str(filled.get(f"{_TRAINER}config", "pre_trainer")), path)
-    return {**trainer, **_model(str(filled.get(f"{_TRAINER}model", "")), path), **overrides}
+    overrides = {name.removeprefix(prefix): value for name, value in expanded.items() if name.startswith(prefix)}
+    trainer = _trainer(str(expanded.get(f"{_TRAINER}config", "pre_trainer")), path)
+    return {**trainer, **_model(str(expanded.get(f"{_TRAINER}model", "")), path), **overrides}
 
 
 def _no_base(name: str) -> None:
-    """The settings of a base configuration that is not there: they are not known."""
+    """The settings of a base configuration that does not exist: unknown."""
 
 
 def _trainer(name: str, path: Path) -> Mapping[str, Any]:
-    """The settings of a trainer: of a file next to the experiment or in its checkout, or Primus's own."""
+    """The settings of a trainer, from a file next to the experiment or in its checkout, or Primus's defaults."""
     file = file_of(name, _TRAINERS, path)
     settings = _DEFAULTS if file is None else with_bases(file, _no_base)
     return {entry: value for entry, value in settings.items() if "." in entry and value is not None}
 
 
 def _model(name: str, path: Path) -> Mapping[str, Any]:
-    """The settings of a model: of a file next to the experiment or in its checkout, or by Primus's name for it."""
+    """The settings of a model, from a file next to the experiment or in its checkout, or by Primus's name for it."""
     file = file_of(name, _MODELS, path)
     if file is not None:
         return with_bases(file, _no_base)

@@ -1,4 +1,4 @@
-"""The configuration that torchtitan saves: its model says the adapters and further layers, but no converted dtype."""
+"""Reads configurations that torchtitan saves, whose model has adapters and MTP layers, but no converted dtype."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MODEL = "model_spec.model."
 
 
 def adapter_rank(read: SettingsReader) -> int:
-    """The rank of the adapters on the model's linear layers; 0: the whole model is trained."""
+    """The rank of the adapters on the model's linear layers; 0: full fine-tuning."""
     return max(_ranks(read.get(f"{_MODEL}layers")), default=0)
 
 
 def remarks_on_saved(read: SettingsReader, options: RunOptions) -> Iterator[str]:
-    """Sentences on what a saved model has, or may have, and is predicted otherwise."""
+    """Sentences on features of a saved model that the prediction does not follow."""
     if not any(name.startswith(_MODEL) for name in read.settings):
         return
     if options.dtype == "bf16":
@@ -28,17 +28,17 @@ def remarks_on_saved(read: SettingsReader, options: RunOptions) -> Iterator[str]
         yield f"{_MODEL}mtp_layers, which predict further tokens, are not in the prediction."
     groups = read.get("optimizer.param_groups")
     named = {str(group.get("optimizer_name")) for group in groups or () if isinstance(group, dict)}
-    others = sorted(named - {"AdamW", "Adam"})
-    if others:
-        yield f"optimizer.param_groups has {', '.join(others)}, and the prediction counts on AdamW."
+    other_optimizers = sorted(named - {"AdamW", "Adam"})
+    if other_optimizers:
+        yield f"optimizer.param_groups has {', '.join(other_optimizers)}, and the prediction counts on AdamW."
 
 
-def _ranks(part: Any) -> Iterator[int]:
-    """The ranks of the linear layers in a part of the model, 0 for those without adapters."""
-    if isinstance(part, dict) and "in_features" in part:
-        yield part["rank"] if isinstance(part.get("rank"), int) else 0
-    elif isinstance(part, dict):
-        yield from _ranks(list(part.values()))
-    elif isinstance(part, list):
-        for each in part:
-            yield from _ranks(each)
+def _ranks(module: Any) -> Iterator[int]:
+    """The adapter ranks of the linear layers in a module's configuration, 0 without adapters."""
+    if isinstance(module, dict) and "in_features" in module:
+        yield module["rank"] if isinstance(module.get("rank"), int) else 0
+    elif isinstance(module, dict):
+        yield from _ranks(list(module.values()))
+    elif isinstance(module, list):
+        for child in module:
+            yield from _ranks(child)

@@ -1,1 +1,1 @@
-"""Launch scripts, read as bash reads them, without running anything."""
+"""An interpreter of launch scripts that follows bash's semantics without running any program."""

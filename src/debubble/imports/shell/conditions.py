@@ -1,4 +1,4 @@
-"""Conditions of a shell script: `[ ]`, `test` and `[[ ]]`.  Source: the Bash Reference Manual, section 6.4."""
+"""Evaluates conditions of shell scripts: `[ ]`, `test` and `[[ ]]`.  Source: Bash Reference Manual, section 6.4."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 def holds(words: Sequence[str], variables: ShellVariables, *, patterns: bool) -> bool | None:
-    """Tell whether a condition of `[ ]` or `[[ ]]` holds; None: the file does not tell."""
-    for joint, either in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
+    """Tell whether a condition of `[ ]` or `[[ ]]` holds; None: it depends on unknown values."""
+    for joint, decisive in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
         if joint in words:
-            at = words.index(joint)
-            first, second = (holds(part, variables, patterns=patterns) for part in (words[:at], words[at + 1 :]))
-            if either in (first, second):
-                return either
-            return None if None in (first, second) else not either
+            index = words.index(joint)
+            operands = (words[:index], words[index + 1 :])
+            results = [holds(operand, variables, patterns=patterns) for operand in operands]
+            return decisive if decisive in results else None if None in results else not decisive
     if words[:1] == ["!"]:
         inner = holds(words[1:], variables, patterns=patterns)
         return None if inner is None else not inner
@@ -32,23 +31,23 @@ def holds(words: Sequence[str], variables: ShellVariables, *, patterns: bool) ->
     match list(words):
         case []:
             return False
-        case [one]:
-            return _is_filled(one, variables)
-        case ["-z", one]:
-            filled = _is_filled(one, variables)
+        case [word]:
+            return _is_filled(word, variables)
+        case ["-z", word]:
+            filled = _is_filled(word, variables)
             return None if filled is None else not filled
-        case ["-n", one]:
-            return _is_filled(one, variables)
+        case ["-n", word]:
+            return _is_filled(word, variables)
         case ["-v", name]:
             return name in variables.values
-        case [left, sign, right]:
-            return _compared(left, sign, right, variables, patterns=patterns)
+        case [first, sign, second]:
+            return _compared(first, sign, second, variables, patterns=patterns)
         case _:
             return None
 
 
 def _is_filled(word: str, variables: ShellVariables) -> bool | None:
-    """Tell whether a word has letters; a variable that the script does not set has none."""
+    """Tell whether a word is nonempty; a variable that the script does not set is empty."""
     text = variables.text_of(word)
     if is_known(text):
         return bool(text)
@@ -56,24 +55,26 @@ def _is_filled(word: str, variables: ShellVariables) -> bool | None:
 
 
 def _text_of(word: str, variables: ShellVariables) -> str:
-    """The text of a word; that of an option which the script was not given is empty."""
+    """The text of a word; variables of options that the script was not given are empty."""
     name = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", word)
     return "" if name is not None and name[1] in variables.not_given else variables.text_of(word)
 
 
-def _compared(left: str, sign: str, right: str, variables: ShellVariables, *, patterns: bool) -> bool | None:
-    first, second = (_text_of(word, variables) for word in (left, right))
-    if sign in ("=", "==", "!=") and "" in (first, second):
-        filled = _is_filled(left if second == "" else right, variables)
+def _compared(first: str, sign: str, second: str, variables: ShellVariables, *, patterns: bool) -> bool | None:
+    """The result of a comparison; None: an operand is unknown."""
+    first_text, second_text = (_text_of(word, variables) for word in (first, second))
+    if sign in ("=", "==", "!=") and "" in (first_text, second_text):
+        filled = _is_filled(first if second_text == "" else second, variables)
         return None if filled is None else filled == (sign == "!=")
-    if not (is_known(first) and is_known(second)):
+    if not (is_known(first_text) and is_known(second_text)):
         return None
     if sign in ("=", "==", "!="):
-        same = fnmatchcase(first, second) if patterns and not re.search("['\"]", right) else first == second
+        as_pattern = patterns and not re.search("['\"]", second)
+        same = fnmatchcase(first_text, second_text) if as_pattern else first_text == second_text
         return same if sign != "!=" else not same
     if sign == "=~":
-        return matches(second, first)
-    numbers = variables.sum_of(first), variables.sum_of(second)
+        return matches(second_text, first_text)
+    numbers = variables.sum_of(first_text), variables.sum_of(second_text)
     if sign not in _COMPARISONS or numbers[0] is None or numbers[1] is None:
         return None
     return _COMPARISONS[sign](numbers[0], numbers[1])

@@ -1,4 +1,4 @@
-"""What a shell script was found to do: the commands that it starts, its variables, and the files that it names."""
+"""The result of interpreting a shell script: the commands that it starts, its variables and missing files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TRAINING_ARGUMENTS = frozenset(
         "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-attention-heads", "--lr", "--bf16",
     )
 )  # fmt: skip
-"""Arguments by which a command is known to train."""
+"""Arguments that identify a command as a training."""
 RANKS = ("NNODES", "NPROC_PER_NODE")
-"""Variables of the environment by which a command starts that many ranks."""
+"""Environment variables that set the number of ranks of a command."""
 
 
 @dataclass(frozen=True)
-class Started:
-    """A command that a script starts: its words, its line, and those of RANKS that are set for it."""
+class StartedCommand:
+    """A command that a script starts: its words, its line, and the variables of RANKS that are set for it."""
 
     words: tuple[str, ...]
     line: int
@@ -30,17 +30,17 @@ class Started:
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """The variables, commands and files of a script that was followed.
+    """The commands, variables and missing files of an interpreted script.
 
     Attributes:
-        commands: Its commands.
-        assigned: The words of every variable that it sets to something with `--` in it, in order.
-        missing: The scripts that it sources and that are not there.
-        overwritten: The variables that it is given and sets otherwise, in words.
-        world_size: The product that it sets WORLD_SIZE to; None: it does not, or cannot be followed there.
+        commands: The commands that it starts.
+        assigned: The words of every variable that it sets to a text with options (`--name`), in order.
+        missing: Names of sourced scripts that do not exist.
+        overwritten: Sentences on variables that the user gives and the script sets to another value.
+        world_size: The product that it sets WORLD_SIZE to; None: not set, or unknown.
     """
 
-    commands: tuple[Started, ...]
+    commands: tuple[StartedCommand, ...]
     assigned: tuple[tuple[str, ...], ...]
     missing: tuple[str, ...] = ()
     overwritten: tuple[str, ...] = ()
@@ -48,13 +48,13 @@ class ScriptRun:
 
 
 def named_file(name: str, path: Path) -> Path | None:
-    """The file that a script names, where it lies next to the script or in a folder above; None: it does not.
+    """The file that a script names, searched next to the script and in the two folders above; None: not found.
 
     Args:
-        name: The file's name, of which unknown variables and folders that are not there are left out.
+        name: The file's name; unknown variables and leading folders that do not exist are ignored.
         path: The script.
     """
-    parts = [part for part in Path(name).parts if is_known(part) and part not in ("/", "..")]
+    components = [component for component in Path(name).parts if is_known(component) and component not in ("/", "..")]
     folders = (path.parent, *path.absolute().parents[1:3])
-    places = (folder.joinpath(*parts[begin:]) for begin in range(len(parts)) for folder in folders)
-    return next((each for each in places if each.is_file()), None)
+    candidates = (folder.joinpath(*components[start:]) for start in range(len(components)) for folder in folders)
+    return next((file for file in candidates if file.is_file()), None)

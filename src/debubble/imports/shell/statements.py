@@ -1,4 +1,4 @@
-"""The parts of a statement of a script: its commands, the variables that they set, and the place of a condition."""
+"""Queries on parsed statements: their commands, assigned variables, line numbers and texts."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ IGNORED_COMMANDS = frozenset(
         "apt-get", "tar", "wget", "curl", "ibdev2netdev", "scontrol", "umask", "set", "command", "type", "let",
     )
 )  # fmt: skip
-"""Commands whose words are no arguments of a training script."""
+"""Commands whose arguments are not those of a training."""
 
 
 def shell_text(words: Sequence[str]) -> str | None:
-    """The script after `bash -c`, which a launcher may stand before; None if there is none."""
-    shells = (place for place, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh"))
-    return next((words[place + 2] for place in shells if words[place + 1] == "-c"), None)
+    """The script text after `bash -c`, also if a launcher precedes it; None if there is none."""
+    shells = (index for index, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh"))
+    return next((words[index + 2] for index in shells if words[index + 1] == "-c"), None)
 
 
 def condition_words(text: str) -> list[str]:
-    """The words of a condition in double brackets, as written."""
+    """Split the text of a condition in double brackets into words, without expansion."""
     return re.findall(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\$\([^)]*\)|\$\{[^}]*\}|[^\s"'()]|\((?=\S))+|[()]""", text)
 
 
-def written(token: Token) -> str:
-    """A token as written, with the elements of an array."""
+def token_text(token: Token) -> str:
+    """A token as written, including the elements of an array."""
     return " ".join([token.text, *(token.elements or ())])
 
 
 def assigned_names(command: Command) -> list[str] | None:
-    """The variables that a command sets, if it does nothing else; None otherwise."""
+    """The variables that a command sets; None if it does anything else."""
     tokens = list(command.tokens)
     if tokens[0].text in DECLARES:
         tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
@@ -59,7 +59,7 @@ def assigned_names(command: Command) -> list[str] | None:
 
 
 def fails(command: Command) -> bool:
-    """Tell whether a command ends the script with an error, where a run does not come."""
+    """Tell whether a command ends the script with an error."""
     words = [token.text for token in command.tokens]
     return words[0] == "exit" and words[1:] not in ([], ["0"])
 
@@ -71,14 +71,14 @@ def ends_in_failure(body: Statement) -> bool:
 
 
 def failure_words(statement: CaseStatement, word: str) -> str:
-    """A sentence, without its subject, on a script that ends with an error for a word that it was given."""
-    others = [pattern for patterns, _ in statement.branches for pattern in patterns if pattern != "*"]
-    instead = f": {' or '.join(others)}" if others else ""
-    return f"ends with an error in line {place_of(statement)[0]} for '{word}': give --args with another{instead}."
+    """A sentence without subject on a script that rejects a word of the user."""
+    accepted = [pattern for patterns, _ in statement.branches for pattern in patterns if pattern != "*"]
+    hint = f": {' or '.join(accepted)}" if accepted else ""
+    return f"ends with an error in line {line_and_text(statement)[0]} for '{word}': give --args with another{hint}."
 
 
-def asks(statement: Statement | None) -> bool:
-    """Tell whether a statement is a program of its own, whose success is no more told than its output."""
+def is_unknown_program(statement: Statement | None) -> bool:
+    """Tell whether a statement runs an external program, whose success is unknown."""
     if not isinstance(statement, Command) or assigned_names(statement) is not None:
         return False
     return statement.tokens[0].text not in (*IGNORED_COMMANDS, *_BUILTINS)
@@ -88,19 +88,19 @@ _BUILTINS = ("source", ".", "eval", "shift", "unset", "read", "mapfile", "true",
 
 
 def only_prints(body: Statement) -> bool:
-    """Tell whether a function neither sets variables nor starts anything with arguments."""
+    """Tell whether a function neither sets variables nor starts programs."""
     return all(command.tokens[0].text in IGNORED_COMMANDS for command in commands_of(body))
 
 
 def resubmits(body: Statement) -> bool:
-    """Tell whether a branch gives the script itself to a scheduler and ends, which the scheduled job does not run."""
+    """Tell whether a branch submits the script itself to a scheduler and exits; the submitted job skips it."""
     written_words = [[token.text.strip("\"'") for token in command.tokens] for command in commands_of(body)]
-    submitted = any(words[0] in _SUBMITS and _ITSELF & {*words} for words in written_words)
+    submitted = any(words[0] in _SUBMIT_COMMANDS and _SCRIPT_NAMES & {*words} for words in written_words)
     return submitted and written_words[-1][0] == "exit"
 
 
-_SUBMITS = ("sbatch", "qsub", "bsub")
-_ITSELF = {"$0", "${0}", "$BASH_SOURCE", "${BASH_SOURCE[0]}"}
+_SUBMIT_COMMANDS = ("sbatch", "qsub", "bsub")
+_SCRIPT_NAMES = {"$0", "${0}", "$BASH_SOURCE", "${BASH_SOURCE[0]}"}
 
 
 def commands_of(statement: Statement) -> Iterator[Command]:
@@ -109,8 +109,8 @@ def commands_of(statement: Statement) -> Iterator[Command]:
         case Command():
             yield statement
         case Chain(parts, _):
-            for _, part in parts:
-                yield from commands_of(part)
+            for _, branch in parts:
+                yield from commands_of(branch)
         case Either(branches, _):
             for condition, body in branches:
                 if condition is not None:
@@ -125,8 +125,8 @@ def commands_of(statement: Statement) -> Iterator[Command]:
             return
 
 
-def place_of(statement: Statement | None) -> tuple[int, str]:
-    """The line of a condition, and its words."""
+def line_and_text(statement: Statement | None) -> tuple[int, str]:
+    """The line number and the text of a condition."""
     match statement:
         case Test(_, text, line):
             return line, text.strip()
@@ -135,10 +135,10 @@ def place_of(statement: Statement | None) -> tuple[int, str]:
         case Loop(name, words, _, line):
             return line, f"for {name} in {' '.join(words)}"
         case While(condition=condition):
-            return place_of(condition)
+            return line_and_text(condition)
         case Chain(parts, _) if parts:
-            line, first = place_of(parts[0][1])
-            return line, first + "".join(f" {joint} {place_of(part)[1]}" for joint, part in parts[1:])
+            line, first = line_and_text(parts[0][1])
+            return line, first + "".join(f" {operator} {line_and_text(branch)[1]}" for operator, branch in parts[1:])
         case Command(tokens, line):
             return line, " ".join(token.text for token in tokens)
         case Either(_, line):

@@ -1,7 +1,7 @@
-"""The syntax of shell scripts: tokens, and the statements that they make.
+"""Tokenizer and parser of shell scripts.
 
-It has what scripts that start training have: commands, assignments, arrays, lists with `&&` and `||`, conditions,
-cases, loops and functions.  Here-documents and redirections are left out, as they change no argument.
+Supported is the syntax of launch scripts: commands, assignments, arrays, lists with `&&` and `||`, conditions, cases,
+loops and functions.  Here-documents and redirections are dropped, as they do not change arguments.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _CLOSING = {"(": ")", "{": "}"}
 
 @dataclass(frozen=True)
 class Token:
-    """One token: `word`, `op`, `[[` (a condition) or `((` (arithmetic), as written, and its line."""
+    """A token of kind `word`, `op`, `[[` (condition) or `((` (arithmetic), with its text and line."""
 
     kind: str
     text: str
     line: int
     elements: tuple[str, ...] | None = None
-    """Words of an array, where one is assigned."""
+    """Words of the array if the token assigns one."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A simple command: its words as written, assignments before it among them."""
+    """A simple command: its words, including assignments in front of it."""
 
     tokens: tuple[Token, ...]
     line: int
@@ -40,7 +40,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Either:
-    """Branches, the first of which whose condition holds is run; None: always."""
+    """An `if` statement: pairs of condition (None: `else`) and body, of which the first that holds runs."""
 
     branches: tuple[tuple[Statement | None, Statement], ...]
     line: int
@@ -48,7 +48,7 @@ class Either:
 
 @dataclass(frozen=True)
 class CaseStatement:
-    """A word, and the statements for its patterns."""
+    """A `case` statement: a word, and the patterns and body of every branch."""
 
     word: str
     branches: tuple[tuple[tuple[str, ...], Statement], ...]
@@ -57,7 +57,7 @@ class CaseStatement:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop over words."""
+    """A `for` loop over words."""
 
     name: str
     words: tuple[str, ...]
@@ -67,7 +67,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class While:
-    """A loop that ends when a condition has another value than `runs`."""
+    """A `while` or `until` loop, which repeats while the condition equals `runs`."""
 
     condition: Statement
     runs: bool
@@ -77,7 +77,7 @@ class While:
 
 @dataclass(frozen=True)
 class Function:
-    """The definition of a function."""
+    """A function definition."""
 
     name: str
     body: Statement
@@ -94,7 +94,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Chain:
-    """Statements one after the other; each with what joins it to the one before: `;`, `&&`, `||` or `|`."""
+    """A list of statements, each with the operator in front of it: `;`, `&&`, `||` or `|`."""
 
     parts: tuple[tuple[str, Statement], ...] = field(default=())
     negated: bool = False
@@ -104,21 +104,21 @@ Statement = Command | Either | CaseStatement | Loop | While | Function | Test | 
 
 
 def parse(text: str, name: str) -> Chain:
-    """The statements of a script.
+    """Parse a script into statements.
 
     Raises:
-        InputError: if it is no shell script that can be read.
+        InputError: if it cannot be parsed.
     """
     return _Parser(tuple(_tokens(text, name)), name).script()
 
 
-def unreadable(name: str, line: int, what: str) -> InputError:
-    """The error for a script that cannot be read at a line."""
-    return InputError(f"{name} cannot be read as a shell script: {what} (line {line}).")
+def unreadable(name: str, line: int, problem: str) -> InputError:
+    """The error for a script that cannot be parsed at a line."""
+    return InputError(f"{name} cannot be read as a shell script: {problem} (line {line}).")
 
 
 def end_of_quoted(text: str, begin: int, name: str = "The script", line: int = 0) -> int:
-    """The index after a quotation or an expansion that begins at `begin`; raises InputError if it does not end."""
+    """The index after the quotation or expansion that starts at `begin`; raises InputError if it is not closed."""
     opening = text[begin]
     if opening == "'":
         end = text.find("'", begin + 1)
@@ -152,132 +152,132 @@ def end_of_quoted(text: str, begin: int, name: str = "The script", line: int = 0
 
 def _tokens(text: str, name: str) -> Iterator[Token]:
     """The tokens of a script, without comments, redirections and here-documents."""
-    at, line, waiting = 0, 1, list[str]()
-    begins = True  # a command
-    while at < len(text):
-        if text.startswith("\\\n", at):
-            at, line = at + 2, line + 1
-        elif text[at] in _SPACE:
-            at += 1
-        elif text[at] == "#":
-            at = _line_end(text, at)
-        elif text.startswith(("<(", ">("), at):
-            end = end_of_quoted(text, at, name, line)
-            yield Token("word", f"${text[at + 1 : end]}", line)
-            line += text.count("\n", at, end)
-            at = end
-        elif (redirection := _REDIRECTION.match(text, at)) is not None:
-            at = redirection.end()
-            while at < len(text) and text[at] in _SPACE:
-                at += 1
-            end = _word_end(text, at, name, line) if at < len(text) and text[at] not in "\n;" else at
+    pos, line, waiting = 0, 1, list[str]()
+    begins = True  # at the start of a command
+    while pos < len(text):
+        if text.startswith("\\\n", pos):
+            pos, line = pos + 2, line + 1
+        elif text[pos] in _SPACE:
+            pos += 1
+        elif text[pos] == "#":
+            pos = _line_end(text, pos)
+        elif text.startswith(("<(", ">("), pos):
+            end = end_of_quoted(text, pos, name, line)
+            yield Token("word", f"${text[pos + 1 : end]}", line)
+            line += text.count("\n", pos, end)
+            pos = end
+        elif (redirection := _REDIRECTION.match(text, pos)) is not None:
+            pos = redirection.end()
+            while pos < len(text) and text[pos] in _SPACE:
+                pos += 1
+            end = _word_end(text, pos, name, line) if pos < len(text) and text[pos] not in "\n;" else pos
             if redirection[0].lstrip("0123456789").rstrip("-") == "<<":
-                waiting.append(re.sub(r"['\"\\]", "", text[at:end]))
-            at = end + (text[at : at + 1] == "&" and end == at)
-        elif begins and re.match(r"\[\[\s", text[at : at + 3]):
-            close = re.compile(r"\s\]\]").search(text, at)
+                waiting.append(re.sub(r"['\"\\]", "", text[pos:end]))
+            pos = end + (text[pos : pos + 1] == "&" and end == pos)
+        elif begins and re.match(r"\[\[\s", text[pos : pos + 3]):
+            close = re.compile(r"\s\]\]").search(text, pos)
             if close is None:
                 raise unreadable(name, line, "No closing ]]")
-            yield Token("[[", text[at + 2 : close.start()], line)
-            line += text.count("\n", at, close.end())
-            at, begins = close.end(), False
-        elif begins and text.startswith("((", at):
-            end = text.find("))", at)
+            yield Token("[[", text[pos + 2 : close.start()], line)
+            line += text.count("\n", pos, close.end())
+            pos, begins = close.end(), False
+        elif begins and text.startswith("((", pos):
+            end = text.find("))", pos)
             if end < 0:
                 raise unreadable(name, line, "No closing ))")
-            yield Token("((", text[at + 2 : end], line)
-            at, begins = end + 2, False
-        elif (operator := _OPERATOR.match(text, at)) is not None:
+            yield Token("((", text[pos + 2 : end], line)
+            pos, begins = end + 2, False
+        elif (operator := _OPERATOR.match(text, pos)) is not None:
             yield Token("op", operator[0], line)
-            at, begins = operator.end(), True
+            pos, begins = operator.end(), True
             if operator[0] == "\n":
                 line += 1
                 for word in waiting:
-                    while at < len(text):
-                        end = _line_end(text, at)
-                        row, at, line = text[at:end].strip(), end + 1, line + 1
+                    while pos < len(text):
+                        end = _line_end(text, pos)
+                        row, pos, line = text[pos:end].strip(), end + 1, line + 1
                         if row == word:
                             break
                 waiting.clear()
         else:
-            end = _word_end(text, at, name, line)
-            if end == at:
-                raise unreadable(name, line, f"'{text[at]}' is out of place")
-            word = text[at:end]
+            end = _word_end(text, pos, name, line)
+            if end == pos:
+                raise unreadable(name, line, f"'{text[pos]}' is out of place")
+            word = text[pos:end]
             assigned = _ASSIGNMENT.fullmatch(word)
             if assigned is not None and text[end : end + 1] == "(":
                 elements, end = _array(text, end + 1, name, line)
                 yield Token("word", word, line, elements)
             else:
                 yield Token("word", word.replace("\\\n", ""), line)
-            line += text.count("\n", at, end)
+            line += text.count("\n", pos, end)
             begins = word in _RESERVED or (begins and _ASSIGNMENT.match(word) is not None)
-            at = end
+            pos = end
 
 
 _RESERVED = ("if", "then", "elif", "else", "for", "while", "until", "do", "{", "!", "time")
-"""Words after which a command begins, or the brackets of a counting loop."""
+"""Words after which a command, or the brackets of an arithmetic `for` loop, may start."""
 
 
-def _line_end(text: str, at: int) -> int:
-    end = text.find("\n", at)
+def _line_end(text: str, pos: int) -> int:
+    end = text.find("\n", pos)
     return len(text) if end < 0 else end
 
 
-def _word_end(text: str, at: int, name: str, line: int) -> int:
-    """The index after the word that begins here."""
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-        elif text[at] in "'\"`" or (text[at] == "$" and text[at + 1 : at + 2] in _CLOSING):
-            at = end_of_quoted(text, at, name, line)
-        elif text[at] in _SPACE or text[at] in "\n;|&()<>":
+def _word_end(text: str, pos: int, name: str, line: int) -> int:
+    """The index after the word that starts at `pos`."""
+    while pos < len(text):
+        if text[pos] == "\\":
+            pos += 2
+        elif text[pos] in "'\"`" or (text[pos] == "$" and text[pos + 1 : pos + 2] in _CLOSING):
+            pos = end_of_quoted(text, pos, name, line)
+        elif text[pos] in _SPACE or text[pos] in "\n;|&()<>":
             break
         else:
-            at += 1
-    return min(at, len(text))
+            pos += 1
+    return min(pos, len(text))
 
 
-def _array(text: str, at: int, name: str, line: int) -> tuple[tuple[str, ...], int]:
-    """The words of an array until its bracket closes, and the index after it."""
+def _array(text: str, pos: int, name: str, line: int) -> tuple[tuple[str, ...], int]:
+    """The words of an array up to its closing bracket, and the index after it."""
     words = []
-    while at < len(text) and text[at] != ")":
-        if text.startswith("\\\n", at):
-            at += 2
-        elif text[at] in _SPACE or text[at] == "\n":
-            at += 1
-        elif text[at] == "#":
-            at = _line_end(text, at)
+    while pos < len(text) and text[pos] != ")":
+        if text.startswith("\\\n", pos):
+            pos += 2
+        elif text[pos] in _SPACE or text[pos] == "\n":
+            pos += 1
+        elif text[pos] == "#":
+            pos = _line_end(text, pos)
         else:
-            end = _word_end(text, at, name, line)
-            if end == at:
-                raise unreadable(name, line, f"An array has {text[at]!r} in it")
-            words.append(text[at:end].replace("\\\n", ""))
-            at = end
-    if at >= len(text):
+            end = _word_end(text, pos, name, line)
+            if end == pos:
+                raise unreadable(name, line, f"An array has {text[pos]!r} in it")
+            words.append(text[pos:end].replace("\\\n", ""))
+            pos = end
+    if pos >= len(text):
         raise unreadable(name, line, "No closing bracket of an array")
-    return tuple(words), at + 1
+    return tuple(words), pos + 1
 
 
 class _Parser:
-    """Statements of tokens, by recursive descent."""
+    """A recursive-descent parser of tokens."""
 
     def __init__(self, tokens: Sequence[Token], name: str) -> None:
-        self._left, self._name, self._at = tokens, name, 0
+        self._tokens, self._name, self._pos = tokens, name, 0
 
     def script(self) -> Chain:
-        """All statements; raises InputError at a token that begins none."""
-        whole = self._chain(())
-        if self._at < len(self._left):
-            raise self._error(f"'{self._left[self._at].text.strip()}' is out of place")
-        return whole
+        """All statements; raises InputError at a token that cannot start a statement."""
+        statements = self._chain(())
+        if self._pos < len(self._tokens):
+            raise self._error(f"'{self._tokens[self._pos].text.strip()}' is out of place")
+        return statements
 
-    def _error(self, what: str) -> InputError:
-        line = self._left[min(self._at, len(self._left) - 1)].line if self._left else 1
-        return unreadable(self._name, line, what)
+    def _error(self, problem: str) -> InputError:
+        line = self._tokens[min(self._pos, len(self._tokens) - 1)].line if self._tokens else 1
+        return unreadable(self._name, line, problem)
 
     def _peek(self) -> Token | None:
-        return self._left[self._at] if self._at < len(self._left) else None
+        return self._tokens[self._pos] if self._pos < len(self._tokens) else None
 
     def _is(self, kind: str, *texts: str) -> bool:
         token = self._peek()
@@ -287,15 +287,15 @@ class _Parser:
         token = self._peek()
         if token is None or token.text not in texts:
             raise self._error(f"'{texts[0]}' is missing")
-        self._at += 1
+        self._pos += 1
         return token
 
     def _skip_ends(self) -> None:
         while self._is("op", "\n", ";"):
-            self._at += 1
+            self._pos += 1
 
     def _chain(self, ends: tuple[str, ...]) -> Chain:
-        """Statements until one of these words or operators."""
+        """The statements up to one of the words or operators in `ends`."""
         parts: list[tuple[str, Statement]] = []
         joint = ";"
         self._skip_ends()
@@ -307,7 +307,7 @@ class _Parser:
             after = self._peek()
             if after is not None and after.kind == "op" and after.text in ("&&", "||", "|", "|&", "&", ";", "\n"):
                 joint = after.text[:1] if after.text in ("|", "|&") else after.text if len(after.text) > 1 else ";"
-                self._at += 1
+                self._pos += 1
                 self._skip_ends()
         return Chain(tuple(parts))
 
@@ -316,7 +316,7 @@ class _Parser:
         if token is None:
             raise self._error("It ends too early")
         if token.kind in ("[[", "(("):
-            self._at += 1
+            self._pos += 1
             return Test(token.kind, token.text, token.line)
         compound = {
             "if": self._if, "case": self._case, "for": self._for, "while": self._while, "until": self._while,
@@ -324,9 +324,9 @@ class _Parser:
         }  # fmt: skip
         if token.text in compound and token.elements is None:
             return compound[token.text]()
-        following = self._left[self._at + 1 : self._at + 3]
-        if token.kind == "word" and [each.text for each in following] == ["(", ")"]:
-            self._at += 3
+        following = self._tokens[self._pos + 1 : self._pos + 3]
+        if token.kind == "word" and [next_token.text for next_token in following] == ["(", ")"]:
+            self._pos += 3
             self._skip_ends()
             return Function(token.text, self._statement())
         return self._command()
@@ -335,7 +335,7 @@ class _Parser:
         tokens = []
         while (token := self._peek()) is not None and token.kind == "word":
             tokens.append(token)
-            self._at += 1
+            self._pos += 1
         if not tokens:
             raise self._error(f"'{token.text.strip()}' is out of place" if token is not None else "It ends too early")
         return Command(tuple(tokens), tokens[0].line)
@@ -363,7 +363,7 @@ class _Parser:
         token = self._peek()
         if token is None or token.kind != "word":
             raise self._error("A name is missing")
-        self._at += 1
+        self._pos += 1
         return token.text
 
     def _if(self) -> Statement:
@@ -400,7 +400,7 @@ class _Parser:
             self._take(")")
             branches.append((tuple(patterns), self._chain((";;", ";&", ";;&", "esac"))))
             if self._is("op", ";;", ";&", ";;&"):
-                self._at += 1
+                self._pos += 1
             self._skip_ends()
         self._take("esac")
         return CaseStatement(word, tuple(branches), line)
@@ -408,7 +408,7 @@ class _Parser:
     def _for(self) -> Statement:
         line = self._take("for").line
         if (token := self._peek()) is not None and token.kind == "((":
-            self._at += 1
+            self._pos += 1
             first, condition, step = ([*token.text.split(";"), "", ""])[:3]
             body = Chain(((";", self._body()), (";", Test("((", step, line))))
             counts = While(Test("((", condition, line), True, body, line)

@@ -1,7 +1,7 @@
-"""The values of a shell's words: variables, arrays, sums and quotes, as bash expands them.
+"""Expansion of shell words as in bash: variables, arrays, arithmetic and quotes.
 
-What a script does not set stays as it is written, such as `$WORLD_SIZE` or `$(nproc)`; defaults such as `${TP:-4}` are
-taken for variables that it does not set.
+Unknown variables and commands, such as `$WORLD_SIZE` or `$(nproc)`, stay as written; defaults such as `${TP:-4}` apply
+to variables that the script does not set.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Value = str | list[str]
 """A variable's value: a text, or the elements of an array."""
 
 _PARAMETER = re.compile(r"(?P<length>#)?(?P<name>\w+|[@*#?$!-])(?:\[(?P<index>[^]]*)\])?(?P<rest>.*)", re.DOTALL)
-_PLAIN = re.compile(r"\$(\w+|[@*#?$!-])")
-_BLANKLESS = re.compile(r"(?:\$\([^()]*\)|\$\{[^{}]*\}|`[^`]*`|\S)+")
-"""Texts without blanks, but for those within what is not known."""
+_SIMPLE_VARIABLE = re.compile(r"\$(\w+|[@*#?$!-])")
+_FIELD = re.compile(r"(?:\$\([^()]*\)|\$\{[^{}]*\}|`[^`]*`|\S)+")
+"""A field between blanks; blanks within unexpanded `$(...)`, `${...}` and backticks do not split it."""
 _BASENAME = re.compile(r"basename\s+(\"[^\"]*\"|[^\s\"]+)(?:\s+([^\s\"]+))?")
 _ECHO = re.compile(r"(?:IFS=['\"]?([^'\";]*)['\"]?\s*;\s*)?echo\s+(\"?\$\{\w+\[\*\]\}\"?|[\w.,:/${}\" -]+)")
-"""A command that prints words as they stand."""
+"""An `echo` of plain words or of an array."""
 _UNKNOWN = re.compile(r"\$[\w({@*#?!]|`")
 
 
 def is_known(text: str) -> bool:
-    """Tell whether a text has nothing in it that the script does not set."""
+    """Tell whether a text contains no unexpanded variable or command."""
     return _UNKNOWN.search(text) is None
 
 
 def matches(pattern: str, text: str) -> bool | None:
-    """Tell whether a text has a match of a pattern without groups; None: the pattern is another, or too long to try."""
+    """Tell whether a regular expression without groups matches in a text; None: unsupported pattern, or too long."""
     if re.fullmatch(r"[\w^$.*+\- \[\]]{1,60}", pattern) is None or "[[" in pattern or len(text) > 200:
         return None
     try:
@@ -46,126 +46,126 @@ def matches(pattern: str, text: str) -> bool | None:
 
 @dataclass
 class ShellVariables:
-    """The variables of a script, and the arguments that it was started with."""
+    """The variables and arguments of a script."""
 
     values: dict[str, Value] = field(default_factory=dict)
     arguments: list[str] | None = None
-    """None: nobody said them."""
+    """The script's arguments; None: unknown."""
     options: set[str] = field(default_factory=set)
-    """The variables that the script sets by what its arguments are."""
+    """The variables that the script sets when it parses its arguments."""
     status: str | None = "0"
-    """The exit status of the last statement; None: it is not told."""
+    """The exit status of the last statement; None: unknown."""
     separator: str = " "
-    """The separator of the elements of `"${A[*]}"`."""
+    """The separator of elements in `"${A[*]}"`."""
 
     @property
     def not_given(self) -> set[str]:
-        """The variables of options that the script was not given."""
+        """The variables of options that are not among the script's arguments."""
         return self.options - self.values.keys()
 
     def fields_of(self, word: str) -> list[str]:
-        """The words that a word as written becomes: quotes are removed, and values without quotes are divided."""
+        """Expand a word: quotes are removed, and unquoted values are split at blanks."""
         fields: list[str] = []
         current: str | None = None
         for text, divided in self._pieces(word):
             if not divided:
                 current = (current or "") + text
                 continue
-            words = _BLANKLESS.findall(text)
+            words = _FIELD.findall(text)
             if text[:1].isspace() and current is not None:
                 fields.append(current)
                 current = None
-            for number, each in enumerate(words):
-                current = (current or "") + each if number == 0 else each
-                if number < len(words) - 1 or text[-1:].isspace():
+            for index, piece in enumerate(words):
+                current = (current or "") + piece if index == 0 else piece
+                if index < len(words) - 1 or text[-1:].isspace():
                     fields.append(current)
                     current = None
         return fields if current is None else [*fields, current]
 
     def text_of(self, word: str) -> str:
-        """The one text that a word becomes, as after `=`: values are not divided."""
+        """Expand a word to one text without splitting, as after `=`."""
         return "".join(text for text, _ in self._pieces(word))
 
     def _pieces(self, word: str) -> list[tuple[str, bool]]:
-        """The parts of a word with their values, and whether blanks divide them."""
+        """The expanded pieces of a word, and whether each may be split at blanks."""
         pieces: list[tuple[str, bool]] = []
-        at = 0
-        while at < len(word):
-            letter = word[at]
+        pos = 0
+        while pos < len(word):
+            letter = word[pos]
             if letter == "\\":
-                pieces.append((word[at + 1 : at + 2], False))
-                at += 2
+                pieces.append((word[pos + 1 : pos + 2], False))
+                pos += 2
             elif letter == "'":
-                end = end_of_quoted(word, at)
-                pieces.append((word[at + 1 : end - 1], False))
-                at = end
+                end = end_of_quoted(word, pos)
+                pieces.append((word[pos + 1 : end - 1], False))
+                pos = end
             elif letter == '"':
-                end = end_of_quoted(word, at)
-                pieces += self._quoted(word[at + 1 : end - 1])
-                at = end
+                end = end_of_quoted(word, pos)
+                pieces += self._quoted(word[pos + 1 : end - 1])
+                pos = end
             elif letter in "$`":
-                text, end = self._expansion(word, at)
-                value = "" if text == _NOTHING else text.replace(_ELEMENT_BREAK, " ")
-                pieces.append((value, text != word[at:end]))
-                at = end
+                text, end = self._expansion(word, pos)
+                value = "" if text == _EMPTY_ARRAY else text.replace(_ELEMENT_BREAK, " ")
+                pieces.append((value, text != word[pos:end]))
+                pos = end
             else:
-                end = at + 1
+                end = pos + 1
                 while end < len(word) and word[end] not in "\\'\"$`":
                     end += 1
-                pieces.append((word[at:end], False))
-                at = end
+                pieces.append((word[pos:end], False))
+                pos = end
         return pieces
 
     def _quoted(self, text: str) -> list[tuple[str, bool]]:
-        """The parts of a quoted text; only an array's elements are words of their own."""
+        """The expanded pieces of a text in double quotes; only elements of arrays are separate words."""
         pieces: list[tuple[str, bool]] = [("", False)]
-        at = 0
-        while at < len(text):
-            if text[at] == "\\" and text[at + 1 : at + 2] in ('"', "\\", "$", "`", "\n"):
-                pieces.append((text[at + 1 : at + 2].strip("\n"), False))
-                at += 2
-            elif text[at] in "$`":
-                value, at = self._expansion(text, at)
+        pos = 0
+        while pos < len(text):
+            if text[pos] == "\\" and text[pos + 1 : pos + 2] in ('"', "\\", "$", "`", "\n"):
+                pieces.append((text[pos + 1 : pos + 2].strip("\n"), False))
+                pos += 2
+            elif text[pos] in "$`":
+                value, pos = self._expansion(text, pos)
                 elements = value.split(_ELEMENT_BREAK)
-                if value == _NOTHING:
-                    pieces = [each for each in pieces if each != ("", False)]
+                if value == _EMPTY_ARRAY:
+                    pieces = [piece for piece in pieces if piece != ("", False)]
                     continue
                 for number, element in enumerate(elements):
                     pieces += [(" ", True), (element, False)] if number else [(element, False)]
             else:
-                pieces.append((text[at], False))
-                at += 1
+                pieces.append((text[pos], False))
+                pos += 1
         return pieces
 
-    def _expansion(self, text: str, at: int) -> tuple[str, int]:
-        """The value of what begins at a `$` or a backtick, and the index after it."""
-        if text[at] == "`":
-            end = end_of_quoted(text, at)
-            return text[at:end], end
-        if text.startswith("$((", at):
-            end = end_of_quoted(text, at)
-            inner = text[at + 3 : end - 2]
+    def _expansion(self, text: str, pos: int) -> tuple[str, int]:
+        """The value of the expansion that starts at `pos` with `$` or a backtick, and the index after it."""
+        if text[pos] == "`":
+            end = end_of_quoted(text, pos)
+            return text[pos:end], end
+        if text.startswith("$((", pos):
+            end = end_of_quoted(text, pos)
+            inner = text[pos + 3 : end - 2]
             total = self.sum_of(inner)
             return (f"$(({self._filled(inner)}))" if total is None else str(total)), end
-        if text.startswith("${", at):
-            end = end_of_quoted(text, at)
-            return self._parameter(text[at + 2 : end - 1], text[at:end]), end
-        if text.startswith("$(", at):
-            end = end_of_quoted(text, at)
-            command = text[at + 2 : end - 1].strip()
+        if text.startswith("${", pos):
+            end = end_of_quoted(text, pos)
+            return self._parameter(text[pos + 2 : end - 1], text[pos:end]), end
+        if text.startswith("$(", pos):
+            end = end_of_quoted(text, pos)
+            command = text[pos + 2 : end - 1].strip()
             echoed = _ECHO.fullmatch(command)
             output = self._basename(command) if echoed is None else self._echo(echoed)
-            return (text[at:end] if output is None else output), end
-        if text.startswith("$'", at):
-            end = end_of_quoted(text, at + 1)
-            return text[at + 2 : end - 1], end
-        match = _PLAIN.match(text, at)
+            return (text[pos:end] if output is None else output), end
+        if text.startswith("$'", pos):
+            end = end_of_quoted(text, pos + 1)
+            return text[pos + 2 : end - 1], end
+        match = _SIMPLE_VARIABLE.match(text, pos)
         if match is None:
-            return "$", at + 1
+            return "$", pos + 1
         return self._parameter(match[1], match[0]), match.end()
 
     def _echo(self, echoed: re.Match[str]) -> str:
-        """The output of `echo` for its words, with the separator of array elements that a script sets."""
+        """The output of `echo`, with the array separator that the command sets."""
         outer, self.separator = self.separator, (echoed[1] or self.separator)[:1]
         try:
             return " ".join(self.fields_of(echoed[2]))
@@ -173,7 +173,7 @@ class ShellVariables:
             self.separator = outer
 
     def _basename(self, command: str) -> str | None:
-        """The output of `basename` for a file and a suffix; None: it is another command, or the file is not known."""
+        """The output of `basename FILE [SUFFIX]`; None: another command, or an unknown file."""
         match = _BASENAME.fullmatch(command)
         path, suffix = ("$", "") if match is None else (self.text_of(word or "") for word in match.groups())
         if "$" in path + suffix or "`" in path + suffix:
@@ -182,7 +182,7 @@ class ShellVariables:
         return name if name == suffix else name.removesuffix(suffix)
 
     def _parameter(self, inner: str, raw: str) -> str:
-        """The value of a parameter such as `X`, `X:-4` or `A[@]`; what it is written as if nobody sets it."""
+        """The value of a parameter such as `X`, `X:-4` or `A[@]`; `raw` if it is unknown."""
         match = _PARAMETER.fullmatch(inner)
         if match is None:
             return raw
@@ -194,23 +194,23 @@ class ShellVariables:
         return self._with_operator(match["name"], value, match["rest"], raw)
 
     def _lookup(self, name: str, index: str | None) -> str | None:
-        """A variable's text, the elements of an array with breaks between them; None: nobody sets it."""
+        """A variable's text, or the elements of an array with separators; None: not set."""
         if name in ("@", "*"):
-            given = self.arguments or []
-            return (_ELEMENT_BREAK if name == "@" else " ").join(given) if given else _NOTHING
+            arguments = self.arguments or []
+            return (_ELEMENT_BREAK if name == "@" else " ").join(arguments) if arguments else _EMPTY_ARRAY
         if name == "#":
             return None if self.arguments is None else str(len(self.arguments))
         if name.isdigit():
-            place = int(name) - 1
-            return self.arguments[place] if self.arguments and 0 <= place < len(self.arguments) else None
+            position = int(name) - 1
+            return self.arguments[position] if self.arguments and 0 <= position < len(self.arguments) else None
         if name == "?":
             return self.status
         value = self.values.get(name)
         if isinstance(value, list):
             if index in ("@", "*"):
-                return (_ELEMENT_BREAK if index == "@" else self.separator).join(value) if value else _NOTHING
-            place_of = self.sum_of(index) if index else 0
-            return value[place_of] if place_of is not None and -len(value) <= place_of < len(value) else None
+                return (_ELEMENT_BREAK if index == "@" else self.separator).join(value) if value else _EMPTY_ARRAY
+            element = self.sum_of(index) if index else 0
+            return value[element] if element is not None and -len(value) <= element < len(value) else None
         return value
 
     def _with_operator(self, name: str, value: str | None, rest: str, raw: str) -> str:
@@ -237,24 +237,24 @@ class ShellVariables:
         return raw if cut is None else cut
 
     def _cut(self, value: str, rest: str) -> str | None:
-        """The value without a prefix or suffix, or with another text in place of a pattern; None: another operator."""
+        """The value after removal of a prefix or suffix, or after replacement of a text; None: another operator."""
         if rest[0] in "#%":
             longest = rest[:2] in ("##", "%%")
             pattern = re.compile(translate(self.text_of(rest[2 if longest else 1 :])))
             cuts = range(len(value) + 1) if (rest[0] == "#") != longest else range(len(value), -1, -1)
             for cut in cuts:
-                part, other = (value[:cut], value[cut:]) if rest[0] == "#" else (value[cut:], value[:cut])
-                if pattern.fullmatch(part):
-                    return other
+                removed, remaining = (value[:cut], value[cut:]) if rest[0] == "#" else (value[cut:], value[:cut])
+                if pattern.fullmatch(removed):
+                    return remaining
             return value
         if rest[0] == "/":
-            every = rest.startswith("//")
-            old, _, new = rest[1 + every :].partition("/")
-            return value.replace(self.text_of(old), self.text_of(new), -1 if every else 1)
+            all_matches = rest.startswith("//")
+            old, _, new = rest[1 + all_matches :].partition("/")
+            return value.replace(self.text_of(old), self.text_of(new), -1 if all_matches else 1)
         return None
 
     def sum_of(self, text: str) -> int | None:
-        """The value of an arithmetic expression; None if something in it is not known."""
+        """The value of an arithmetic expression; None if a variable in it is unknown."""
         plain = _NAME.sub(lambda m: self._number(m[1] or m[2], m[0]), text)
         plain = plain.replace("&&", " and ").replace("||", " or ")
         plain = re.sub(r"!(?!=)", " not ", plain)
@@ -266,7 +266,7 @@ class ShellVariables:
             return None
 
     def _filled(self, sum_: str) -> str:
-        """An arithmetic expression with the numbers that are known, and a `$` before the names of others."""
+        """An arithmetic expression with known numbers filled in, and `$` in front of unknown variables."""
         if re.search(r"\$\(|`|\[", sum_):
             return sum_
         return re.sub(r"\s", "", _NAME.sub(lambda match: self._known_number(match[1] or match[2]), sum_))
@@ -283,9 +283,9 @@ class ShellVariables:
 _NAME = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
 """A variable in arithmetic."""
 _ELEMENT_BREAK = "\0"
-"""The separator of the elements of an array in `"${A[@]}"`, where they are words of their own."""
-_NOTHING = "\0\0"
-"""The value of an array without elements, which is no word at all."""
+"""The internal separator of elements in `"${A[@]}"`, which become separate words."""
+_EMPTY_ARRAY = "\0\0"
+"""The internal value of an array without elements, which becomes no word."""
 
 _CHANGES: Mapping[str, Callable[[str], str]] = {
     ",,": str.lower, "^^": str.upper, ",": lambda text: text[:1].lower() + text[1:],
@@ -295,7 +295,7 @@ _MAX_DIGITS = 30
 
 
 def _number(expression: ast.expr) -> int:
-    """The value of an expression of whole numbers; raises ValueError if it is none."""
+    """The value of an integer expression; raises ValueError if it is unsupported."""
     match expression:
         case ast.Constant(value=int(number)) if number < 10**_MAX_DIGITS:
             return int(number)
