@@ -1,7 +1,8 @@
 """A planner of one's own: random stages, the fastest of a hundred that fit, under 1F1B.
 
-`python examples/own_planner.py` compares it with AdaPipe.  In a package of yours an entry point in the group
-`debubble.planners` makes `debubble plan --planner random-stages` find it.
+`python examples/own_planner.py` compares it with AdaPipe, and `debubble plan llama2-7b --cluster 4xA100-80GB --planner
+examples/own_planner.py:random_stages` plans with it.  In a package of yours an entry point in the group
+`debubble.planners` makes `--planner random-stages` find it.
 """
 
 import random
@@ -34,6 +35,7 @@ def random_stages(problem: Problem) -> Solution:
     return min(fits, key=lambda fit: fit[0])[1]
 
 
-for name in ("random-stages", "adapipe"):
-    plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB"), micro_batches=16, planner=name)
-    print(f"{name}: {plan.simulate().makespan:.3f} s")
+if __name__ == "__main__":
+    for name in ("random-stages", "adapipe"):
+        plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB"), micro_batches=16, planner=name)
+        print(f"{name}: {plan.simulate().makespan:.3f} s")

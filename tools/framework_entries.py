@@ -77,6 +77,7 @@ def torchtitan(folder: str) -> Iterator[str]:
         yield from (f"{part}.{entry}" for entry in own)
 
 
+CONSTANT = r"""^[A-Z_0-9]+ = ['"]([a-z]\w*)['"]"""
 SECTIONS = {
     "DeepSpeedZeroConfig": "zero_optimization.",
     "DeepSpeedZeroOffloadParamConfig": "zero_optimization.offload_param.",
@@ -88,14 +89,20 @@ SECTIONS = {
 
 
 def deepspeed(folder: str) -> Iterator[str]:
-    """The names in its constants and its documentation, and the fields of the sections that decide."""
+    """The names in its constants, in what reads its sections and in its documentation, and the fields that decide."""
     runtime = "deepspeed/runtime"
     for path in ("precision_config.py", "zero/config.py", "zero/offload_config.py"):
         for name, own in fields(git(folder, "show", f"HEAD:{runtime}/{path}")).items():
             if name in SECTIONS:
                 yield from (SECTIONS[name] + entry for entry in own)
-    yield from re.findall(r'^[A-Z_0-9]+ = "(\w+)"', git(folder, "show", f"HEAD:{runtime}/constants.py"), re.MULTILINE)
-    yield from re.findall(r"\*\*\*(\w+)\*\*\*", git(folder, "show", "HEAD:docs/_pages/config-json.md"))
+    for path in git(folder, "ls-tree", "-r", "--name-only", "HEAD", "deepspeed/").split():
+        if path.endswith("/constants.py"):
+            yield from re.findall(CONSTANT, git(folder, "show", f"HEAD:{path}"), re.MULTILINE)
+        if path.endswith("config.py"):
+            yield from re.findall(r"_dict\.get\(['\"](\w+)['\"]", git(folder, "show", f"HEAD:{path}"))
+    page = git(folder, "show", "HEAD:docs/_pages/config-json.md")
+    yield from re.findall(r"\*\*[_*]*([a-z]\w+?)[_*]*\*\*", page)
+    yield from re.findall(r'^ *"([a-z]\w+)": ', page, re.MULTILINE)
     yield from ("data_types.grad_accum_dtype", "data_types.param_dtype", "pipeline.stages", "pipeline.partition")
     yield from ("tensor_parallel.autotp_size", "pipeline.partition_method", "partition_method", "optimizer.type")
 

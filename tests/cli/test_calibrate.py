@@ -49,6 +49,12 @@ def test_it_says_what_was_predicted_and_what_is_now(run: Any, plan: db.Plan) -> 
     assert "give it with --cluster cluster.yaml" in error
 
 
+def test_the_interval_is_told_as_that_of_other_runs(run: Any, plan: db.Plan) -> None:
+    _, out, _ = run("calibrate", "plan.json", "--step", slower(plan, 1.6))
+
+    assert "and other runs of the job " in " ".join(out.split())
+
+
 def test_a_log_of_the_run_gives_step_and_memory(json_of: Any, plan: db.Plan) -> None:
     milliseconds = 1.2e3 * seconds_per_step(plan)
     Path("log.txt").write_text(f"elapsed time per iteration (ms): {milliseconds} | max allocated: 1024.0 |")

@@ -26,7 +26,7 @@ def test_the_screen_says_what_runs_in_which_framework(run: Any) -> None:
     _, out, _ = run(*TINY)
 
     assert "Runs in      debubble, torch" in out
-    assert "runs in" in run(*TINY, "--details")[1]
+    assert "Plans run in these frameworks: " in run(*TINY, "--details")[1]
     assert "adapters are configured by hand elsewhere" in " ".join(run(*TINY, "--lora", "8")[1].split())
     assert json.loads(run(*TINY, "--post-validation", "--json")[1])["runs_in"] == ["debubble"]
 

@@ -273,7 +273,8 @@ def test_mindformers_recomputes_its_own_cells(
 
 UNREAD = {
     "torchtitan": (
-        "a.toml", TITAN + "[mine]\nkernel = true\n[metrics]\nlog_freq = 1\n", "mine.kernel", "metrics.log_freq",
+        "a.toml", TITAN + "[fault_tolerance]\nenable = true\n[metrics]\nlog_freq = 1\n", "fault_tolerance.enable",
+        "metrics.log_freq",
     ),
     "automodel": ("a.yaml", AUTOMODEL + "compile: {enabled: true}\nseed: 1\n", "compile.enabled", "seed"),
     "mindformers": (

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from debubble import models
 from debubble.imports import imports
 from debubble.imports.harmless import is_harmless
+from tests.support import imported_jobs
 
 COSTLY = (
     "--recompute-modules", "--overlap-param-gather", "--use-checkpoint-args", "--moe-enable-deepep",
@@ -49,3 +53,78 @@ def test_what_is_known_to_cost_nothing_is_free(framework: str, name: str, value:
 @pytest.mark.parametrize("name", ["--overlap-grad-reduce", "--ddp-bucket-size", "reshard_after_forward"])
 def test_off_is_a_choice_where_it_costs_something(name: str) -> None:
     assert not is_harmless(name, False, imports["megatron"].harmless)
+
+
+TITAN: dict[str, Any] = {
+    "model": {"name": "llama3", "flavor": "8B"}, "training": {"local_batch_size": 4, "seq_len": 2048},
+    "activation_checkpoint": {"mode": "none"},
+}  # fmt: skip
+DEEPSPEED: dict[str, Any] = {
+    "bf16": {"enabled": True},
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 8,
+}
+
+
+def unread(framework: str, config: dict[str, Any], folder: Path, **given: Any) -> tuple[str, ...]:
+    facts = {"model": models["llama3-8b"], "sequence_length": 2048, "cluster": "8xA100-80GB", **given}
+    return tuple(imported_jobs.job(framework, folder, "job.json", json.dumps(config), **facts).rest.sentences())
+
+
+@pytest.mark.parametrize("section", ["float8", "mx", "compile", "comm", "parallelism", "training", "mine"])
+def test_entries_that_torchtitan_lacks_are_told(section: str, tmp_path: Path) -> None:
+    said = unread("torchtitan", {**TITAN, section: {**TITAN.get(section, {}), "zork": 7}}, tmp_path)
+
+    assert f"Not known to torchtitan, and not in the prediction: {section}.zork." in said
+
+
+def test_a_misspelt_entry_of_a_section_that_costs_nothing_is_told(tmp_path: Path) -> None:
+    said = imported_jobs.job(
+        "torchtitan", tmp_path, "job.json", json.dumps({**TITAN, "checkpoint": {"enable_checkpiont": True}}),
+        cluster="8xA100-80GB",
+    )  # fmt: skip
+
+    assert "checkpoint.enable_checkpiont (did you mean checkpoint.enable_checkpoint?)" in said.rest.warnings[0]
+
+
+def test_entries_of_float8_cost_nothing_without_it(tmp_path: Path) -> None:
+    said = unread("torchtitan", {**TITAN, "float8": {"recipe_name": "rowwise"}}, tmp_path)
+
+    assert "Known to cost neither time nor memory: float8.recipe_name." in said
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ({"zork": 7}, "zork"),
+        ({"zero_optimization": {"stage": 1, "zork": 7}}, "zero_optimization.zork"),
+    ],
+)
+def test_entries_that_deepspeed_lacks_are_told(entry: dict[str, Any], name: str, tmp_path: Path) -> None:
+    said = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
+
+    assert f"Not known to DeepSpeed, and not in the prediction: {name}." in said
+
+
+@pytest.mark.parametrize(
+    "entry", [{"aio": {"block_size": 7}}, {"zero_optimization": {"stage": 1, "overlap_comm": True}}]
+)
+def test_entries_that_deepspeed_has_are_not_called_unknown(entry: dict[str, Any], tmp_path: Path) -> None:
+    said = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
+
+    assert not any(sentence.startswith("Not known") for sentence in said)
+
+
+def test_an_argument_of_the_trainer_is_no_entry(tmp_path: Path) -> None:
+    said = unread("deepspeed", DEEPSPEED, tmp_path, args="--neftune_noise_alpha 5")
+
+    assert "Not in the prediction: --neftune_noise_alpha." in said
+
+
+def test_the_head_line_counts_entries_of_the_file_alone(tmp_path: Path) -> None:
+    read = imported_jobs.job(
+        "deepspeed", tmp_path, "job.json", json.dumps(DEEPSPEED), model=models["llama3-8b"], sequence_length=2048,
+        cluster="8xA100-80GB",
+    )  # fmt: skip
+
+    assert read.left_out == "2 remarks below"

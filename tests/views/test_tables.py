@@ -17,7 +17,7 @@ from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.plan_screen import framework_to_plan_for
 from debubble.views.plan_table import render as render_plan
-from debubble.views.rows import chosen_degrees_words, chosen_words, configuration_rows
+from debubble.views.rows import chosen_degrees_words, chosen_words, configuration_rows, planner_rows
 from debubble.views.scene_table import render_scenes
 from debubble.views.summary import as_dict, bound_words, device_figures, kind_figures, stage_figures, why_not_faster
 from debubble.views.terminal import device_table, headline, stage_table
@@ -200,6 +200,33 @@ def test_the_table_of_planners_says_why_one_was_taken(steps: tuple[float, ...], 
     )
 
     assert chosen_words(replace(small_plan(), candidates=candidates)) == said
+
+
+def test_the_table_of_planners_groups_them_by_frameworks() -> None:
+    a = CandidateSummary(planner="a", step_time=21, makespan=20, runs_in=("debubble", "torch"))
+    others = (
+        replace(a, planner="b", runs_in=("debubble",)),
+        replace(a, planner="c"),
+        replace(a, planner="d", runs_in=()),
+    )
+    rows = planner_rows(replace(small_plan(), candidates=(a, *others)), seconds=True)
+
+    assert rows.caption.endswith("Plans run in these frameworks: a and c in debubble and torch; b in debubble.")
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("8xA100-80GB", False), ("2x4xA100-80GB", True)])
+def test_the_answer_names_an_assumed_network(cluster: str, said: bool) -> None:
+    plan = db.plan("llama2-7b", cluster, planner="dapple", micro_batches=8)
+
+    answer = printed(render_plan(plan, Scene.predicted(plan)))
+    assert ("network 25 GB/s assumed" in answer) is said
+
+
+def test_a_network_of_a_cluster_file_is_not_assumed() -> None:
+    cluster = db.Cluster.from_dict({"devices": "2x4xA100-80GB", "network_bandwidth": 25e9})
+    plan = db.plan("llama2-7b", cluster, planner="dapple", micro_batches=8)
+
+    assert "GB/s assumed" not in printed(render_plan(plan, Scene.predicted(plan)))
 
 
 @pytest.mark.parametrize(("ratio", "said"), [(0.998, False), (0.98, True)])

@@ -345,7 +345,7 @@ class CalibratedAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     ratio: Annotated[float, Meta(description="Measured over predicted.")]
     corrected: Annotated[float, Meta(description="What is predicted with the cluster file.")]
     before: Annotated[Accuracy, Meta(description="The interval without corrections.")]
-    after: Annotated[Accuracy, Meta(description="The interval with the cluster file.")]
+    after: Annotated[Accuracy, Meta(description="The interval of other runs of the job with the cluster file.")]
 
 
 class CalibrateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):

@@ -14,6 +14,7 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.job_file import save_job
 from debubble.cli.names import (
+    OWN_PLANNER,
     cluster_completion,
     completion,
     dtype_names,
@@ -88,7 +89,8 @@ def import_(
         bool, typer.Option("--degrees", help="Search the degrees of parallelism too, for the same global batch.")
     ] = False,
     planner: Annotated[
-        str, name_option(planner_names, what="planner", help="A planner's name; see `planners`.")
+        str,
+        name_option(planner_names, what="planner", own=OWN_PLANNER, help="A planner's name; see `planners`."),
     ] = "auto",
     search: o.SearchLimits,
     output: Annotated[

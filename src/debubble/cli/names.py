@@ -62,9 +62,11 @@ def _one_of(names: Names, what: str, *, several: bool = False, own: str | None =
     """Parser and completion of a value, read as the name that it is or begins (None: it was not given)."""
 
     def read(value: str | None) -> str | None:
-        if value is None or not several:
-            return value and full_name(value, names(), what=what)
+        if value is None:
+            return None
         name_of_own: Callable[[str], str] = str if own is None else resolve_name(f"debubble.{own}")
+        if not several:
+            return full_name(name_of_own(value), names(), what=what)
         parts = [name_of_own(part.strip()).partition(":") for part in value.split(",")]
         return ",".join(f"{full_name(name.strip(), names(), what=what)}{colon}{n}" for name, colon, n in parts)
 
@@ -89,6 +91,8 @@ model_names = names_in("models:models")
 optimizer_names = names_in("costs.step:MOMENTS")
 dtype_names = names_in("costs.devices.speed:ELEMENT")
 planner_names = names_in("planners:planners")
+OWN_PLANNER = "planners.from_file:named_planner"
+"""The function that names a planner of the user's own."""
 schedule_names = names_in("schedules:schedules")
 export_names = names_in("exports:exports")
 import_names = names_in("imports:imports")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from debubble.cli import options as o
-from debubble.cli.names import framework_names, planner_names
+from debubble.cli.names import OWN_PLANNER, framework_names, planner_names
 from debubble.cli.options import flag, option
 from debubble.cli.output import Json
 from debubble.files import check_writable
@@ -37,10 +37,12 @@ class Question(o.OptionGroup):
         what="framework",
     )
     planner: str = option(
-        "auto asks joint, portfolio, adapipe and plug-ins; the others (see `planners`) answer alone.",
+        "auto asks joint, portfolio, adapipe and plug-ins; the others (see `planners`), or a function of your own, as"
+        " mine.py:plan, answer alone.",
         names=planner_names,
         default="auto",
         what="planner",
+        own=OWN_PLANNER,
     )
     swap: str = option(
         "Where activations may go (peer: --planner obscura or bpipe).",

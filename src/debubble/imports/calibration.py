@@ -30,7 +30,7 @@ class CalibratedFigure:
         measured: What the run measured.
         corrected: What is now predicted for the plan.
         before: The interval without corrections, with the published runs that it is from.
-        after: The interval now.
+        after: The interval now, of other runs of the same job: this one may be outside.
     """
 
     predicted: float
@@ -68,8 +68,8 @@ class CalibratedCluster:
             before, after = ([words(end) for end in (each.low, each.high)] for each in (figure.before, figure.after))
             yield (
                 f"{what.capitalize()}: predicted {words(figure.predicted)}, measured {words(figure.measured)}"
-                f" ({figure.ratio:.3f} times); now predicted {words(figure.corrected)}, {after[0]} to {after[1]}"
-                f" (before: {before[0]} to {before[1]})."
+                f" ({figure.ratio:.3f} times); now predicted {words(figure.corrected)}, and other runs of"
+                f" the job {after[0]} to {after[1]} (before: {before[0]} to {before[1]})."
             )
         for what in self.figures:
             shares = error_shares()[what]

@@ -136,10 +136,10 @@ class ImportedJob:
 
     @property
     def left_out(self) -> str | None:
-        """Words on how many entries of the file are not in the prediction, or are otherwise; None: none."""
+        """Words on how many entries of the file are not in the prediction, and the number of remarks; None: none."""
         unknown, otherwise = len(self.rest.unknown), len(self.rest.remarks)
         words = [f"{_entries(unknown)} not in the prediction"] if unknown else []
-        words += [f"{_entries(otherwise)} predicted otherwise"] if otherwise else []
+        words += [f"{otherwise} {'remark' if otherwise == 1 else 'remarks'} below"] if otherwise else []
         return "; ".join(words) or None
 
     def with_given(self, given: Mapping[str, Any]) -> ImportedJob:

@@ -31,6 +31,8 @@ class SettingsReader:
         self.settings, self.path, self.defaults = settings, path, defaults
         self.harmless, self.converts = harmless, converts
         self._asked: set[str] = set()
+        self.unused: set[str] = set()
+        """Names of settings of features that the job does not use: they cost nothing."""
 
     def _value(self, name: str) -> Any:
         """A setting as it stands there, or the framework's default."""
@@ -159,6 +161,10 @@ class SettingsReader:
     def skip(self, prefix: str) -> None:
         """Count all settings that begin so as asked for: something else says what they say."""
         self._asked.update(name for name in self.settings if name.startswith(prefix))
+
+    def set_aside(self, prefix: str) -> None:
+        """Count all settings that begin so as costing nothing: the job does not use what they configure."""
+        self.unused.update(name for name in self.settings if name.startswith(prefix))
 
     @property
     def names(self) -> Iterable[str]:

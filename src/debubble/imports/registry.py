@@ -120,6 +120,7 @@ class Importer:
         notes: Sentences on what changed settings bring about.
         switches: Settings that may help a job.
         marks: Patterns of names that its files have and those of others have not, in one text.
+        complete: Patterns of names of entries, in one text, of which `entries.txt` has all that the framework has.
         converts: Patterns of names of entries whose words the framework's parser converts to numbers, true and false,
             in one text.
     """
@@ -139,6 +140,7 @@ class Importer:
     notes: Notes = lambda job, changed: ()
     switches: Switches = lambda job, options: ()
     marks: str = ""
+    complete: str = ""
     converts: str = ""
 
     def read(self, path: Path, arguments: str | None) -> Settings:
@@ -158,7 +160,7 @@ class Importer:
         except InputError as error:
             raise with_misspelt_first(error, reader, known) from None
         if known:
-            read = replace(read, rest=read.rest.with_misspelt(known, self.defaults.of))
+            read = replace(read, rest=read.rest.with_misspelt(known, self.defaults.of, self.complete))
         if self.marks and settings and not (self._marked(settings) or reader.has_read):
             raise InputError(f"{path} has no entry that {self.name} reads: give the file that has its configuration.")
         given.check_followed(read, path)

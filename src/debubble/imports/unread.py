@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 
@@ -51,7 +52,9 @@ class Unread:
         said = tuple(remarks)
         read.check_tables()
         left = sorted(read.left)
-        free = tuple(name for name in left if is_harmless(name, read.settings[name], read.harmless))
+        free = tuple(
+            name for name in left if name in read.unused or is_harmless(name, read.settings[name], read.harmless)
+        )
         unknown, missing = tuple(name for name in left if name not in free), read.missing
         near = {name: get_close_matches(name, missing, 1, cutoff=_CUTOFF_OF_MISSING) for name in unknown}
         return Unread(said, unknown, free, {name: found[0] for name, found in near.items() if found})
@@ -66,15 +69,32 @@ class Unread:
         strange = {name: _nearest(name, known) for name in self.unknown if name.startswith("--") and name not in known}
         return replace(self, strange=strange, framework=framework)
 
-    def with_misspelt(self, known: Collection[str], framework: str) -> Unread:
-        """The entries with those that are near one of a framework's.
+    def with_misspelt(self, known: Collection[str], framework: str, complete: str = "") -> Unread:
+        """The entries with those that are near one of a framework's, and those that it cannot have.
 
         Args:
             known: The names of the framework's entries.
             framework: The framework, in words.
+            complete: Patterns of names of which `known` has all that the framework has, in one text; besides them it
+                then has every section.
         """
-        near = {**self.strange, **misspelt(self.unknown, known)}
-        return replace(self, strange=near, framework=framework) if known else self
+        if not known:
+            return self
+        patterns, sections = complete.split(), {name.partition(".")[0] for name in known}
+
+        def is_of_none(name: str) -> bool:
+            return name not in known and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+        # Where names are complete, one that is near another is misspelt whatever its section costs.
+        near = misspelt(self.free, known) if patterns else {}
+        free = tuple(name for name in self.free if not (name in near or is_of_none(name)))
+        unknown = tuple(sorted({*self.unknown, *self.free} - {*free}))
+        of_none = (
+            name for name in unknown
+            if is_of_none(name) or (patterns and name[0] != "-" and name.partition(".")[0] not in sections)
+        )  # fmt: skip
+        strange = {**dict.fromkeys(of_none, ""), **self.strange, **misspelt(unknown, known)}
+        return replace(self, unknown=unknown, free=free, strange=strange, framework=framework)
 
     @property
     def not_predicted(self) -> int:

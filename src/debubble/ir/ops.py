@@ -136,7 +136,8 @@ class Op(NamedTuple):
         match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:
             raise InputError(f"'{name}' is not an operation: write stage, kind and micro-batch, such as 2F5.")
-        return Op(Kind(match[2]), int(match[1]), int(match[3]))
+        return Op(_KINDS[match[2]], int(match[1]), int(match[3]))
 
 
-_NAME = re.compile(rf"([0-9]{{1,9}})({'|'.join(kind.value for kind in Kind)})([0-9]{{1,9}})")
+_KINDS = {kind.value: kind for kind in Kind}
+_NAME = re.compile(rf"([0-9]{{1,9}})({'|'.join(_KINDS)})([0-9]{{1,9}})")

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from debubble.errors import PlannerFailedError
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError
+from debubble.planners import from_file
 from debubble.planners.problem import Problem, Solution
 from debubble.processes import PYTHON, raise_gc_threshold
 
@@ -164,7 +165,7 @@ class _Worker:
     """A process that answers one task after the other."""
 
     def __init__(self) -> None:
-        command = [*PYTHON, "-m", "debubble.planners.process_pool", str(os.getpid())]
+        command = [*PYTHON, "-m", "debubble.planners.process_pool", str(os.getpid()), *from_file.NAMED]
         pipe, self._open = subprocess.PIPE, ExitStack()
         # A pipe that nobody reads meanwhile would stop a process that says much.
         self._said = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
@@ -220,6 +221,8 @@ def _work() -> None:
     # The caller says who it is: it may be gone before this process can ask.
     threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     with _answers() as answers:
+        for function in sys.argv[2:]:
+            from_file.named_planner(function)
         while (task := _next_task()) is not None:
             answer: Answer | DebubbleError
             try:

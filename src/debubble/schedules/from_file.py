@@ -1,22 +1,13 @@
-"""Schedules of the user's own, named as `FILE.py:FUNCTION`: the file is run because the user names it."""
+"""Schedules in files of the user's own, named as `FILE.py:FUNCTION`."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import re
-import sys
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 
 from debubble.errors import InputError
-from debubble.files import read_file
-from debubble.ir import Schedule
 from debubble.schedules.registry import ScheduleEntry, schedules
+from debubble.user_files import UserFunction, user_function
 
-_NAMED = re.compile(r"(?P<file>.+\.py):(?P<function>\w+)(?P<chunks>:.*)?")
 _ARGUMENTS = ("devices", "micro_batches", "costs")
 
 
@@ -31,55 +22,30 @@ def named_schedule(text: str) -> str:
     Raises:
         InputError: If there is no such file or function, or it is no schedule.
     """
-    match = _NAMED.fullmatch(text)
-    if match is None:
-        if text.endswith((".py", ".py:")):
-            raise InputError(f"{text.rstrip(':')} is a file of Python: name its function, {text.rstrip(':')}:NAME.")
-        return text
-    name = _registered(f"{match['file']}:{match['function']}", Path(match["file"]), match["function"])
-    return f"{name}{match['chunks'] or ''}"
+    own = user_function(text, what="schedule")
+    return text if own is None else f"{_registered(own)}{own.rest}"
 
 
-def _registered(label: str, file: Path, function: str) -> str:
+def _registered(own: UserFunction) -> str:
     """The name under which a function of a file is registered."""
-    build = getattr(_module(file.resolve()), function, None)
-    if build is None:
-        raise InputError(f"{file} has no function '{function}'.")
-    known = next((name for name, entry in schedules.items() if entry.build is build), None)
+    known = next((name for name, entry in schedules.items() if entry.build is own.function), None)
     if known is not None:
         return known
-    _check(label, build)
-    if function in schedules:
-        raise InputError(f"There is a schedule '{function}' already: give the function in {file} another name.")
-    chunks = inspect.signature(build).parameters.get("chunks")
+    _check(own)
+    if own.name in schedules:
+        raise InputError(f"There is a schedule '{own.name}' already: give the function in {own.file} another name.")
+    chunks = inspect.signature(own.function).parameters.get("chunks")
     default = chunks.default if chunks is not None and isinstance(chunks.default, int) else 1
-    schedules.add(function, ScheduleEntry(function, build, str(file), "", "", default))
-    return function
+    schedules.add(own.name, ScheduleEntry(own.name, own.function, str(own.file), "", "", default))
+    return own.name
 
 
-def _check(label: str, build: Callable[..., Schedule]) -> None:
+def _check(own: UserFunction) -> None:
     """Raise InputError for what cannot be called as a schedule is."""
     try:
-        inspect.signature(build).bind(**dict.fromkeys(_ARGUMENTS))
+        inspect.signature(own.function).bind(**dict.fromkeys(_ARGUMENTS))
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{label} is no schedule, which is a function of {', '.join(_ARGUMENTS[:-1])} and {_ARGUMENTS[-1]} that"
-            " returns a db.Schedule."
+            f"{own.file}:{own.name} is no schedule, which is a function of {', '.join(_ARGUMENTS[:-1])} and"
+            f" {_ARGUMENTS[-1]} that returns a db.Schedule."
         ) from error
-
-
-@cache
-def _module(file: Path) -> ModuleType:
-    """The module of a file, run once; raises InputError if it cannot be."""
-    read_file(file, "schedule")
-    name = f"debubble_user_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's code
-        raise InputError(f"{file} cannot be run: {type(error).__name__}: {error}.") from error
-    return module

@@ -12,6 +12,7 @@ from debubble.costs import Cluster
 from debubble.files import convert, decode_json
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.models import named_model
+from debubble.planners import planners
 from debubble.planners.fixed_plan import fixed_plan
 from debubble.views.scene import Scene
 
@@ -38,6 +39,7 @@ class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
     def arguments(self) -> list[str]:
         """The arguments of `debubble plan`; every value is joined to its option, so that none can be taken for one."""
         _check_chosen(self)
+        planners[self.planner]  # raises InputError for a file, too
         values = {name.replace("_", "-"): getattr(self, name) for name in self.__struct_fields__ if name != "model"}
         options = [f"--{name}={value}" for name, value in values.items() if value is not None and value != ""]
         return ["plan", *options, "--", self.model]

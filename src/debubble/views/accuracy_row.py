@@ -75,12 +75,14 @@ def safer_row(plan: Plan, scene: Scene) -> Iterator[str]:
 
 
 def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
-    """A phrase on the assumed bandwidth of PCIe links, which differs by board, unless a cluster file gives it."""
-    if cluster is None or cluster.count == 1 or cluster.slowest.link_latency < PCIE_LATENCY:
+    """Phrases on assumed bandwidths of networks and PCIe links, which differ by board, unless a cluster file gives them."""
+    if cluster is None or cluster.count == 1:
         return
-    if not cluster.gives("link_bandwidth"):
-        rate = cluster.slowest.link_bandwidth / 1e9
-        yield f"assumed: {rate:.4g} GB/s between {cluster.device_word}s (link_bandwidth)"
+    slowest = cluster.slowest
+    if cluster.count > slowest.devices_per_node and not cluster.gives("network_bandwidth"):
+        yield f"network {slowest.network_bandwidth / 1e9:.4g} GB/s assumed"
+    if slowest.link_latency >= PCIE_LATENCY and not cluster.gives("link_bandwidth"):
+        yield f"assumed: {slowest.link_bandwidth / 1e9:.4g} GB/s between {cluster.device_word}s (link_bandwidth)"
 
 
 def _kernels(plan: Plan) -> str:

@@ -231,7 +231,7 @@ def _runs_in(plan: Plan) -> Iterator[str]:
     nearest = sorted(plan.other_targets.items(), key=lambda entry: entry[1])
     if nearest:
         named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:OTHER_TARGETS_SHOWN]]
-        yield f"at most, by quick plans of these degrees: {', '.join(named)}"
+        yield f"at most, with these degrees: {', '.join(named)}"
     if plan.options.lora:
         yield "adapters are configured by hand elsewhere"
 

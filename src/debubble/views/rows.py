@@ -49,7 +49,6 @@ class Rows:
 
 def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
     """The table of planners' answers: the plan's first, the others by step."""
-    where = ("runs in",) if any(c.runs_in for c in plan.candidates) else ()
     disturbed = () if plan.robustness is None else ("disturbed", "worst 5%")
 
     def pipeline(candidate: CandidateSummary) -> float:
@@ -57,7 +56,7 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
 
     return Rows(
         title="Planners",
-        columns=("planner", "schedule", "step", *disturbed, "pipeline", "gap", "peak memory", *where),
+        columns=("planner", "schedule", "step", *disturbed, "pipeline", "gap", "peak memory"),
         rows=[
             (
                 c.planner,
@@ -67,13 +66,12 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
                 time_words(pipeline(c), seconds=seconds),
                 "" if c.gap is None else f"{100 * c.gap:.1f}%",
                 size_words(max(c.peak_memory)) if c.peak_memory else "",
-                *[", ".join(c.runs_in)] * len(where),
             )
             for c in _answers(plan)
         ],
-        texts=frozenset({"planner", "schedule", *where}),
+        texts=frozenset({"planner", "schedule"}),
         no_wrap=frozenset({"planner"}),
-        caption=chosen_words(plan) or "",
+        caption="  ".join(filter(None, [chosen_words(plan), _runs_in_words(plan)])),
     )
 
 
@@ -137,6 +135,15 @@ def _robustness_entries(plan: Plan, candidate: CandidateSummary, *, seconds: boo
     return tuple(
         time_words(time, seconds=seconds) for time in (candidate.robustness.expected, candidate.robustness.worst)
     )
+
+
+def _runs_in_words(plan: Plan) -> str:
+    """A sentence on the frameworks that run the answers as they are; empty if none does or they are unknown."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for answer in _answers(plan):
+        groups.setdefault(answer.runs_in, []).append(answer.planner)
+    said = [f"{listed(names)} in {listed(where)}" for where, names in groups.items() if where]
+    return f"Plans run in these frameworks: {'; '.join(said)}." if said else ""
 
 
 def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:

@@ -11,7 +11,7 @@ from debubble.plans import ModelOnCluster, Plan
 from debubble.views.memory_table import PARTS
 
 
-def explained(planner: str = "dapple", cluster: str = "4xA100-80GB", **more: Any) -> Explanation:
+def explained(planner: str = "dapple", cluster: str | db.Cluster = "4xA100-80GB", **more: Any) -> Explanation:
     plan = db.plan("llama2-7b", cluster, planner=planner, **{"micro_batches": 8, "effort": 0.1, **more})
     timeline = plan.simulate()
     found = explanation(plan, timeline, seconds_per_step(plan, timeline))
@@ -98,6 +98,12 @@ def test_abstract_costs_are_not_explained() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
     plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
     assert explanation(plan, plan.simulate(), 1.0) is None
+
+
+def test_a_limit_above_a_devices_memory_leaves_no_reserve() -> None:
+    roomy = db.Cluster.from_dict({"devices": "4xA100-80GB", "memory_limit": "100TiB"})
+
+    assert explained(cluster=roomy).reserve == 0
 
 
 def test_the_reserve_of_mixed_devices_is_that_of_the_fullest() -> None:

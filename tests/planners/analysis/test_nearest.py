@@ -47,7 +47,7 @@ def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     told = replace(planned, other_targets={"megatron": 1.25, "torch": 1.0})
     console.print(render(told, Scene.predicted(told)))
     words = " ".join(console.export_text().split())
-    assert "at most, by quick plans of these degrees: torch +0%, megatron +25%" in words
+    assert "at most, with these degrees: torch +0%, megatron +25%" in words
 
 
 def test_hosts_that_step_a_shared_table_do_not_run() -> None:

@@ -128,6 +128,23 @@ def test_changes_are_told_per_sequence() -> None:
     assert lines[1].startswith(f"What would help ({HOW}): twice the micro-batches: ")
 
 
+@pytest.mark.parametrize(
+    ("ratio", "effect"),
+    [
+        (0.95, "at least 5.0% faster per sequence"),
+        (0.985, "no difference beyond the search's own 2%"),
+        (1.015, "no difference beyond the search's own 2%"),
+        (1.05, "at most 5.0% slower per sequence"),
+    ],
+)
+def test_what_two_searches_may_differ_by_is_no_gain(ratio: float, effect: str) -> None:
+    plan, step = planned("dapple")
+    sequence = ratio * step / plan.degrees.global_batch
+    links = WhatIf(change="links twice as fast", lever=False, step_time=ratio * step, seconds_per_sequence=sequence)
+
+    assert [gain.effect for gain in gains(plan, step, (links,))] == [effect]
+
+
 def test_more_devices_are_told_last_and_what_hardly_helps_not() -> None:
     plan, _ = planned("dapple")
     seconds = {"the same job again": 10.0, "twice the devices": 5.0, "10% more memory": 9.0, "faster links": 9.9}

@@ -396,10 +396,10 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
 
 def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int) -> Iterator[str]:
     if pipeline == 1:
-        read.skip("distributed.pipeline.")
+        read.set_aside("distributed.pipeline.")
     for part in ("compile", "fp8"):
         if read.settings.get(f"{part}.enabled", False) is False:
-            read.skip(f"{part}.")
+            read.set_aside(f"{part}.")
     if options.lora and not read.flag("peft.match_all_linear", True):
         yield "peft.match_all_linear is off, and the prediction counts on adapters of all linear layers."
     if options.quantize and read.one_of("quantization.bnb_4bit_quant_type", "nf4", ("nf4", "fp4")) != "nf4":

@@ -197,7 +197,8 @@ imports.add(
     Importer(
         name="deepspeed", read_job=deepspeed, settings=read_config, file="ds_config.json", defaults=DEFAULTS,
         harmless=HARMLESS + trainer.HARMLESS, with_arguments=read_with_trainer, conflicts=conflicts, switches=switches,
-        converts=CONVERTS, marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
+        converts=CONVERTS, complete="bf16.* fp16.* zero_optimization.*",
+        marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
     ),
 )  # fmt: skip
 

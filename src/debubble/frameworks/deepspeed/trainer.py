@@ -13,6 +13,7 @@ from typing import Any
 from debubble.costs.step import MOMENTS
 from debubble.imports.command_line import CommandLine
 from debubble.imports.reader import SettingsReader
+from debubble.imports.unread import known_entries
 from debubble.ir import InputError
 from debubble.models import Model, named_model
 
@@ -48,6 +49,7 @@ def with_trainer(config: Mapping[str, Any], path: Path, given: CommandLine | Non
     if given is None:
         return settings
     filled = given.changed(settings)
+    sections = {name.partition(".")[0] for name in known_entries("deepspeed")}
     for name in given.changed({}):
         argument = name.replace("-", "_")
         if argument in _FILLED:
@@ -59,7 +61,7 @@ def with_trainer(config: Mapping[str, Any], path: Path, given: CommandLine | Non
                     " 'auto', or give the same."
                 )
             filled[entry] = value
-        elif f"--{argument}" in _OWN:
+        elif f"--{argument}" in _OWN or name.partition(".")[0] not in sections:
             filled[f"--{argument}"] = filled.pop(name)
     return filled
 

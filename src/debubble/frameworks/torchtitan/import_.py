@@ -217,6 +217,7 @@ imports.add(
     Importer(
         name="torchtitan", read_job=torchtitan, settings=read_recipe, file="plan.py", defaults=DEFAULTS,
         harmless=HARMLESS, switches=switches, with_arguments=with_command_line, of_pass=(LOCAL_BATCH_SIZE,),
+        complete="activation_checkpoint.* comm.* compile.* float8.* mx.* parallelism.* training.*",
         marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
     ),
 )  # fmt: skip
@@ -232,7 +233,7 @@ def _dtype(read: SettingsReader) -> str:
     if converted or read.flag("float8.enable_float8_linear"):
         return "fp8"
     for part in ("float8.", "mx.", "quantize."):
-        read.skip(part)
+        read.set_aside(part)
     return base
 
 
@@ -373,9 +374,9 @@ def _policy(read: SettingsReader) -> str:
     part = CHECKPOINTING
     said = [name for name in (f"{part}.mode", _OPTION) if name in read.settings]
     if not said and any(name.startswith(part) for name in read.settings) and read.path.suffix == ".json":
-        saved = (policy for name, policy in own.items() if f"{part}.{name}" in read.settings)
-        read.skip(part)
-        return next(saved, "none")
+        saved = [policy for name, policy in own.items() if read.get(f"{part}.{name}") is not None]
+        read.set_aside(f"{part}.")
+        return next(iter(saved), "none")
     mode = read.one_of(f"{part}.mode", "none", MODES)
     if mode != "selective":
         return mode

@@ -191,10 +191,11 @@ class Explanation:
 
     @property
     def reserve(self) -> int:
-        """Bytes that no plan may use of the fullest device, or of one with its limit."""
+        """Bytes that no plan may use of the fullest device, or of one with its limit; 0 if that is above its memory."""
         limit = self.plan.costs.limit_of(self.fullest)
         own = zip(self.cluster.types, self.cluster.memory_limits, strict=True)
-        return min((each.memory - most for each, most in own if most == limit), default=self.cluster.reserve)
+        left = (max(0, each.memory - most) for each, most in own if most == limit)
+        return min(left, default=self.cluster.reserve)
 
     @cached_property
     def causes(self) -> tuple[CauseSeconds, ...]:

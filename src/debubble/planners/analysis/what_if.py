@@ -175,7 +175,9 @@ class Gain:
 
 
 MIN_SHOWN_GAIN = 0.0005
-"""Share of a sequence's time below which a change is none."""
+"""Share of a sequence's time below which a change by quick plans is none."""
+NO_DIFFERENCE = f"no difference beyond the search's own {REMARK_SHARE:.0%}"
+"""The effect of a change where the steps of two searches differ no more than those of one problem with other seeds."""
 
 
 def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gain]:
@@ -197,8 +199,8 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
         much = f"{direction.format(f'{100 * abs(share):.1f}')} per sequence"
         if change.more_devices:
             much = _pace(share)
-        effect = much if abs(share) >= MIN_SHOWN_GAIN else "nothing faster was found"
-        return Gain(what_if=change, share=share, effect=effect)
+        is_told = change.quick or change.more_devices or abs(share) >= REMARK_SHARE
+        return Gain(what_if=change, share=share, effect=much if is_told else NO_DIFFERENCE)
 
     return list(map(gain, changes))
 

@@ -1,0 +1,90 @@
+"""Planners of the user's own, named as a file and a function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.ir import InputError, StageCosts
+from debubble.planners import FixedStages, Problem, from_file, planners
+from debubble.planners.from_file import named_planner
+from debubble.planners.process_pool import _Worker
+
+FILE = """
+import debubble as db
+from debubble.planners import planners
+from debubble.planners.registry import planner
+
+def plain(problem):
+    return planners["dapple"].find(problem)
+
+@planner("decorated-{stem}", paper="none", searches=True)
+def decorated(problem):
+    return plain(problem)
+
+def of_two(problem, more):
+    return plain(problem)
+
+def dapple(problem):
+    return plain(problem)
+"""
+CALL = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--json")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    stem = f"file{abs(hash(tmp_path))}"
+    path = tmp_path / f"{stem}.py"
+    path.write_text(FILE.replace("{stem}", stem))
+    monkeypatch.setattr(from_file, "NAMED", [])
+    before = dict(planners)
+    yield path
+    for name in [*planners]:
+        if name not in before:
+            del planners._members[name]
+
+
+def test_a_function_is_a_planner_of_its_name(file: Path) -> None:
+    assert [named_planner(f"{file}:plain") for _ in range(2)] == ["plain", "plain"]
+    assert "plain" in planners
+
+
+def test_a_decorated_planner_has_the_name_that_it_gives_itself(file: Path) -> None:
+    assert named_planner(f"{file}:decorated") == f"decorated-{file.stem}"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("of_two", "is no planner, which is a function of a Problem that returns a Solution"),
+        ("missing", "has no function 'missing'"),
+        ("dapple", "There is a planner 'dapple' already: give the function in .* another name"),
+    ],
+)
+def test_what_is_no_planner_is_refused(file: Path, function: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        named_planner(f"{file}:{function}")
+
+
+def test_plan_asks_a_planner_of_a_file(run: Any, file: Path) -> None:
+    own, dapple = (
+        json.loads(run(*CALL, "--micro-batches", "4", "--planner", planner)[1])
+        for planner in (f"{file}:plain", "dapple")
+    )
+
+    assert (own["planner"], own["step_time"]) == ("plain", dapple["step_time"])
+
+
+def test_other_processes_know_a_planner_of_a_file(file: Path) -> None:
+    costs = StageCosts.of(stages=2)
+    task = (named_planner(f"{file}:decorated"), Problem(workload=FixedStages(costs), devices=2, micro_batches=4))
+    worker = _Worker()
+    answer = worker.ask(task)
+    worker.close()
+
+    assert isinstance(answer, tuple)
+    assert answer[0].schedule.name == "1f1b"
