@@ -75,7 +75,7 @@ def safer_row(plan: Plan, scene: Scene) -> Iterator[str]:
 
 
 def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
-    """Phrases on assumed bandwidths of networks and PCIe links, which differ by board, unless a cluster file gives them."""
+    """Phrases on bandwidths of networks and PCIe links that are assumed, as no cluster file gives them."""
     if cluster is None or cluster.count == 1:
         return
     slowest = cluster.slowest
