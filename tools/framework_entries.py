@@ -82,6 +82,8 @@ SECTIONS = {
     "DeepSpeedZeroConfig": "zero_optimization.",
     "DeepSpeedZeroOffloadParamConfig": "zero_optimization.offload_param.",
     "DeepSpeedZeroOffloadOptimizerConfig": "zero_optimization.offload_optimizer.",
+    "DeepSpeedZeroLeafModuleConfig": "zero_optimization.leaf_module.",
+    "ZenFlowConfig": "zero_optimization.zenflow.",
     "DeepSpeedBF16Config": "bf16.",
     "DeepSpeedFP16Config": "fp16.",
 }
@@ -91,7 +93,8 @@ SECTIONS = {
 def deepspeed(folder: str) -> Iterator[str]:
     """The names in its constants, in what reads its sections and in its documentation, and the fields that decide."""
     runtime = "deepspeed/runtime"
-    for path in ("precision_config.py", "zero/config.py", "zero/offload_config.py"):
+    classes = "precision_config.py zero/config.py zero/offload_config.py zero/leaf_module_config.py"
+    for path in (*classes.split(), "zenflow/zenflow_config.py"):
         for name, own in fields(git(folder, "show", f"HEAD:{runtime}/{path}")).items():
             if name in SECTIONS:
                 yield from (SECTIONS[name] + entry for entry in own)

@@ -107,7 +107,12 @@ def test_entries_that_deepspeed_lacks_are_told(entry: dict[str, Any], name: str,
 
 
 @pytest.mark.parametrize(
-    "entry", [{"aio": {"block_size": 7}}, {"zero_optimization": {"stage": 1, "overlap_comm": True}}]
+    "entry",
+    [
+        {"aio": {"block_size": 7}},
+        {"zero_optimization": {"zenflow": {"topk_ratio": 0.2}}},
+        {"zero_optimization": {"stage": 1, "overlap_comm": True}},
+    ],
 )
 def test_entries_that_deepspeed_has_are_not_called_unknown(entry: dict[str, Any], tmp_path: Path) -> None:
     said = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)

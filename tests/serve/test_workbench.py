@@ -157,6 +157,11 @@ def test_a_trial_is_simulated_at_once(client: Client) -> None:
         ("trial", b'{"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": 99999}', "too many to follow"),
         ("search", b"[1]", "A form is one JSON object"),
         ("search", b'{"model": "", "cluster": "2xA100-80GB"}', "Choose a model and a cluster."),
+        (
+            "search",
+            b'{"model": "llama-tiny", "cluster": "2xA100-80GB", "planner": "mine.py:plan"}',
+            "There is no planner 'mine.py:plan'",
+        ),
         ("trial", b"[" * 100_000, "The form is wrong: it is nested too deeply"),
         ("search", b'{"model": "\xff"}', "The form is wrong: it is not a text file"),
         ("trial", b'{"micro_batches": ' + b"9" * 5000 + b"}", "The form is wrong: Integer value out of range"),
