@@ -299,9 +299,9 @@ def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
         return
     if why.compute_share >= COMPUTE_BOUND:
         yield f"computing ({why.compute_share:.1%} of the step)"
-        yield f"then {why.most}"
+        yield f"then {why.largest_cause}"
     else:
-        yield why.most
+        yield why.largest_cause
     changes = gains(plan, float(scene.step_time), plan.what_ifs)
     if not changes or any(not gain.what_if.more_devices for gain in helpful(changes)):
         yield f"shorter with {why.advice}"
