@@ -1,6 +1,6 @@
-"""The JSON objects that `--json` prints, as types: what each key is.
+"""Types of the JSON objects that `--json` prints, with descriptions of their keys.
 
-A key that is added leaves the version as it is; one that goes, or means something else, raises it.
+Added keys leave the schema version unchanged; removed keys and keys that change meaning increase it.
 """
 
 from __future__ import annotations
@@ -453,4 +453,4 @@ ANSWERS: dict[str, type[Struct]] = {
     "calibrate": CalibrateAnswer,
     "reproduce": ReproduceAnswer,
 }
-"""Command -> what its `--json` prints."""
+"""Type of the `--json` output, by command."""

@@ -1,7 +1,7 @@
-"""The typer application, what commands that run models begin with, and what happens to errors.
+"""The typer application, its entry point, and the handling of errors.
 
-Exit 0: done; 1: the work failed or the plan is infeasible; 2: the call or its input is wrong.  No traceback reaches
-the user for anything that debubble itself raises.
+Exit codes are 0 for success, 1 if the work failed or the plan is infeasible, and 2 for a wrong call or input.  Errors
+that debubble raises print no traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from debubble.interrupts import INTERRUPTED, SENTENCE
 
 
 class App(typer.Typer):
-    """The application; every command of it has its help in sections."""
+    """The application; all of its commands have help in sections."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Add a command, as typer does."""
@@ -36,11 +36,11 @@ class App(typer.Typer):
 
 
 def options_of(commands: Sequence[str]) -> set[str]:
-    """The names of the options of these commands, without their dashes."""
+    """The option names of these commands, without dashes."""
     for name in commands:
         importlib.import_module(f"debubble.cli.{name}")
     known: Any = typer.main.get_group(app).commands
-    options = (option for name in commands for each in known[name].params for option in each.opts)
+    options = (option for name in commands for parameter in known[name].params for option in parameter.opts)
     return {option.removeprefix("--") for option in options if option.startswith("--")}
 
 
@@ -56,8 +56,8 @@ app = App(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"debubble {__version__}")
         raise typer.Exit
 
@@ -72,7 +72,7 @@ def _root(
 
 
 def with_all_commands() -> App:
-    """The application, once every module next to this one has added its command."""
+    """The application after importing the modules of all commands."""
     import debubble.cli
 
     for module in pkgutil.iter_modules(debubble.cli.__path__):
@@ -81,12 +81,12 @@ def with_all_commands() -> App:
 
 
 def with_command(name: str | None) -> App:
-    """The application with the command of this name alone, which loads sooner; with all of them if there is none."""
+    """The application with only the command of this name, to start faster; with all commands if it is unknown."""
     module = f"debubble.cli.{name}" + "_" * (name in keyword.kwlist)
     if name is None or not name.isidentifier() or find_spec(module) is None:
         return with_all_commands()
     importlib.import_module(module)
-    known = {each.name or getattr(each.callback, "__name__", "") for each in app.registered_commands}
+    known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     return app if name in known else with_all_commands()
 
 
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def _wrapped(message: str) -> str:
-    """A message of several lines at the width of other answers; one of a single line stays whole."""
+    """Wrap a message of several lines at the console's width; a single line is returned unchanged."""
     if "\n" not in message:
         return message
     from debubble.cli.output import log
@@ -133,7 +133,7 @@ def _wrapped(message: str) -> str:
 
 
 def _make_streams_robust() -> None:
-    """Show `?` for characters that the terminal's encoding lacks, and drop what a closed stream cannot take."""
+    """Replace characters that the streams' encoding lacks by `?`, and closed streams by the null device."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller
@@ -143,14 +143,14 @@ def _make_streams_robust() -> None:
 
 
 def _log_to_standard_error() -> None:
-    """Show what the package logs, such as that it compiles."""
+    """Show the package's log messages, such as those on compilation."""
     logger = logging.getLogger("debubble")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.INFO)
 
 
 def _flush() -> None:
-    """Write what standard output still holds; raises OSError if it takes no more, and then drops the rest."""
+    """Flush standard output; if that raises OSError, drop its buffer."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""`debubble calibrate`: predictions that a measured run of one's own corrects."""
+"""`debubble calibrate`: corrections of predictions by a measured run."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def calibrate(
         step=read.step if step is None else step,
         memory=read.memory if size is None else size,
     )
-    found = calibrated(
+    calibration = calibrated(
         ran, figures, cluster=None if cluster is None else Cluster.parse(cluster), date=date.today().isoformat()
     )
-    sentences = [*found.sentences()]
-    if (limit := found.cluster.to_dict().get("memory_limit")) is not None:
+    sentences = [*calibration.sentences()]
+    if (limit := calibration.cluster.to_dict().get("memory_limit")) is not None:
         sentences.append(f"The file has the memory limit of the plan that ran too: {limit}.")
-    found.cluster.save(output, notes=["Written by `debubble calibrate`.", *sentences])
+    calibration.cluster.save(output, notes=["Written by `debubble calibrate`.", *sentences])
     log().print(f"The cluster is in {output}: give it with --cluster {output}.", soft_wrap=True)
     if json:
-        answers = {what: {"ratio": figure.ratio, **vars(figure)} for what, figure in found.figures.items()}
-        print_answer(output=str(output), run=found.run, replaced=found.replaced, figures=answers)
+        answers = {name: {"ratio": figure.ratio, **vars(figure)} for name, figure in calibration.figures.items()}
+        print_answer(output=str(output), run=calibration.run, replaced=calibration.replaced, figures=answers)
         return
     for sentence in sentences:
         print_wrapped(sentence)

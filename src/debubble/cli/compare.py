@@ -1,4 +1,4 @@
-"""`debubble compare`: a plan against what was measured."""
+"""`debubble compare`: a plan compared with its measured run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compare(
 
 
 def _other_file(trace: Path, plan: Path, ran: Plan) -> str | None:
-    """A sentence on another plan, or another framework's log or trace; None: it is none of them."""
+    """A sentence if the trace is a plan or another framework's log or trace; else None."""
     from debubble.imports.logs import read_figures
     from debubble.ir import InputError
     from debubble.plans import Plan

@@ -1,4 +1,4 @@
-"""`debubble export`: a plan for another framework, with a report of what that cannot express."""
+"""`debubble export`: a plan as another framework's configuration, with a report of losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def export(
         str,
         name_option(
             export_names,
-            what="framework",
+            noun="framework",
             help="torch, torchtitan, automodel, megatron, primus, deepspeed or mindformers; see docs/exports.md.",
         ),
     ],

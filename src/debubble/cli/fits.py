@@ -1,4 +1,4 @@
-"""`debubble fits`: memory by part for the degrees and ZeRO levels, without planning."""
+"""`debubble fits`: memory by part for degrees and ZeRO levels, without planning."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def fits(
     run: o.ModelRun,
     global_batch: Annotated[
         int | None,
-        typer.Option(help="Sequences per step (default: as many as fill every pipeline).", rich_help_panel=o.QUESTION),
+        typer.Option(help="Sequences per step (default: as many as fill every pipeline).", rich_help_panel=o.PLANNING),
     ] = None,
     micro_batches: Annotated[
         int | None,
         typer.Option(
-            help="Micro-batches per pipeline and step (default: what the batch makes).", rich_help_panel=o.QUESTION
+            help="Micro-batches per pipeline and step (default: what the batch makes).", rich_help_panel=o.PLANNING
         ),
     ] = None,
     target: Annotated[
@@ -41,8 +41,8 @@ def fits(
         name_option(
             framework_names,
             "--for",
-            what="framework",
-            section=o.QUESTION,
+            noun="framework",
+            section=o.PLANNING,
             help="Only the choices that this framework has, with its memory: megatron, torchtitan, deepspeed, ...",
         ),
     ] = None,
@@ -73,9 +73,9 @@ def fits(
     choices = choices_for(target=target)
     remark = as_trained(priced, RunOptions(**run.settings)).remark
     remarks = [*([] if remark is None else [remark]), *devices.remarks]
-    if target is None and all(each.fits == "no" for each in choices):
+    if target is None and all(choice.fits == "no" for choice in choices):
         with suppress(InputError):  # the framework may not have the job's options
-            remarks += _elsewhere(choices_for(target=OF_UNITS))
+            remarks += _remarks_on_fsdp(choices_for(target=OF_UNITS))
     if json:
         print_answer(reserve=devices.reserve, footprints=list(map(_row, choices)), remarks=remarks)
     else:
@@ -83,20 +83,20 @@ def fits(
         console().print(render_footprints(shown, reserve=devices.reserve, left_out=len(choices) - len(shown)))
         for remark in remarks:
             console().print(remark)
-    if all(each.fits == "no" for each in choices):
+    if all(choice.fits == "no" for choice in choices):
         raise typer.Exit(InfeasibleError.exit_code)
 
 
-def _elsewhere(choices: Sequence[Footprint]) -> Iterator[str]:
-    """A sentence on the choices that fit in a framework that gathers a layer at a time, if any do."""
+def _remarks_on_fsdp(choices: Sequence[Footprint]) -> Iterator[str]:
+    """A sentence on choices that fit in a framework that gathers one layer at a time, if any do."""
     from debubble.planners.degrees.remedies import option_words
     from debubble.planners.degrees.usual import OF_UNITS
 
-    fitting = [each for each in choices if each.fits != "no"]
+    fitting = [choice for choice in choices if choice.fits != "no"]
     if fitting:
-        least = min(fitting, key=lambda each: each.recomputed.total)
+        smallest = min(fitting, key=lambda choice: choice.recomputed.total)
         yield (
-            f"With --for {OF_UNITS} {len(fitting)} of {len(choices)} choices fit, as {option_words(least.degrees)}:"
+            f"With --for {OF_UNITS} {len(fitting)} of {len(choices)} choices fit, as {option_words(smallest.degrees)}:"
             " it gathers less at a time than debubble's runtime."
         )
 

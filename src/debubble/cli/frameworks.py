@@ -1,4 +1,4 @@
-"""`debubble frameworks`: the frameworks whose kernels and overlaps can be priced."""
+"""`debubble frameworks`: frameworks with cost models of kernels and overlaps."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def frameworks(json: Json = False) -> None:
     table.add_column(overflow="fold")
     for name, versions in FRAMEWORKS.items():
         for version, traits in versions.items():
-            own = {trait: value for trait, value in asdict(traits).items() if value != usual[trait]}
-            table.add_row(f" {name}@{version}", _words(own))
+            different = {trait: value for trait, value in asdict(traits).items() if value != usual[trait]}
+            table.add_row(f" {name}@{version}", _words(different))
     usually = Table.grid()
     usually.add_column(overflow="fold")
     usually.add_row("Every other trait is as it is without --framework, which prices no launches by the host:")

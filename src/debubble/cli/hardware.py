@@ -1,4 +1,4 @@
-"""`debubble hardware`: the devices that are known by name."""
+"""`debubble hardware`: devices that are known by name."""
 
 from __future__ import annotations
 

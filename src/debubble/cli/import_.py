@@ -1,4 +1,4 @@
-"""`debubble import`: another framework's configuration, simulated as it is and planned again."""
+"""`debubble import`: another framework's configuration, simulated as it is and replanned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.job_file import save_job
 from debubble.cli.names import (
-    OWN_PLANNER,
+    PLANNER_LOADER,
     cluster_completion,
     completion,
     dtype_names,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts(o.OptionGroup):
-    """The devices of a job, and what its configuration may leave open."""
+    """The devices of a job, and settings that its configuration may lack."""
 
     section: ClassVar[str] = "The job"
 
@@ -48,7 +48,7 @@ class JobFacts(o.OptionGroup):
     pipeline: int | None = o.option("Pipeline devices, where it does not say.")
     sequence_length: int | None = o.option("Tokens per sequence, where it does not say.")
     micro_batches: int | None = o.option("Micro-batches per step, where it does not say.")
-    dtype: str | None = o.option("Dtype of computing, in place of its own.", names=dtype_names, what="dtype")
+    dtype: str | None = o.option("Dtype of computing, in place of its own.", names=dtype_names, noun="dtype")
     lora: int | None = o.option("Rank of LoRA adapters, in place of the configuration's (0: the whole model).")
     quantize: str | None = o.option("Format of the frozen weights beside adapters: nf4 or nf4-dq.")
     recompute: str | None = o.option(
@@ -63,7 +63,7 @@ class JobFacts(o.OptionGroup):
     )
 
     def read(self) -> UserFacts:
-        """The facts for an importer; raises InputError if the cluster is missing, or it or the model is unknown."""
+        """Parse the facts for an importer.  Raises InputError if the cluster is missing or a name is unknown."""
         from debubble.imports.registry import UserFacts
         from debubble.models import named_model
 
@@ -80,7 +80,7 @@ class JobFacts(o.OptionGroup):
 @with_delayed_message("Reading the job and planning it again")
 def import_(
     target: Annotated[
-        str, name_argument(import_names, what="framework", help="The framework, such as megatron; see docs/imports.md.")
+        str, name_argument(import_names, noun="framework", help="The framework, such as megatron; see docs/imports.md.")
     ],
     file: Annotated[Path, typer.Argument(help="Its configuration.", metavar="FILE")],
     *,
@@ -90,7 +90,7 @@ def import_(
     ] = False,
     planner: Annotated[
         str,
-        name_option(planner_names, what="planner", own=OWN_PLANNER, help="A planner's name; see `planners`."),
+        name_option(planner_names, noun="planner", loader=PLANNER_LOADER, help="A planner's name; see `planners`."),
     ] = "auto",
     search: o.SearchLimits,
     output: Annotated[
@@ -110,19 +110,19 @@ def import_(
 
     raise_gc_threshold()
     check_writable(output)
-    importer, given = imports[target], facts.read()
+    importer, user_facts = imports[target], facts.read()
     settings = importer.read(file, facts.args)
-    job = importer.job(settings, file, given)
-    yours = job.plan(given.cluster)
+    job = importer.job(settings, file, user_facts)
+    yours = job.plan(user_facts.cluster)
     if as_it_is:
         comparison, best = JobComparison(yours=Figures.from_plan(yours), planned=None), yours
     else:
         with log().status("Planning again ...") as status:
-            again = partial(
+            replan = partial(
                 plan_again, yours, degrees=degrees, planner=planner, progress=SearchProgress(status), **asdict(search)
             )
-            comparison, best = compare(importer, settings, yours, again)
-    comparison = replace(comparison, advice=setting_advice(importer, settings, file, given, yours))
+            comparison, best = compare(importer, settings, yours, replan)
+    comparison = replace(comparison, advice=setting_advice(importer, settings, file, user_facts, yours))
     if output is not None:
         _save(yours, best if comparison.yours.fits or best is not yours or as_it_is else None, output)
     warnings = job.all_warnings(peak=comparison.yours.peak_memory, limit=comparison.yours.memory_limit)
@@ -138,14 +138,14 @@ def import_(
 
 
 def _save(yours: Plan, best: Plan | None, output: Path) -> None:
-    """Write the job, or its best plan if there is one that fits, and say what is written."""
+    """Write the job file, or the best plan if one fits, and print what is written."""
     if output.suffix == ".toml":
         save_job(yours, output)
         log().print(f"The job is in {output}: `debubble plan {output}`.", soft_wrap=True)
     elif best is not None:
         best.save(output)
-        what = "The job's own plan" if best is yours else "The faster plan"
-        log().print(f"{what} is in {output}.", soft_wrap=True)
+        kind = "The job's own plan" if best is yours else "The faster plan"
+        log().print(f"{kind} is in {output}.", soft_wrap=True)
     else:
         log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)
 
@@ -153,7 +153,7 @@ def _save(yours: Plan, best: Plan | None, output: Path) -> None:
 def _show(
     job: ImportedJob, yours: Plan, comparison: JobComparison, *, warnings: Sequence[str], own_degrees: bool
 ) -> None:
-    """Print what the job is and takes, what would help it, and what of it is not in the prediction."""
+    """Print the job's settings and prediction, what would help, and entries that are not predicted."""
     from debubble.costs.calibration import calibration_words
     from debubble.imports.comparison import recomputation_words
     from debubble.imports.unread import MAX_FREE_NAMES

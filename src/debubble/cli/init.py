@@ -11,7 +11,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import console
-from debubble.cli.plan_options import Question
+from debubble.cli.plan_options import PlanOptions
 from debubble.files import check_writable, write_whole
 from debubble.ir import InputError
 
@@ -39,7 +39,7 @@ def init(
     if file.exists():
         raise InputError(f"{file} is there already: name another file, or remove it.")
     check_writable(file)
-    given: dict[str, Any] = dict(
+    entries: dict[str, Any] = dict(
         model=model, cluster=cluster, global_batch=global_batch, sequence_length=sequence_length,
         **({"lora": lora} if lora else {}),
     )  # fmt: skip
@@ -49,27 +49,24 @@ def init(
         "global_batch": "Sequences per step: degrees, ZeRO and micro-batches that are not given are searched.",
     }
     notes["profile"] = "Measured units (`debubble profile`), with micro_batches in place of global_batch."
-    others = dict.fromkeys(name for name in notes if name not in given)
-    write_whole(file, job_text({**given, **others}, notes).encode())
+    unset = dict.fromkeys(name for name in notes if name not in entries)
+    write_whole(file, job_text({**entries, **unset}, notes).encode())
     console().print(f"Wrote {file}: edit it, then `debubble plan {file}`.", soft_wrap=True)
 
 
 PLAN_ENTRIES = ("micro_batches", "memory_limit", "target", "effort")
-"""Further options of `plan` that a new job file names."""
-
-
-def _as_toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+"""Options of `plan` that a new job file lists."""
 
 
 def _notes() -> dict[str, str]:
-    """The help of every option of a model's run, and of some of `plan`, by the name of its entry."""
-    found = {}
-    for group in (o.ModelRun, Question, o.SearchLimits):
+    """Help texts by job file entry, of all options of a model's run and some of `plan`."""
+    notes = {}
+    for group in (o.ModelRun, PlanOptions, o.SearchLimits):
         types = get_type_hints(group, include_extras=True)
         for f in fields(group):
             if group is o.ModelRun or f.name in PLAN_ENTRIES:
                 declared = f.metadata.get("option") or types[f.name].__metadata__[0]
-                default = "" if f.default in (None, "", False) else f" (default: {_as_toml(f.default)})"
-                found["for" if f.name == "target" else f.name] = f"{declared.help}{default}"
-    return found
+                value = str(f.default).lower() if isinstance(f.default, bool) else str(f.default)
+                default = "" if f.default in (None, "", False) else f" (default: {value})"
+                notes["for" if f.name == "target" else f.name] = f"{declared.help}{default}"
+    return notes

@@ -1,4 +1,4 @@
-"""`debubble models`: the models that are known by name."""
+"""`debubble models`: models that are known by name."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def models(
     )
     for name, m in listed.items():
         if m.vision is not None:
-            tower, own = m.vision.tower, m.vision.parameters
-            sizes = f"{(m.parameters - own) / 1e9:.1f} B", m.vision.kind, f"{own / 1e9:.2f} B"
+            tower, tower_parameters = m.vision.tower, m.vision.parameters
+            sizes = f"{(m.parameters - tower_parameters) / 1e9:.1f} B", m.vision.kind, f"{tower_parameters / 1e9:.2f} B"
             towers.add_row(name, m.language, *sizes, str(tower.layers), str(tower.hidden))
     console().print(towers)
 
 
 def _vision(vision: VisionTower) -> dict[str, Any]:
-    """The answer's entries on a vision tower."""
+    """The JSON entries of a vision tower."""
     tower = vision.tower
     return {
         "kind": vision.kind, "parameters": vision.parameters, "layers": tower.layers, "hidden": tower.hidden,

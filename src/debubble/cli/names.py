@@ -1,4 +1,4 @@
-"""Arguments and options that take a name: itself or a beginning that only one name has, completion by the shell."""
+"""Arguments and options that take registered names, or unique prefixes of them, with shell completion."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ from debubble.errors import InputError
 from debubble.registry import full_name
 
 Names = Callable[[], Iterable[str]]
-"""The names that there are, which are looked up when they are needed."""
+"""A function that looks up the known names when they are needed."""
 
 
 def name_option(
     names: Names,
     *declarations: str,
-    what: str,
+    noun: str,
     help: str,
     metavar: str | None = None,
     several: bool = False,
     section: str | None = None,
-    own: str | None = None,
+    loader: str | None = None,
 ) -> Any:
-    """An option that takes one of these names.
+    """Declare an option that takes one of these names.
 
     Args:
-        names: Those that there are.
-        declarations: The option's own names, if they are not its parameter's.
-        what: The word for one of them, in errors.
-        help: What the help says.
-        metavar: How the help writes its value.
-        several: Whether it takes a list too, each name with a number or not, as `1f1b,interleaved:4`.
-        section: The section of the help in which it stands.
-        own: The function, `module:attribute`, that names one of the user's own (None: there are none).
+        names: The known names.
+        declarations: The option's names, if they differ from the parameter's.
+        noun: The word for such a name in errors.
+        help: The help text.
+        metavar: The name of the value in the help.
+        several: Whether it takes lists of names, optionally with numbers, as `1f1b,interleaved:4`.
+        section: The option's section of the help.
+        loader: The function, `module:attribute`, that registers an entry of a user's file; None: not supported.
     """
-    taken = _one_of(names, what, several=several, own=own)
+    taken = _one_of(names, noun, several=several, loader=loader)
     return typer.Option(*declarations, help=help, metavar=metavar, rich_help_panel=section, **taken)
 
 
-def name_argument(names: Names, *, what: str, help: str, metavar: str | None = None) -> Any:
-    """An argument that takes one of these names; see `name_option`."""
+def name_argument(names: Names, *, noun: str, help: str, metavar: str | None = None) -> Any:
+    """Declare an argument that takes one of these names; see `name_option`."""
 
     def read(value: str) -> str:
         try:
-            return full_name(value, names(), what=what)
+            return full_name(value, names(), what=noun)
         except InputError as error:
             if not Path(value).is_file():
                 raise
             known = ", ".join(sorted(names()))
-            raise InputError(f"{value} is a file: give the {what} before it, one of {known}.") from error
+            raise InputError(f"{value} is a file: give the {noun} before it, one of {known}.") from error
 
     return typer.Argument(help=help, metavar=metavar, callback=read, autocompletion=completion(names))
 
 
-def _one_of(names: Names, what: str, *, several: bool = False, own: str | None = None) -> dict[str, Any]:
-    """Parser and completion of a value, read as the name that it is or begins (None: it was not given)."""
+def _one_of(names: Names, noun: str, *, several: bool = False, loader: str | None = None) -> dict[str, Any]:
+    """The parser, which resolves prefixes of names, and the completion of a value."""
 
     def read(value: str | None) -> str | None:
         if value is None:
             return None
-        name_of_own: Callable[[str], str] = str if own is None else resolve_name(f"debubble.{own}")
+        load: Callable[[str], str] = str if loader is None else resolve_name(f"debubble.{loader}")
         if not several:
-            return full_name(name_of_own(value), names(), what=what)
-        parts = [name_of_own(part.strip()).partition(":") for part in value.split(",")]
-        return ",".join(f"{full_name(name.strip(), names(), what=what)}{colon}{n}" for name, colon, n in parts)
+            return full_name(load(value), names(), what=noun)
+        entries = [load(entry.strip()).partition(":") for entry in value.split(",")]
+        return ",".join(f"{full_name(name.strip(), names(), what=noun)}{colon}{n}" for name, colon, n in entries)
 
     return {"callback": read, "autocompletion": completion(names)}
 
 
 def completion(names: Names) -> Callable[[str], list[str]]:
-    """The completion of a shell: the names that begin with what was typed."""
+    """Make the shell completion: names that begin with the typed text."""
 
     def complete(incomplete: str) -> list[str]:
         return sorted(name for name in names() if name.startswith(incomplete))
@@ -83,7 +83,7 @@ def completion(names: Names) -> Callable[[str], list[str]]:
 
 
 def names_in(place: str) -> Names:
-    """The names in a mapping, `module:attribute`, which is imported when they are needed."""
+    """Make a function that imports a mapping, `module:attribute`, and returns its names."""
     return lambda: resolve_name(f"debubble.{place}")
 
 
@@ -91,8 +91,8 @@ model_names = names_in("models:models")
 optimizer_names = names_in("costs.step:MOMENTS")
 dtype_names = names_in("costs.devices.speed:ELEMENT")
 planner_names = names_in("planners:planners")
-OWN_PLANNER = "planners.from_file:named_planner"
-"""The function that names a planner of the user's own."""
+PLANNER_LOADER = "planners.from_file:named_planner"
+"""The function that registers a planner from a user's file."""
 schedule_names = names_in("schedules:schedules")
 export_names = names_in("exports:exports")
 import_names = names_in("imports:imports")
@@ -104,7 +104,7 @@ answer_names = names_in("cli.answers:ANSWERS")
 
 
 def learning_rate_names() -> Iterable[str]:
-    """Names of the ways in which the learning rate continues after the warm-up."""
+    """Names of the learning-rate schedules after the warm-up."""
     require_torch()
     from debubble.training.optimizer import SCHEDULES
 
@@ -112,26 +112,26 @@ def learning_rate_names() -> Iterable[str]:
 
 
 def report_names() -> Iterable[str]:
-    """Papers whose tables are computed, and all of them."""
+    """Names of papers with reports, and `all`."""
     from debubble.papers.registry import papers
 
     return [*papers, "all"]
 
 
 def cluster_completion(incomplete: str) -> list[str]:
-    """The completion of a cluster: known devices, after the number and the `x` that were typed."""
+    """Complete a cluster's device after its count and `x`."""
     from debubble.costs import hardware
 
     number, times, _ = incomplete.rpartition("x")
     return completion(lambda: (f"{number or 8}{times or 'x'}{name}" for name in hardware))(incomplete)
 
 
-Theme = Annotated[str, name_option(theme_names, what="theme", help="Colours of the pictures: light or dark.")]
+Theme = Annotated[str, name_option(theme_names, noun="theme", help="Colours of the pictures: light or dark.")]
 Size = Annotated[
     str,
     name_option(
         size_names,
-        what="size",
+        noun="size",
         help="Width and fonts of the pictures: slide, page (both columns of a paper) or column.",
     ),
 ]

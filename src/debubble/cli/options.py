@@ -1,4 +1,4 @@
-"""Options that mean the same on every command."""
+"""Options and option groups that several commands share."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
 Dtype = Annotated[
-    str, name_option(dtype_names, what="dtype", help="bf16, fp16, fp32, or of linear layers alone: fp8, mxfp8, nvfp4.")
+    str, name_option(dtype_names, noun="dtype", help="bf16, fp16, fp32, or of linear layers alone: fp8, mxfp8, nvfp4.")
 ]
-QUESTION, GIVEN, OUTPUT = "What is asked", "Costs instead of a MODEL", "Output"
-"""Titles of sections of the help."""
+PLANNING, COSTS, OUTPUT = "What is asked", "Costs instead of a MODEL", "Output"
+"""Section titles of the help."""
 
-Chunks = Annotated[int | None, typer.Option(help="Stages per device.", rich_help_panel=QUESTION)]
+Chunks = Annotated[int | None, typer.Option(help="Stages per device.", rich_help_panel=PLANNING)]
 MemoryLimit = Annotated[
     str | None,
     typer.Option(
         help="Per device: bytes, with a unit such as 20GiB, or its share such as 70%; abstract with --costs.",
-        rich_help_panel=QUESTION,
+        rich_help_panel=PLANNING,
     ),
 ]
-Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with abstract costs.", rich_help_panel=GIVEN)]
-Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.", rich_help_panel=GIVEN)]
-UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.", rich_help_panel=GIVEN)]
+Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with abstract costs.", rich_help_panel=COSTS)]
+Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.", rich_help_panel=COSTS)]
+UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.", rich_help_panel=COSTS)]
 _MODEL = typer.Argument(
     metavar="MODEL",
     help="A built-in name, a config.json, a folder with one, or a job file (see `init`).",
@@ -62,7 +62,7 @@ CLUSTER = "Devices, as NxNAME (8xA100-80GB), nodes of them (2x4xL40S-48GB) or a 
 
 
 def parse_cluster(text: str | None) -> Cluster:
-    """The devices of --cluster; raises InputError if they are missing or unknown."""
+    """Parse --cluster.  Raises InputError if it is missing or unknown."""
     from debubble.costs import Cluster
 
     if text is None:
@@ -71,14 +71,14 @@ def parse_cluster(text: str | None) -> Cluster:
 
 
 def refuse_without_model(name: str) -> NoReturn:
-    """Raise the InputError for an option that only a model has."""
+    """Raise the InputError for an option that needs a model."""
     option = f"--{name.replace('_', '-')}"
     raise InputError(f"{option} is an option of a MODEL on a --cluster; leave it out here.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionGroup:
-    """Options that stand together in the help, one for each field."""
+    """Options of a section of the help, one per field."""
 
     section: ClassVar[str]
 
@@ -94,44 +94,44 @@ COUNTS = frozenset(DEGREES) - {"zero"} | {
     "micro_batches",
     "chunks",
 }
-"""Options whose values are counts, of at least one."""
+"""Options whose values are counts, which must be at least 1."""
 
 
 def check_counts(**values: Any) -> None:
-    """Refuse counts below 1 among the values of these options; raises InputError, which names the option."""
+    """Raise InputError, which names the option, for a count below 1 among these values."""
     check_at_least_one(**{name: values[name] for name in COUNTS & values.keys()})
 
 
 def option(
-    help: str, *declarations: str, default: Any = None, names: Names | None = None, what: str = "", **settings: Any
+    help: str, *declarations: str, default: Any = None, names: Names | None = None, noun: str = "", **settings: Any
 ) -> Any:
-    """A field of an OptionGroup.
+    """Declare a field of an OptionGroup.
 
     Args:
-        help: What the help says.
-        declarations: The option's own names, if they are not its field's.
-        default: Its value where it is not given.
-        names: The names that it takes, if it takes names.
-        what: The word for one of them, in errors.
+        help: The help text.
+        declarations: The option's names, if they differ from the field's.
+        default: The default value.
+        names: The names that the option accepts; None: any value.
+        noun: The word for such a name in errors.
         settings: Further arguments of `typer.Option`.
     """
     if names is None:
         declared = typer.Option(*declarations, help=help, **settings)
     else:
-        declared = name_option(names, *declarations, what=what, help=help, **settings)
+        declared = name_option(names, *declarations, noun=noun, help=help, **settings)
     return field(default=default, metadata={"option": declared})
 
 
 def flag(help: str) -> Any:
-    """A field of an OptionGroup that is True if its option is given, which has no value."""
+    """Declare a field of an OptionGroup that is a flag without a value."""
     return option(help, default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRun(OptionGroup):
-    """Options of the run of a model, the same on every command that takes one.
+    """Options of a model's run, for all commands that take a model.
 
-    Degrees are None where they are left open, for the command to choose.
+    Degrees are None if unset; the command then chooses them.
     """
 
     section: ClassVar[str] = "The run of the MODEL"
@@ -150,14 +150,14 @@ class ModelRun(OptionGroup):
     freeze: str | None = option(
         "vision: the vision tower is frozen, as it always is beside --lora.",
         names=lambda: ("vision",),
-        what="part to freeze",
+        noun="part to freeze",
     )
     slices: int | None = option("Slices of every sequence, which pass the pipeline one after the other.")
     optimizer: str = option(
         "Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",
         names=optimizer_names,
         default="adamw",
-        what="optimizer",
+        noun="optimizer",
     )
     zero: int | None = option("ZeRO level over the data- and context-parallel ranks.", min=0, max=3)
     dtype: Dtype = "bf16"
@@ -201,38 +201,34 @@ class ModelRun(OptionGroup):
 
     @property
     def degrees(self) -> dict[str, Any]:
-        """The degrees that were given, the pipeline's and the size of a micro-batch among them."""
+        """The degrees that are set, including the pipeline's and the micro-batch size."""
         return {name: value for name in DEGREES if (value := getattr(self, name)) is not None}
 
     @property
     def run_options(self) -> RunOptions:
-        """The RunOptions of these options; degrees that are left open have their default."""
+        """The RunOptions of these options, with defaults for unset degrees."""
         degrees = {name: value for name, value in self.degrees.items() if name != "pipeline"}
         return RunOptions(**degrees, **self.settings)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The entries of RunOptions that are no degrees."""
+        """The entries of RunOptions other than degrees."""
         return {f.name: getattr(self, f.name) for f in fields(RunOptions) if f.name not in DEGREES}
 
-    def refuse_given(self) -> None:
-        """Refuse options of a model's run where no model is run; post-validation has a meaning without one.
-
-        Raises:
-            InputError: With the first option that was given.
-        """
+    def refuse_options(self) -> None:
+        """Raise InputError for the first set option that needs a model, which post-validation does not."""
         for f in fields(self):
             if f.name != "post_validation" and getattr(self, f.name) != f.default:
                 refuse_without_model(f.name)
 
     def require_cluster(self) -> Cluster:
-        """The devices; raises InputError if they are missing or unknown."""
+        """Parse --cluster.  Raises InputError if it is missing or unknown."""
         return parse_cluster(self.cluster)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLimits(OptionGroup):
-    """Options of planners that search."""
+    """Options that limit a planner's search."""
 
     section: ClassVar[str] = "The search"
 
@@ -248,10 +244,10 @@ class SearchLimits(OptionGroup):
     )
     seed: int = option("Seed of the search.", default=0)
 
-    def leaving(self, seconds: float) -> SearchLimits:
-        """The limits with a deadline that leaves so many seconds, at most half of it, for what surrounds the search.
+    def reserving(self, seconds: float) -> SearchLimits:
+        """The limits with a deadline reduced by these seconds, or by half if that is less.
 
-        Raises InputError for a deadline of no time.
+        Raises InputError for a deadline that is not above 0.
         """
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"The deadline must be a number of seconds above 0, not {self.deadline:g}.")
@@ -261,7 +257,7 @@ class SearchLimits(OptionGroup):
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer reads it: a parameter whose type is a dataclass becomes one option per field."""
+    """Decorate a command for typer: parameters that are OptionGroups become an option per field."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {n: hint for n, hint in hints.items() if is_dataclass(hint) and hasattr(hint, "section")}
     parameters: list[Parameter] = []
@@ -271,7 +267,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
             for f in fields(groups[name]):
                 declared = _declared(f, types[f.name])
                 declared.rich_help_panel = groups[name].section
-                # Typer adds a --no-NAME, which what is off by default has no use for.
+                # Keeps typer from adding --no-NAME, which is useless for flags that are off by default.
                 if types[f.name] is bool and f.default is False and not declared.param_decls:
                     declared.param_decls = (f"--{f.name.replace('_', '-')}",)
                 type_: Any = Annotated[getattr(types[f.name], "__origin__", types[f.name]), declared]
@@ -291,14 +287,14 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _declared(field: Field[Any], hint: Any) -> Any:
-    """The option of a field; a copy, as another command may have the same option in another section."""
+    """The option of a field, copied since other commands may show it in another section."""
     if "help" in field.metadata:
         return typer.Option(*field.metadata["declarations"], help=field.metadata["help"], min=field.metadata["min"])
     return copy(field.metadata["option"] if field.metadata else hint.__metadata__[0])
 
 
 def with_memory_limit(cluster: Cluster, text: str | None) -> Cluster:
-    """The cluster under --memory-limit; raises InputError for more than any of its devices has."""
+    """Apply --memory-limit to a cluster.  Raises InputError if it exceeds the memory of all its devices."""
     if text is None:
         return cluster
     limited, largest = cluster.with_limit(text), max(cluster.types, key=lambda type_: type_.memory)
@@ -309,7 +305,7 @@ def with_memory_limit(cluster: Cluster, text: str | None) -> Cluster:
 
 
 def required_devices(devices: int | None, *, otherwise: str = "") -> int:
-    """The pipeline devices of abstract costs; raises InputError, which says what `otherwise` to give, without them."""
+    """The pipeline devices of abstract costs.  Raises InputError, with the alternative `otherwise`, if unset."""
     if devices is None:
         raise InputError(f"Give the number of pipeline devices with --devices P{otherwise}.")
     if devices < 1:
@@ -318,7 +314,7 @@ def required_devices(devices: int | None, *, otherwise: str = "") -> int:
 
 
 def abstract_limit(text: str | None) -> float | int | None:
-    """A memory limit in the costs' own unit; whole numbers stay whole."""
+    """Parse a memory limit in the unit of abstract costs, as int if it is whole."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Standard output: rich tables for people, or one JSON object; progress and everything else goes to standard error."""
+"""Output: results as tables or JSON on standard output; progress and remarks on standard error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Json = Annotated[
 
 
 def console() -> Console:
-    """The console of results that people read."""
+    """The console of results."""
     return Console(highlight=False)
 
 
@@ -45,7 +45,7 @@ def log() -> Console:
 
 
 def warn_of_other_costs(plan: Plan) -> None:
-    """Say, on the first rank alone, if a plan's costs are not those of its own stages, as where it was edited."""
+    """Warn, on rank 0 only, if a plan's costs do not match its stages, as after edits."""
     from debubble.planners.analysis.remarks import OTHER_COSTS, has_other_costs
 
     if has_other_costs(plan) and os.environ.get("RANK", "0") == "0":
@@ -53,13 +53,13 @@ def warn_of_other_costs(plan: Plan) -> None:
 
 
 def print_wrapped(text: str, **style: Any) -> None:
-    """Print sentences, broken between words at the console's width; where they are piped, at 80 characters."""
+    """Print sentences wrapped at the console's width, or at 80 characters if piped."""
     shown = console()
     shown.print(wrapped(text, shown.width), soft_wrap=True, markup=False, **style)
 
 
 def figure_table(*columns: str, **style: Any) -> Table:
-    """A table without lines: names in the first column, figures in the others."""
+    """A borderless table with names in the first column and figures in the others."""
     table = Table(*columns, box=None, header_style="bold", **style)
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
@@ -68,11 +68,11 @@ def figure_table(*columns: str, **style: Any) -> Table:
 
 
 SUFFIXES = {".html", ".png", ".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"}
-"""Endings of files that a viewer opens by what the name says."""
+"""File suffixes of picture and page formats."""
 
 
 def check_pictures(**files: Path | None) -> None:
-    """Refuse pictures, by their format, that cannot be written or have the ending of another format."""
+    """Raise InputError for picture files, by format, that cannot be written or have another format's suffix."""
     check_writable(*files.values())
     for form, file in files.items():
         if file is not None and file.suffix.lower() in SUFFIXES - {f".{form}"}:
@@ -82,7 +82,7 @@ def check_pictures(**files: Path | None) -> None:
 
 
 def write_pictures(draw: Callable[[str], bytes], **files: Path | None) -> None:
-    """Write the pictures that are asked for, by their format, and say where each is."""
+    """Write the requested pictures, by format, and print their paths."""
     for form, path in files.items():
         if path is not None:
             write_whole(path, draw(form))
@@ -90,17 +90,17 @@ def write_pictures(draw: Callable[[str], bytes], **files: Path | None) -> None:
 
 
 def print_answer(**entries: Any) -> None:
-    """Print one JSON object with the version of its keys, and nothing else."""
+    """Print one JSON object with its schema version."""
     print_json({"schema": ANSWER_VERSION, **entries})
 
 
 def print_line(**entries: Any) -> None:
-    """Print one JSON object of a stream on a line, with the version of its keys."""
+    """Print one JSON object with its schema version as a line of a stream."""
     print_json({"schema": ANSWER_VERSION, **entries}, indent=None)
 
 
 def print_json(value: Any, *, indent: int | None = 1) -> None:
-    """Print one JSON object, in which dataclasses are objects too, and nothing else."""
+    """Print one JSON object; dataclasses become objects."""
     json.dump(msgspec.to_builtins(value, enc_hook=_plain), sys.stdout, indent=indent)
     sys.stdout.write("\n")
     sys.stdout.flush()
@@ -113,13 +113,13 @@ def _plain(value: Any) -> Any:
 
 
 MESSAGE_DELAY = 2.0
-"""Seconds after which a command says what it does."""
+"""Delay of a command's message on what it does, in seconds."""
 
 P = ParamSpec("P")
 
 
 def with_delayed_message(doing: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Let a command that takes longer than two seconds say on standard error what it is doing."""
+    """Decorate a command to print what it does on standard error if it takes longer than two seconds."""
 
     def decorate(command: Callable[P, None]) -> Callable[P, None]:
         @wraps(command)
@@ -138,17 +138,17 @@ def with_delayed_message(doing: str) -> Callable[[Callable[P, None]], Callable[P
 
 
 PAUSE, LONG_PAUSE = 3.0, 30.0
-"""Seconds between lines of piped progress: where the stage or the best plan has changed, and where neither has."""
+"""Seconds between lines of piped progress: if the stage or the best plan has changed, and otherwise."""
 
 
 class SearchProgress:
-    """Shows the best plan so far and how much is done: in the spinner, or a line now and then where piped.
+    """Shows a search's progress and best plan: in the spinner, or as occasional lines if piped.
 
     Args:
         status: The spinner.
-        subject: The name of what is planned, where that is one of several searches.
-        seconds: Whether times are seconds, and not abstract units.
-        stream: Whether every better plan is a JSON object on a line of standard output.
+        subject: The name of this search, if there are several.
+        seconds: Whether times are in seconds; False: in abstract units.
+        stream: Whether every better plan is printed as a JSON line on standard output.
     """
 
     def __init__(
@@ -162,16 +162,16 @@ class SearchProgress:
         self._begin = self._printed = time.monotonic()
         self._best: tuple[float, str] | None = None
         self._stage, self._done = "", "Planning"
-        self._told: set[tuple[str, tuple[float, str] | None]] = set()
+        self._shown: set[tuple[str, tuple[float, str] | None]] = set()
 
     def begin(self) -> None:
-        """Say that the search begins."""
+        """Show that the search begins."""
         if not self._terminal:
             log().print(f"{self._prefix}planning ...", soft_wrap=True)
         self._status.update(f"{self._prefix}planning ...")
 
     def __call__(self, news: Progress | Improvement) -> None:
-        """Show this state of the search, or this plan if it is faster than those before it."""
+        """Show this progress, or this plan if it is the fastest so far."""
         from debubble.planners.progress import Improvement
 
         if isinstance(news, Improvement):
@@ -193,7 +193,7 @@ class SearchProgress:
         self._show()
 
     def _show(self) -> None:
-        """The state in words; where output is piped, a few seconds after the last at the earliest."""
+        """Show the state; if piped, at most every few seconds."""
         words = f"{self._prefix}{self._done}"
         if self._best is not None:
             words += f", best so far {time_words(self._best[0], seconds=self._seconds)} ({self._best[1]})"
@@ -201,7 +201,7 @@ class SearchProgress:
             self._status.update(words)
             return
         now, news = time.monotonic(), (self._stage, self._best)
-        if now - self._printed >= (LONG_PAUSE if news in self._told else PAUSE):
+        if now - self._printed >= (LONG_PAUSE if news in self._shown else PAUSE):
             self._printed = now
-            self._told.add(news)
+            self._shown.add(news)
             log().print(words, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`debubble plan`: the fastest plan that fits, next to the answers of the planners that were asked."""
+"""`debubble plan`: the fastest plan that fits, and the answers of all planners."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from debubble import __version__
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import SearchProgress, console, log, print_answer, print_line
-from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
-from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
+from debubble.cli.plan_options import CostInputs, Output, PlanOptions, check_call
+from debubble.cli.plan_request import CostsRequest, ModelRequest, Request
 from debubble.files import user_cache, write_whole
 from debubble.formatting import listed
 from debubble.ir import CutOffError, InfeasibleError, Origin, UnsupportedError
@@ -39,8 +39,8 @@ def plan(
     model: o.OptionalModelName = None,
     *,
     run: o.ModelRun,
-    asked: Question,
-    given: GivenCosts,
+    options: PlanOptions,
+    inputs: CostInputs,
     search: o.SearchLimits,
     output: Output,
 ) -> None:
@@ -53,19 +53,18 @@ def plan(
     from debubble.planners import planners
 
     raise_gc_threshold()
-    check_call(model, run=run, asked=asked, given=given, output=output)
-    request = _request(
-        model, run=run, asked=asked, given=given, search=search.leaving(OVERHEAD_SECONDS), stream=output.json_stream
-    )
-    searches = planners[asked.planner].searches
+    check_call(model, run=run, options=options, inputs=inputs, output=output)
+    limits = search.reserving(OVERHEAD_SECONDS)
+    request = _request(model, run=run, options=options, inputs=inputs, search=limits, stream=output.json_stream)
+    searches = planners[options.planner].searches
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     front: Sequence[ConfigurationSummary] = ()
     nearest: Sequence[NearestPlan] = ()
     begin = time.monotonic()
     with log().status(doing) as status:
         result = replace(_find_plan(request, status, output), origin=this_call())
-        # Whatever ends what follows, the plan is kept.
-        place = _keep(result, output)
+        # Saved before further planning, which may be interrupted.
+        place = _save_plan(result, output)
         if output.pareto and isinstance(request, ModelRequest):
             front = _front(result, request, status)
         if output.targets and isinstance(request, ModelRequest):
@@ -73,18 +72,18 @@ def plan(
 
             plan_for = request.plan_for
             nearest = nearest_plans(result, lambda name: plan_for(name, status, subject=name))
-        late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK_PLAN_SECONDS
-        quick = asked.plain and not late
-        advised = _what_helps(
-            result, status, asked, search, why=output.why, quick=quick, others=quick and not output.targets
+        is_late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK_PLAN_SECONDS
+        quick = options.plain and not is_late
+        extended = _with_what_ifs(
+            result, status, options, search, why=output.why, quick=quick, targets=quick and not output.targets
         )
     if result.interrupted:
         log().print("Interrupted: this is the best so far.")
-    if advised is not result:
-        result = advised
-        place = _keep(result, output)
+    if extended is not result:
+        result = extended
+        place = _save_plan(result, output)
     scene = _scene(result)
-    _tell_place(result, place)
+    _print_place(result, place)
     if output.html is not None:
         from debubble.views import views
 
@@ -99,14 +98,14 @@ def plan(
         from debubble.views.plan_table import render
 
         answer = render(
-            result, scene, tokens=output.token_count, details=output.details or asked.compare, width=console().width,
+            result, scene, tokens=output.token_count, details=output.details or options.compare, width=console().width,
             nearest=nearest, front=front,
         )  # fmt: skip
         console().print(answer)
 
 
 def this_call() -> Origin:
-    """The command line, the time and the version, as plans record them."""
+    """The origin of a plan: command line, time and version."""
     return Origin(
         command=shlex.join(["debubble", *sys.argv[1:]]),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,25 +117,25 @@ def _request(
     model: str | None,
     *,
     run: o.ModelRun,
-    asked: Question,
-    given: GivenCosts,
+    options: PlanOptions,
+    inputs: CostInputs,
     search: o.SearchLimits,
     stream: bool,
 ) -> Request:
-    """The call as a Request.  Raises InputError if the model or its cluster is unknown."""
+    """Make the request of a call.  Raises InputError if the model or its cluster is unknown."""
     if model is None:
-        return GivenRequest(run=run, asked=asked, given=given, search=search, stream=stream)
+        return CostsRequest(run=run, options=options, inputs=inputs, search=search, stream=stream)
     from debubble.models import named_model
 
     named, cluster = named_model(model), run.require_cluster()
-    o.with_memory_limit(cluster, asked.memory_limit)  # refuse what no device has, before the search
+    o.with_memory_limit(cluster, options.memory_limit)  # checked before the search
     return ModelRequest(
-        model=named, cluster=cluster, run=run, asked=asked, given=given, search=search, stream=stream
+        model=named, cluster=cluster, run=run, options=options, inputs=inputs, search=search, stream=stream
     )  # fmt: skip
 
 
 def _find_plan(request: Request, status: Status, output: Output) -> Plan:
-    """The plan; where nothing fits, the error says what would, and so does the report if one was asked for."""
+    """Search the plan; if nothing fits, the error and the report name changes with which it does."""
     begin = time.monotonic()
     try:
         return request.plan(status)
@@ -147,13 +146,13 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
             raise
         from debubble.planners.degrees.remedies import misfit
 
-        # That it does not fit is told at once; what would help takes longer.
+        # Reported at once, as trying changes takes longer.
         log().print("Nothing fits.  Trying what would ...")
         status.update("Trying what would fit ...")
         job = request.job
         if job.deadline is not None:
-            job = replace(job, deadline=max(job.deadline - (time.monotonic() - begin), LEAST_SECONDS))
-        planner = request.asked.planner
+            job = replace(job, deadline=max(job.deadline - (time.monotonic() - begin), MIN_REMEDY_SECONDS))
+        planner = request.options.planner
         answer = misfit(job, str(error), planner=None if planner == "auto" else planner)
         if output.html is not None:
             from debubble.views.html.infeasible import misfit_page
@@ -164,7 +163,7 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
 
 
 def _front(plan: Plan, request: ModelRequest, status: Status) -> Sequence[ConfigurationSummary]:
-    """The Pareto front of time and memory, the plan first."""
+    """Plan the Pareto front of time and memory, the plan first."""
     from debubble.planners.degrees.pareto import pareto_front
 
     status.update("Planning with less memory ...")
@@ -173,21 +172,18 @@ def _front(plan: Plan, request: ModelRequest, status: Status) -> Sequence[Config
     return pareto_front(request.job, why.configuration)
 
 
-LEAST_SECONDS = 0.5
-"""Seconds in which changes are tried where nothing fits, however late it is."""
+MIN_REMEDY_SECONDS = 0.5
+"""Minimum time to try changes if nothing fits, in seconds, even past the deadline."""
 QUICK_PLAN_SECONDS = 1.0
-"""Seconds that quick plans of what would help take, about: there are none where a deadline is nearer."""
+"""Approximate time of quick plans of changes, in seconds; they are skipped if the deadline is nearer."""
 OVERHEAD_SECONDS = 0.5
-"""Seconds of the clock for imports before a search and for the answer after it."""
+"""Part of the deadline reserved for imports before the search and for the answer after it, in seconds."""
 
 
-def _what_helps(
-    plan: Plan, status: Status, asked: Question, search: o.SearchLimits, *, why: bool, quick: bool, others: bool
+def _with_what_ifs(
+    plan: Plan, status: Status, options: PlanOptions, search: o.SearchLimits, *, why: bool, quick: bool, targets: bool
 ) -> Plan:
-    """The plan with changes that would help, and what quick plans of its degrees cost in other targets.
-
-    It has neither after a Ctrl-C.
-    """
+    """Add changes that would help and quick plans of other targets to the plan; a Ctrl-C leaves it as it is."""
     from debubble.planners.analysis.nearest_plans import quick_nearest
     from debubble.planners.analysis.what_if import quick_what_ifs, what_ifs
 
@@ -196,21 +192,21 @@ def _what_helps(
             status.update("Planning what would help ...")
             seconds = float(_scene(plan).step_time)
             helps = what_ifs(
-                plan, seconds, effort=search.effort, deadline=search.deadline, swap=asked.destination,
+                plan, seconds, effort=search.effort, deadline=search.deadline, swap=options.destination,
                 progress=SearchProgress(status),
             )  # fmt: skip
         else:
             status.update("Trying what would help ...")
-            helps = quick_what_ifs(plan, swap=asked.destination) if quick else ()
-        elsewhere = quick_nearest(plan) if others and plan.target is None else {}
+            helps = quick_what_ifs(plan, swap=options.destination) if quick else ()
+        elsewhere = quick_nearest(plan) if targets and plan.target is None else {}
         return replace(plan, what_ifs=helps, other_targets=elsewhere)
     except KeyboardInterrupt:
         log().print("Interrupted: what would help is left out.")
         return plan
 
 
-def _keep(plan: Plan, output: Output) -> Path | None:
-    """Write the plan file, without -o into this user's cache; None if that cannot be written."""
+def _save_plan(plan: Plan, output: Output) -> Path | None:
+    """Save the plan and return its path; without -o in the user's cache, and None if that fails."""
     if output.output is not None:
         plan.save(output.output)
         return output.output
@@ -224,15 +220,15 @@ def _keep(plan: Plan, output: Output) -> Path | None:
     return None
 
 
-def _tell_place(plan: Plan, place: Path | None) -> None:
-    """Say where the plan is, and what takes it."""
+def _print_place(plan: Plan, place: Path | None) -> None:
+    """Print the plan file's path, and the commands that take it."""
     if place is not None:
-        takers = "" if plan.model is None else f": {_takers(plan)} take it"
-        log().print(f"The plan is in {place}{takers}.", soft_wrap=True)
+        commands = "" if plan.model is None else f": {_next_commands(plan)} take it"
+        log().print(f"The plan is in {place}{commands}.", soft_wrap=True)
 
 
-def _takers(plan: Plan) -> str:
-    """The commands that take a model's plan; those that run it, if debubble or a framework does."""
+def _next_commands(plan: Plan) -> str:
+    """List the commands that take a model's plan, with those that run it if it can be run."""
     from debubble.planners.analysis.nearest_plans import plan_runs_in
 
     names = plan_runs_in(plan)

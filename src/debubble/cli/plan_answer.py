@@ -1,4 +1,4 @@
-"""The JSON object that `debubble plan` prints."""
+"""The JSON output of `debubble plan`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def plan_dict(
 
     Args:
         plan: The plan.
-        scene: What it was predicted to do.
-        tokens: How many tokens are to be trained on; None: the days are not told.
-        nearest: The plans of all targets, if they were asked for.
-        front: The Pareto front of time and memory, if it was asked for.
+        scene: Its prediction.
+        tokens: Number of tokens to train on; None: days are left out.
+        nearest: The plans of all targets, if requested.
+        front: The Pareto front of time and memory, if requested.
     """
     timeline, step_time = scene.timeline, scene.step_time
     why = scene.why
@@ -63,7 +63,7 @@ def plan_dict(
         **explanation_dict(scene),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **_what_if_dict(plan.what_ifs),
-        **({} if why is None else {"advice": [_change(each) for each in plan.what_ifs if not each.lever]}),
+        **({} if why is None else {"advice": [_change(what_if) for what_if in plan.what_ifs if not what_if.lever]}),
         **_configurations_dict(plan.degree_search, why),
         **({"pareto": front} if front else {}),
         **({"targets": nearest} if nearest else {}),
@@ -71,7 +71,7 @@ def plan_dict(
 
 
 def _accuracy_dict(plan: Plan, scene: Scene) -> dict[str, dict[str, Accuracy]]:
-    """The accuracy of step and memory, with their intervals, where costs are computed."""
+    """The accuracy and intervals of step and memory; empty for measured costs."""
     step, memory = plan_accuracy("step", plan), plan_accuracy("memory", plan)
     if step is None or memory is None:
         return {}
@@ -80,12 +80,12 @@ def _accuracy_dict(plan: Plan, scene: Scene) -> dict[str, dict[str, Accuracy]]:
 
 
 def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
-    """The changes that only one way to plan them has: those that take a lever away, or quick plans."""
+    """The quick changes, or the changes that remove a lever."""
     if not changes:
         return {}
     if changes[0].quick:
-        return {"quick_advice": [_change(each) for each in changes]}
-    return {"levers": [_change(each) for each in changes if each.lever]}
+        return {"quick_advice": [_change(change) for change in changes]}
+    return {"levers": [_change(change) for change in changes if change.lever]}
 
 
 def _change(change: WhatIf) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _change(change: WhatIf) -> dict[str, Any]:
 
 
 def explanation_dict(scene: Scene) -> dict[str, Any]:
-    """The entries that only a model's plan has."""
+    """The entries of a model's plan; empty for other scenes."""
     why = scene.why
     if why is None:
         return {}
@@ -113,10 +113,10 @@ def explanation_dict(scene: Scene) -> dict[str, Any]:
 
 
 def _configurations_dict(search: DegreeSearch | None, why: Explanation | None) -> dict[str, Any]:
-    """The best choices of degrees, the plan's first, and how many were looked at where they were searched."""
+    """The best choices of degrees, the plan's first, and counts of the search if there was one."""
     if search is not None:
-        others = ("configurations", "fastest", "usual", "tolerance", "other_values")
-        counts = {key: value for key, value in vars(search).items() if key not in others}
+        reported = ("configurations", "fastest", "usual", "tolerance", "other_values")
+        counts = {key: value for key, value in vars(search).items() if key not in reported}
         faster = {} if search.fastest is None else {"fastest": search.fastest}
         return {
             "configurations": search.configurations, **faster, "usual": search.usual,

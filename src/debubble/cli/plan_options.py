@@ -1,4 +1,4 @@
-"""Options of `debubble plan`: what is asked, the costs instead of a model, and what is put out."""
+"""Option groups of `debubble plan`: constraints and planner, costs instead of a model, and output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from debubble.cli import options as o
-from debubble.cli.names import OWN_PLANNER, framework_names, planner_names
+from debubble.cli.names import PLANNER_LOADER, framework_names, planner_names
 from debubble.cli.options import flag, option
 from debubble.cli.output import Json
 from debubble.files import check_writable
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(o.OptionGroup):
-    """The constraints of a plan, and the planner that searches it."""
+class PlanOptions(o.OptionGroup):
+    """Constraints of the plan, and the planner."""
 
-    section: ClassVar[str] = o.QUESTION
+    section: ClassVar[str] = o.PLANNING
 
     global_batch: int | None = option(
         "Sequences per step: searches the degrees, ZeRO and micro-batches that are not given."
@@ -34,21 +34,21 @@ class Question(o.OptionGroup):
         "Search only what this framework can run: megatron, torchtitan, deepspeed, ... (docs/exports.md).",
         "--for",
         names=framework_names,
-        what="framework",
+        noun="framework",
     )
     planner: str = option(
         "auto asks joint, portfolio, adapipe and plug-ins; the others (see `planners`), or a function of your own, as"
         " mine.py:plan, answer alone.",
         names=planner_names,
         default="auto",
-        what="planner",
-        own=OWN_PLANNER,
+        noun="planner",
+        loader=PLANNER_LOADER,
     )
     swap: str = option(
         "Where activations may go (peer: --planner obscura or bpipe).",
         names=lambda: ("host", "peer", "none"),
         default="host",
-        what="swap",
+        noun="swap",
         metavar="host/peer/none",
     )
     lengths: Path | None = option(
@@ -60,20 +60,20 @@ class Question(o.OptionGroup):
 
     @property
     def destination(self) -> Swap:
-        """Where activations may go; its option knows no other words."""
+        """Where activations may go; the option accepts only these values."""
         return cast("Swap", self.swap)
 
     @property
     def plain(self) -> bool:
-        """True if micro-batches are equal and activations go to no peers, as in every quick plan."""
+        """True if micro-batches are equal and activations are not offloaded to peers, which quick plans require."""
         return self.swap != "peer" and self.lengths is None
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenCosts(o.OptionGroup):
-    """Costs that are given, and not computed for a model."""
+class CostInputs(o.OptionGroup):
+    """Files with costs, which replace computed ones."""
 
-    section: ClassVar[str] = o.GIVEN
+    section: ClassVar[str] = o.COSTS
 
     costs: o.Costs = None
     units: o.UnitsFile = None
@@ -83,7 +83,7 @@ class GivenCosts(o.OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class Output(o.OptionGroup):
-    """Files and figures to put out."""
+    """Files and figures to output."""
 
     section: ClassVar[str] = o.OUTPUT
 
@@ -99,41 +99,41 @@ class Output(o.OptionGroup):
 
     @property
     def token_count(self) -> float | None:
-        """The number of --tokens; None: it was not given."""
+        """The number of --tokens; None without it."""
         return None if self.tokens is None else read_count(self.tokens, "--tokens")
 
 
-def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: GivenCosts, output: Output) -> None:
-    """Refuse options that do not go together, so that none is ignored.
+def check_call(model: str | None, *, run: o.ModelRun, options: PlanOptions, inputs: CostInputs, output: Output) -> None:
+    """Check that options can be combined, so that none is ignored.
 
     Raises:
-        InputError: With the first that does not.
+        InputError: For the first option that cannot be combined with the others.
     """
-    if sum(each is not None for each in (model, given.costs, given.units)) != 1:
+    if sum(source is not None for source in (model, inputs.costs, inputs.units)) != 1:
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
     if output.tokens is not None:
-        read_count(output.tokens, "--tokens")  # refused before the search
+        read_count(output.tokens, "--tokens")  # checked before the search
     if output.json and output.json_stream:
         raise InputError("Give --json for one object, or --json-stream for a line per plan, not both.")
     check_writable(output.output, output.html)
     if model is None:
-        _refuse_what_only_a_model_has(asked, given, output)
-        run.refuse_given()
-    elif given.devices is not None:
+        _refuse_options_of_models(options, inputs, output)
+        run.refuse_options()
+    elif inputs.devices is not None:
         raise InputError("--devices is for --costs and --units; give a MODEL's devices with --cluster and --pipeline.")
-    plain = model is not None and given.profile is None and asked.plain
-    for name, wanted, what in (("--pareto", output.pareto, ""), ("--why", output.why, " changes of")):
+    plain = model is not None and inputs.profile is None and options.plain
+    for name, wanted, changes in (("--pareto", output.pareto, ""), ("--why", output.why, " changes of")):
         if wanted and not plain:
             raise InputError(
-                f"{name} plans{what} a MODEL on a --cluster, without --profile, --swap peer and --lengths;"
+                f"{name} plans{changes} a MODEL on a --cluster, without --profile, --swap peer and --lengths;"
                 " leave it out here."
             )
 
 
-def _refuse_what_only_a_model_has(asked: Question, given: GivenCosts, output: Output) -> None:
+def _refuse_options_of_models(options: PlanOptions, inputs: CostInputs, output: Output) -> None:
     for name, value in {
-        "global_batch": asked.global_batch, "profile": given.profile, "tokens": output.tokens, "for": asked.target,
-        "targets": output.targets, "fastest": asked.fastest, "pareto": output.pareto, "lengths": asked.lengths,
+        "global_batch": options.global_batch, "profile": inputs.profile, "tokens": output.tokens, "for": options.target,
+        "targets": output.targets, "fastest": options.fastest, "pareto": output.pareto, "lengths": options.lengths,
     }.items():  # fmt: skip
         if value is not None and value is not False:
             o.refuse_without_model(name)

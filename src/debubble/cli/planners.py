@@ -1,4 +1,4 @@
-"""`debubble planners`: the planners that there are."""
+"""`debubble planners`: the registered planners."""
 
 from __future__ import annotations
 

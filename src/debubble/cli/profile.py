@@ -1,4 +1,4 @@
-"""`debubble profile`: measure a model's units on this machine."""
+"""`debubble profile`: measurements of a model's units on this machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from debubble.costs.units import Units
 
 
-MOST_SPREAD = 0.1
-"""Share of a time by which repeated measurements may differ without a word."""
+MAX_SPREAD = 0.1
+"""Relative spread of repeated measurements above which a remark is printed."""
 
 
 def noise_words(spread: float | None) -> str:
-    """The sentence on repeated measurements that differ; empty where they do not, or none were."""
-    if spread is None or spread <= MOST_SPREAD:
+    """A sentence on noisy repeated measurements; empty if they agree or there are none."""
+    if spread is None or spread <= MAX_SPREAD:
         return ""
     return (
         f"The middle half of repeated forwards and backwards differ by {spread:.0%}: measure while nothing else runs,"
@@ -43,7 +43,7 @@ def profile(
     sequence_length: o.SequenceLength = 512,
     dtype: o.Dtype = "fp32",
     lora: o.Lora = 0,
-    device: Annotated[str, name_option(lambda: ("cpu", "cuda"), what="kind of device", help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, name_option(lambda: ("cpu", "cuda"), noun="kind of device", help="cpu or cuda.")] = "cpu",
     processes: Annotated[
         int | None,
         typer.Option(
@@ -99,7 +99,7 @@ def profile(
 
 
 def _from_trace(plan: Path, traces: list[Path], output: Path, *, json: bool) -> None:
-    """Write the units that another framework's measurements of a plan make."""
+    """Fit a plan's units to another framework's measurements, and write them."""
     from debubble.costs.files import units_to_dict
     from debubble.files import write_whole
     from debubble.imports.measurements import fit_units, read_measurements
@@ -122,7 +122,7 @@ def _from_trace(plan: Path, traces: list[Path], output: Path, *, json: bool) -> 
 
 
 def _table(units: Units) -> Table:
-    """One row per type of unit and strategy."""
+    """A table with a row per unit type and strategy."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("unit", "strategy", "forward", "backward", "weights", "recompute", "keeps"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("unit", "strategy") else "right")

@@ -1,4 +1,4 @@
-"""The JSON objects of the commands that list what is known by name, and the keys that all answers have."""
+"""Types of the JSON output of commands that list registries, and the keys of all answers."""
 
 from __future__ import annotations
 

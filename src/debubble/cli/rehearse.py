@@ -1,4 +1,4 @@
-"""`debubble rehearse`: the real processes and messages, with sleeping compute."""
+"""`debubble rehearse`: a run of a plan's processes and messages with sleeping compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`debubble reproduce`: the papers' tables and figures next to ours."""
+"""`debubble reproduce`: papers' figures, tables and claims compared with computed ones."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from debubble.papers.registry import Entry, EntryResult, PaperReport, Table
 
 PAGE = Path("papers.html")
-SENTENCE = 16
-"""Characters of a cell beyond which it is a sentence, and may take several lines."""
-BORDER = 3
-"""Characters of a column next to its text."""
+MAX_UNBROKEN = 16
+"""Length of a cell, in characters, above which it may be broken into lines."""
+COLUMN_PADDING = 3
+"""Width of a column's border and padding, in characters."""
 
 
 @app.command(rich_help_panel="Look")
 def reproduce(
     paper: Annotated[
         str,
-        name_argument(report_names, what="paper", help="obscura, optpipe, scope or chronospipe; or all of them: all."),
+        name_argument(report_names, noun="paper", help="obscura, optpipe, scope or chronospipe; or all of them: all."),
     ],
     only: Annotated[
         list[str] | None,
@@ -79,7 +79,7 @@ def reproduce(
 
 
 def _compute(names: Sequence[str], *, draw: bool, places: Sequence[str]) -> Iterator[PaperReport]:
-    """The reports in their order, computed in parallel where there are several."""
+    """Compute the reports in order, several of them in parallel."""
     from debubble.papers.registry import report
 
     if len(names) == 1:
@@ -94,7 +94,7 @@ def _compute(names: Sequence[str], *, draw: bool, places: Sequence[str]) -> Iter
             for future in futures:
                 yield future.result()
         except BaseException:
-            # To leave the pool waits for what it computes.
+            # Leaving the pool would wait for running reports.
             for process in active_children():
                 process.terminate()
             raise
@@ -146,8 +146,8 @@ def _print_result(result: EntryResult) -> None:
         out.print(_indented(f"{figures}{claim.verdict}", 4), style="dim")
     for table in result.tables:
         out.print(f"\n{table.title}", style="bold", markup=False)
-        for part in split(table, out.width):
-            out.print(part)
+        for piece in split(table, out.width):
+            out.print(piece)
         out.print(_indented(f"{BASIS[table.basis]}\n{table.note}".strip(), 2), style="dim")
 
 
@@ -156,48 +156,48 @@ def _indented(text: str, by: int) -> Padding:
 
 
 def split(table: Table, width: int) -> Iterator[RichTable]:
-    """The table, in parts of at most so many characters with its key columns in each; figures are never broken."""
+    """Split a table into tables of at most `width` characters, each with the key columns; figures stay unbroken."""
     from debubble.papers.pages import shown
 
     texts = [[shown(cell) for cell in row] for row in table.rows]
-    longest = [max((len(row[at]) for row in texts), default=0) for at in range(len(table.columns))]
+    longest = [max((len(row[i]) for row in texts), default=0) for i in range(len(table.columns))]
     words = [max(map(len, name.split()), default=0) for name in table.columns]
-    least = [max(word, min(SENTENCE, text)) for word, text in zip(words, longest, strict=True)]
+    min_widths = [max(word, min(MAX_UNBROKEN, text)) for word, text in zip(words, longest, strict=True)]
     keys = list(range(table.keys))
-    parts: list[list[int]] = [keys]
+    pieces: list[list[int]] = [keys]
     for pair in _pairs(table):
-        if parts[-1] != keys and _width(least, [*parts[-1], *pair]) > width:
-            parts.append(keys)
-        parts[-1] = parts[-1] + pair
-    for part in parts:
-        # Names of columns stand in one line where all of them can.
-        most = [max(len(name), text) for name, text in zip(table.columns, longest, strict=True)]
-        most = most if _width(most, part) <= width else longest
-        capacity = width - _width(least, part)
+        if pieces[-1] != keys and _width(min_widths, [*pieces[-1], *pair]) > width:
+            pieces.append(keys)
+        pieces[-1] = pieces[-1] + pair
+    for columns in pieces:
+        # Column names are not broken if all of them fit.
+        full_widths = [max(len(name), text) for name, text in zip(table.columns, longest, strict=True)]
+        full_widths = full_widths if _width(full_widths, columns) <= width else longest
+        capacity = width - _width(min_widths, columns)
         drawn = RichTable()
-        for at in part:
-            more = max(0, min(capacity, most[at] - least[at]))
-            drawn.add_column(table.columns[at], width=least[at] + more, overflow="fold")
-            capacity -= more
+        for i in columns:
+            extra = max(0, min(capacity, full_widths[i] - min_widths[i]))
+            drawn.add_column(table.columns[i], width=min_widths[i] + extra, overflow="fold")
+            capacity -= extra
         for row in texts:
-            drawn.add_row(*(row[at] for at in part))
+            drawn.add_row(*(row[i] for i in columns))
         yield drawn
 
 
-def _width(columns: Sequence[int], part: Sequence[int]) -> int:
-    """Characters of a table of some of the columns."""
-    return 1 + sum(columns[at] + BORDER for at in part)
+def _width(widths: Sequence[int], columns: Sequence[int]) -> int:
+    """Width of a table with these columns, in characters."""
+    return 1 + sum(widths[i] + COLUMN_PADDING for i in columns)
 
 
 def _pairs(table: Table) -> list[list[int]]:
-    """The columns after the keys: the paper's and ours next to it, all others alone."""
+    """Groups of columns after the keys: pairs of the paper's and our values, or single columns."""
     pairs: list[list[int]] = []
-    for at in range(table.keys, len(table.columns)):
-        before, name = table.columns[at - 1 : at + 1]
+    for i in range(table.keys, len(table.columns)):
+        before, name = table.columns[i - 1 : i + 1]
         if pairs and before.startswith("paper") and name.startswith("ours"):
-            pairs[-1].append(at)
+            pairs[-1].append(i)
         else:
-            pairs.append([at])
+            pairs.append([i])
     return pairs
 
 

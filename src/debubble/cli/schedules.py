@@ -1,4 +1,4 @@
-"""`debubble schedules`: the published schedules that there are."""
+"""`debubble schedules`: the registered schedules."""
 
 from __future__ import annotations
 

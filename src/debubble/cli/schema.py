@@ -1,4 +1,4 @@
-"""`debubble schema`: the JSON schema of what a command prints with `--json`."""
+"""`debubble schema`: the JSON schema of a command's `--json` output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def schema(
     command: Annotated[
         str,
         name_argument(
-            answer_names, what="schema", metavar="COMMAND", help="plan, fits, simulate, compare, export, ..."
+            answer_names, noun="schema", metavar="COMMAND", help="plan, fits, simulate, compare, export, ..."
         ),
     ],
     json: Json = False,
@@ -30,7 +30,7 @@ def schema(
 
 
 def json_schema(command: str) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of what a command prints with `--json`."""
+    """The JSON schema (draft 2020-12) of a command's `--json` output."""
     import msgspec
 
     from debubble.cli.answers import ANSWERS

@@ -36,9 +36,9 @@ def serve(
             console().print(f"The workbench is at {workbench.address}", soft_wrap=True)
         if browser:
             webbrowser.open(workbench.address)
-        # Its searches end with it also where it is asked to end, or started by a shell that ignores Ctrl-C for it.
-        for asked in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(asked, signal.default_int_handler)
+        # Both signals end the workbench and its searches, even if its shell ignores Ctrl-C.
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, signal.default_int_handler)
         try:
             workbench.serve_forever()
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`debubble show`: a plan as tables and pictures, next to what was measured if there is a trace."""
+"""`debubble show`: plans as tables and pictures, compared with a trace if there is one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def show(
 
 
 def _figures(scene: Scene) -> dict[str, Any]:
-    """The figures of a scene, and of the plan that it predicts."""
+    """The JSON figures of a scene and of its plan."""
     from debubble.cli.plan_answer import explanation_dict, plan_dict
     from debubble.views.summary import as_dict
 
@@ -80,7 +80,7 @@ def _figures(scene: Scene) -> dict[str, Any]:
 
 
 def _named_file(text: str) -> tuple[str, Path]:
-    """The name and the file of a --view option."""
+    """Parse a --view option into name and file."""
     name, equals, file = text.partition("=")
     if not (name and equals and file):
         raise InputError(f"--view {text}: write NAME=FILE.")

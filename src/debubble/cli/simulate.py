@@ -1,4 +1,4 @@
-"""`debubble simulate`: times, memory and bubbles of one fixed configuration."""
+"""`debubble simulate`: times, memory and bubbles of a plan or a schedule."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def simulate(
     ] = None,
     *,
     choice: ScheduleChoice,
-    given: AbstractCosts,
+    inputs: AbstractCosts,
     run: o.ModelRun,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="With MODEL and one schedule or --csv: write the plan here.")
@@ -61,7 +61,7 @@ def simulate(
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """
     check_pictures(html=html, png=png, svg=svg, pdf=pdf)
-    choices = choice.each
+    choices = choice.choices
     by_hand = choice.schedule is not None or choice.csv is not None
     if output is not None and (source is None or not by_hand or len(choices) > 1):
         raise InputError(
@@ -69,47 +69,47 @@ def simulate(
         )
     check_writable(output)
     if choice.csv is not None:
-        choice.check_with_order(given)
+        choice.check_with_order(inputs)
         if choice.schedule is not None:
-            own = _own_order(choice.csv)
-            choices = {label: each.sized_as(own) for label, each in choices.items()}
-            given = replace(given, devices=own.devices) if source is None else given
-    divided = source is None and _divided([*choices.values()], given.costs)
-    scenes, errors = _scenes(source, choices, given, run, divided=divided)
+            csv_order = _csv_order(choice.csv)
+            choices = {label: entry.with_micro_batches_of(csv_order) for label, entry in choices.items()}
+            inputs = replace(inputs, devices=csv_order.devices) if source is None else inputs
+    divided = source is None and _divided([*choices.values()], inputs.costs)
+    scenes, errors = _scenes(source, choices, inputs, run, divided=divided)
     misfits = {name: str(error) for name, error in errors.items()}
     if misfits:
-        unfit = (f"{name} is not drawn: {reason}" for name, reason in misfits.items())
-        scenes = [replace(scenes[0], remarks=(*scenes[0].remarks, *unfit)), *scenes[1:]]
+        not_drawn = (f"{name} is not drawn: {reason}" for name, reason in misfits.items())
+        scenes = [replace(scenes[0], remarks=(*scenes[0].remarks, *not_drawn)), *scenes[1:]]
     _draw(scenes, html=html, pictures={"png": png, "svg": svg, "pdf": pdf}, theme=theme, size=size)
     if output is not None:
         _save(scenes[0], output)
         scenes[0] = replace(scenes[0], file=str(output))
     if json:
-        others = [] if len(choices) == 1 else [_figures(scene) for scene in scenes]
-        print_answer(**_figures(scenes[0]), **({"schedules": others, "do_not_fit": misfits} if others else {}))
+        compared = [] if len(choices) == 1 else [_figures(scene) for scene in scenes]
+        print_answer(**_figures(scenes[0]), **({"schedules": compared, "do_not_fit": misfits} if compared else {}))
     else:
         from debubble.views.scene_table import render_compared, render_scenes
 
-        caption = EQUAL_WORK if divided else _joined_words(scenes, given.costs)
+        caption = EQUAL_WORK if divided else _joined_words(scenes, inputs.costs)
         several = len(choices) > 1
         console().print(
             render_compared(scenes, misfits, caption=caption)
             if several
             else render_scenes(scenes, details=True, width=console().width)
         )
-    wrong = [error.exit_code for error in errors.values() if isinstance(error, DeadlockError | InputError)]
-    if wrong:
-        raise typer.Exit(max(wrong))
+    exit_codes = [error.exit_code for error in errors.values() if isinstance(error, DeadlockError | InputError)]
+    if exit_codes:
+        raise typer.Exit(max(exit_codes))
 
 
 def _scene(
-    source: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun, *, divided: bool
+    source: str | None, choice: ScheduleChoice, inputs: AbstractCosts, run: o.ModelRun, *, divided: bool
 ) -> Scene:  # fmt: skip
     if choice.schedule is None and choice.csv is None:
-        return _scene_of_plan(source, choice, given, run)
+        return _scene_of_plan(source, choice, inputs, run)
     if source is not None:
-        return _scene_of_model(source, choice, given, run)
-    return _scene_of_costs(choice, given, run, divided=divided)
+        return _scene_of_model(source, choice, inputs, run)
+    return _scene_of_costs(choice, inputs, run, divided=divided)
 
 
 STAGES_OF_ONE = (
@@ -120,41 +120,41 @@ EQUAL_WORK = "Of equal work per device: v stages have 1/v of a stage's times and
 
 
 def _divided(choices: Sequence[ScheduleChoice], costs: Path | None) -> bool:
-    """Tell whether costs of any stage are divided by a schedule's chunks, so that devices have equal work."""
-    if costs is not None and _stages_of(costs) > 1:
+    """Tell whether per-stage costs are divided by the schedules' chunks, which gives devices equal work."""
+    if costs is not None and _num_stages(costs) > 1:
         return False
-    return len({_chunks(choice) for choice in choices if choice.schedule is not None or choice.csv is not None}) > 1
+    return len({_num_chunks(choice) for choice in choices if choice.schedule is not None or choice.csv is not None}) > 1
 
 
-def _stages_of(costs: Path) -> int:
-    """The stages that a costs file gives; 1 where its numbers are of any stage."""
+def _num_stages(costs: Path) -> int:
+    """The number of stages of a costs file; 1 if its costs hold for any stage."""
     from debubble.costs import load_costs
 
     return load_costs(costs).stages
 
 
-def _devices_of(costs: Path, chunks: int) -> int | None:
-    """The devices of the stages that a costs file gives, so many of them on each; None: they are of any stage."""
-    stages = _stages_of(costs)
+def _num_devices(costs: Path, chunks: int) -> int | None:
+    """The number of devices for a costs file's stages with these chunks; None if its costs hold for any stage."""
+    stages = _num_stages(costs)
     return stages // chunks if stages > 1 and stages % chunks == 0 else None
 
 
 def _joined_words(scenes: Sequence[Scene], costs: Path | None) -> str:
-    """Sentences on stages of a costs file that are joined to the fewer ones of a schedule; empty: none are."""
-    stages = 1 if costs is None else _stages_of(costs)
+    """Sentences on costs file stages that are joined to a schedule's fewer stages; empty if none are."""
+    stages = 1 if costs is None else _num_stages(costs)
     counts = {scene.title: stages // scene.timeline.program.schedule.stages for scene in scenes}
     return "  ".join(f"A stage of {name} is {n} stages of the costs file." for name, n in counts.items() if n > 1)
 
 
 def _scenes(
-    source: str | None, choices: Mapping[str, ScheduleChoice], given: AbstractCosts, run: o.ModelRun, *, divided: bool
+    source: str | None, choices: Mapping[str, ScheduleChoice], inputs: AbstractCosts, run: o.ModelRun, *, divided: bool
 ) -> tuple[list[Scene], dict[str, DebubbleError]]:
-    """The steps of the schedules that can be simulated, and why others cannot; raises all reasons if none can."""
+    """Simulate the schedules and return scenes, and errors of those that fail; raises an error if all fail."""
     scenes: list[Scene] = []
     misfits: dict[str, DebubbleError] = {}
     for label, choice in choices.items():
         try:
-            scene = _scene(source, choice, given, run, divided=divided)
+            scene = _scene(source, choice, inputs, run, divided=divided)
         except (DeadlockError, InfeasibleError, InputError) as error:
             misfits[label] = error
         else:
@@ -165,19 +165,19 @@ def _scenes(
 
 
 def _none_simulated(misfits: Mapping[str, DebubbleError]) -> DebubbleError:
-    """The error that tells why each schedule cannot be simulated; the only one, where they are alike."""
+    """The common error of schedules that cannot be simulated, or one with all their reasons."""
     sentences = {str(error): error for error in misfits.values()}
     if len(sentences) == 1:
         return next(iter(sentences.values()))
     words = "  ".join(f"{name}: {error}" for name, error in misfits.items())
-    wrong = any(isinstance(error, InputError) for error in misfits.values())
-    return InputError(words) if wrong else InfeasibleError(words)
+    is_wrong_input = any(isinstance(error, InputError) for error in misfits.values())
+    return InputError(words) if is_wrong_input else InfeasibleError(words)
 
 
 def _draw(
     scenes: Sequence[Scene], *, html: Path | None, pictures: Mapping[str, Path | None], theme: str, size: str
 ) -> None:
-    """Write the page and the pictures that were asked for."""
+    """Write the requested page and pictures."""
     from debubble.views import views
     from debubble.views.picture import picture
 
@@ -188,14 +188,14 @@ def _draw(
 
 
 def _save(scene: Scene, output: Path) -> None:
-    """Write the plan of a model by a schedule."""
+    """Save the plan of a scene."""
     assert scene.plan is not None
     scene.plan.save(output)
     log().print(f"Wrote {output}.")
 
 
-def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
-    """A plan file's step, under another memory limit if one is given."""
+def _scene_of_plan(path: str | None, choice: ScheduleChoice, inputs: AbstractCosts, run: o.ModelRun) -> Scene:
+    """Simulate a plan file, with another memory limit if one is set."""
     from debubble.views.scene import Scene
 
     if path is None:
@@ -204,14 +204,14 @@ def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCost
         raise InputError(
             "Give the MODEL's schedule with --schedule NAME (see `debubble schedules`); a plan file takes no --cluster."
         )
-    run.refuse_given()
-    others = {
-        "costs": given.costs,
+    run.refuse_options()
+    unsupported = {
+        "costs": inputs.costs,
         "recompute": choice.recompute,
         "layers": choice.layers,
         "host-chunks": choice.host_chunks or None,
     }
-    choice.refuse(given, "a plan file says all of its step", **others)
+    choice.refuse(inputs, "a plan file says all of its step", **unsupported)
     plan = Plan.load(path)
     if choice.memory_limit is not None:
         plan = replace(plan, costs=plan.costs.with_limit(_limit_of_plan(plan, choice.memory_limit)))
@@ -219,22 +219,22 @@ def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCost
 
 
 MORE_RECOMPUTATION = ("selective", "full")
-"""Recomputation that is tried, in order, where a schedule does not fit without."""
+"""Recomputation that is tried for schedules that do not fit without."""
 
 
-def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
-    """The step of a model by a schedule."""
+def _scene_of_model(name: str, choice: ScheduleChoice, inputs: AbstractCosts, run: o.ModelRun) -> Scene:
+    """Simulate a model with a schedule."""
     from debubble.models import named_model
     from debubble.planners.fixed_plan import fixed_plan
     from debubble.views.scene import Scene
 
-    if given.costs is not None:
+    if inputs.costs is not None:
         raise InputError("Give either MODEL or --costs, not both.")
-    if given.devices is not None:
+    if inputs.devices is not None:
         raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
-    own = None if choice.csv is None else _own_order(choice.csv)
-    model, schedule = named_model(name), own or str(choice.schedule)
-    micro_batches = choice.step_micro_batches if own is None else own.micro_batches
+    csv_order = None if choice.csv is None else _csv_order(choice.csv)
+    model, schedule = named_model(name), csv_order or str(choice.schedule)
+    micro_batches = choice.step_micro_batches if csv_order is None else csv_order.micro_batches
 
     def scene(recompute: str | None) -> Scene:
         plan = fixed_plan(
@@ -258,35 +258,35 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
         fastest = min(((step(way), way) for way in ways), default=(math.inf, ""))
         if fastest[0] == math.inf:
             raise
-        found = error.found if isinstance(error, OutOfMemoryError) else str(error).partition(";")[0]
-        raise InfeasibleError(f"{found}; --recompute {fastest[1]} fits.", missing=error.missing) from error
+        sentence = error.found if isinstance(error, OutOfMemoryError) else str(error).partition(";")[0]
+        raise InfeasibleError(f"{sentence}; --recompute {fastest[1]} fits.", missing=error.missing) from error
 
 
-def _own_order(file: Path) -> Schedule:
-    """The order of a CSV."""
+def _csv_order(file: Path) -> Schedule:
+    """Read a CSV's order of operations."""
     from debubble.frameworks.torch.export import read
 
     return read(file)
 
 
-def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun, *, divided: bool) -> Scene:
-    """The step of a schedule or an order whose stages have given costs, and whose last chunks the hosts step."""
+def _scene_of_costs(choice: ScheduleChoice, inputs: AbstractCosts, run: o.ModelRun, *, divided: bool) -> Scene:
+    """Simulate a schedule or a CSV's order with abstract costs, and the last chunks' optimizer on hosts."""
     from debubble import simulate as simulated
     from debubble.planners.analysis.remarks import timeline_remarks
     from debubble.views.scene import Scene
 
-    run.refuse_given()
+    run.refuse_options()
     for name in ("recompute", "layers"):
         if getattr(choice, name) is not None:
             o.refuse_without_model(name)
     if choice.csv is None:
         schedule, costs = _built(
-            choice, given, objective="span" if run.post_validation else "makespan", divided=divided
+            choice, inputs, objective="span" if run.post_validation else "makespan", divided=divided
         )  # fmt: skip
     else:
-        schedule = _own_order(choice.csv)
+        schedule = _csv_order(choice.csv)
         parts = schedule.stages // schedule.devices if divided else 1
-        costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit), parts=parts)
+        costs = _costs(schedule.stages, inputs.costs, o.abstract_limit(choice.memory_limit), parts=parts)
     hosted = schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks))
     try:
         timeline = simulated(hosted, costs)
@@ -296,37 +296,37 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
     scene = Scene(
         timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
     )  # fmt: skip
-    remark = _joined_words([scene], given.costs)
+    remark = _joined_words([scene], inputs.costs)
     chunks = schedule.placement.chunks
-    if given.costs is None and not divided and chunks > 1:
+    if inputs.costs is None and not divided and chunks > 1:
         remark = STAGES_OF_ONE.format(chunks=chunks)
     return replace(scene, remarks=(*scene.remarks, remark)) if remark else scene
 
 
-def _chunks(choice: ScheduleChoice) -> int:
-    """Stages per device of a schedule by name, or of an order of one's own."""
+def _num_chunks(choice: ScheduleChoice) -> int:
+    """Stages per device of a named schedule or a CSV's order."""
     from debubble.schedules import schedules
 
     if choice.csv is not None:
-        own = _own_order(choice.csv)
-        return own.stages // own.devices
+        csv_order = _csv_order(choice.csv)
+        return csv_order.stages // csv_order.devices
     return choice.chunks or schedules[str(choice.schedule)].default_chunks
 
 
 def _built(
-    choice: ScheduleChoice, given: AbstractCosts, *, objective: str, divided: bool
+    choice: ScheduleChoice, inputs: AbstractCosts, *, objective: str, divided: bool
 ) -> tuple[Schedule, StageCosts]:  # fmt: skip
-    """A schedule by name, and its costs, divided by its stages per device or not."""
+    """Build a named schedule and its costs, which may be divided by its stages per device."""
     from debubble.schedules import schedules
 
     assert choice.schedule is not None
     entry, limit = schedules[choice.schedule], o.abstract_limit(choice.memory_limit)
-    chunks = _chunks(choice)
-    told = given.devices
-    if told is None and given.costs is not None:
-        told = _devices_of(given.costs, chunks)
-    devices = o.required_devices(told, otherwise=", or a MODEL with --cluster")
-    costs = _costs(devices * chunks, given.costs, limit, parts=chunks if divided else 1)
+    chunks = _num_chunks(choice)
+    requested = inputs.devices
+    if requested is None and inputs.costs is not None:
+        requested = _num_devices(inputs.costs, chunks)
+    devices = o.required_devices(requested, otherwise=", or a MODEL with --cluster")
+    costs = _costs(devices * chunks, inputs.costs, limit, parts=chunks if divided else 1)
     options = {**entry.accepted_options(memory_limit=limit, objective=objective), **choice.settings}
     schedule = entry(
         devices=devices, micro_batches=choice.step_micro_batches, chunks=choice.chunks, costs=costs, **options
@@ -335,7 +335,7 @@ def _built(
 
 
 def _limit_of_plan(plan: Plan, text: str) -> float | int | None:
-    """A memory limit in the unit of the plan's costs: bytes, for a model's plan."""
+    """Parse a memory limit in the unit of the plan's costs, which is bytes for a model's plan."""
     if plan.model is None:
         return o.abstract_limit(text)
     from debubble.costs import parse_size
@@ -344,7 +344,7 @@ def _limit_of_plan(plan: Plan, text: str) -> float | int | None:
 
 
 def _figures(scene: Scene) -> dict[str, Any]:
-    """The keys of `answers.SimulateAnswer`, but for the version."""
+    """The keys of `answers.SimulateAnswer`, without the version."""
     from debubble.simulator import by_cause
 
     timeline = scene.timeline
@@ -371,20 +371,20 @@ def _figures(scene: Scene) -> dict[str, Any]:
 
 
 def _costs(stages: int, file: Path | None, limit: float | None, *, parts: int) -> StageCosts:
-    """The file's costs, or all times and sizes 1, under the memory limit if there is one.
+    """The file's costs, or unit costs, with the memory limit if there is one.
 
-    The stages of a file that has more are joined; numbers that are of any stage are divided into so many parts.
+    Surplus stages of a file are joined; costs that hold for any stage are divided by `parts`.
     """
     from debubble.costs import load_costs
 
     if file is None:
         costs = StageCosts.of(stages=max(stages, 1), offload=1).divided(parts)
-    elif _stages_of(file) == 1:
+    elif _num_stages(file) == 1:
         costs = load_costs(file, stages=stages).divided(parts)
     else:
-        whole = load_costs(file)
+        full = load_costs(file)
         try:
-            costs = whole.joined(stages)
+            costs = full.joined(stages)
         except InputError as error:
             raise InputError(f"{file}: {error}") from error
     return costs if limit is None else costs.with_limit(limit)

@@ -1,4 +1,4 @@
-"""The options of `debubble simulate`: a schedule or an order of operations, and the costs that it is given."""
+"""Option groups of `debubble simulate`: schedules or an order of operations, and abstract costs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from debubble.cli.options import option
 from debubble.ir import InputError, Schedule
 
 MICRO_BATCHES = 8
-"""Micro-batches per step where nobody says how many."""
+"""Default number of micro-batches per step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleChoice(o.OptionGroup):
-    """A schedule by name, or an order of operations, and what it is given."""
+    """Named schedules or an order of operations, with their options."""
 
     section: ClassVar[str] = "The schedule"
 
@@ -26,9 +26,9 @@ class ScheduleChoice(o.OptionGroup):
         "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`), or a function of your own, as"
         " mine.py:order; several, as 1f1b,interleaved:4 (of 4 chunks), are compared.",
         names=schedule_names,
-        what="schedule",
+        noun="schedule",
         several=True,
-        own="schedules.from_file:named_schedule",
+        loader="schedules.from_file:named_schedule",
     )
     csv: Path | None = option("An order of operations as torch writes it; with --schedule they are compared.")
     micro_batches: int | None = option("Micro-batches per step (default: 8).")
@@ -48,14 +48,14 @@ class ScheduleChoice(o.OptionGroup):
     )
 
     @property
-    def each(self) -> dict[str, ScheduleChoice]:
-        """The choices by label: of the order of one's own and of every schedule that is named, or the only one."""
+    def choices(self) -> dict[str, ScheduleChoice]:
+        """A choice per label, of the CSV's order and of every named schedule."""
         if self.schedule is None:
             return {str(self.csv): self}
         labels = self.schedule.split(",")
         names = [label.partition(":")[0] for label in labels]
-        own = {} if self.csv is None else {str(self.csv): replace(self, schedule=None, options=None, chunks=None)}
-        return own | {
+        by_csv = {} if self.csv is None else {str(self.csv): replace(self, schedule=None, options=None, chunks=None)}
+        return by_csv | {
             label: replace(
                 self,
                 schedule=name,
@@ -67,46 +67,46 @@ class ScheduleChoice(o.OptionGroup):
         }
 
     def _options_of(self, name: str, compared: Sequence[str]) -> list[str] | None:
-        """The options for one of several schedules: those that it takes, and those that none of them does."""
+        """The options for one of several schedules: those that it takes, and those that no schedule takes."""
         from debubble.schedules import schedules
 
         def is_for(text: str) -> bool:
             option = text.partition("=")[0].replace("-", "_")
-            taking = [each for each in compared if option in schedules[each].options]
+            taking = [schedule for schedule in compared if option in schedules[schedule].options]
             return name in taking or not taking
 
         return None if self.options is None else list(filter(is_for, self.options))
 
     def _chunks_of(self, label: str, compared: Sequence[str]) -> int | None:
-        """The chunks that a label or `--chunks` asks for; None for a schedule that takes none among others that do."""
+        """The chunks of a label or `--chunks`; None if the schedule does not take them but another does."""
         from debubble.schedules import schedules
 
         name, colon, chunks = label.partition(":")
         if colon and not chunks.isdecimal():
             raise InputError(f"--schedule {label}: write NAME:CHUNKS, such as {name}:4.")
-        taking = [each for each in compared if "chunks" in schedules[each].options]
+        taking = [schedule for schedule in compared if "chunks" in schedules[schedule].options]
         otherwise = None if taking and name not in taking else self.chunks
         return int(chunks) if colon else otherwise
 
-    def sized_as(self, own: Schedule) -> ScheduleChoice:
-        """The choice with as many micro-batches as an order of one's own."""
-        return replace(self, micro_batches=own.micro_batches) if self.csv is None else self
+    def with_micro_batches_of(self, order: Schedule) -> ScheduleChoice:
+        """The choice with the micro-batches of a CSV's order."""
+        return replace(self, micro_batches=order.micro_batches) if self.csv is None else self
 
     @property
     def step_micro_batches(self) -> int:
-        """Micro-batches of the step."""
+        """Number of micro-batches per step."""
         return MICRO_BATCHES if self.micro_batches is None else self.micro_batches
 
     @property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """The layers of every stage, if they are given."""
+        """The layers of every stage; None without --layers."""
         from debubble.planners.partitioning.by_layers import layers_named
 
         return None if self.layers is None else layers_named(self.layers)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options of the schedule by name: whole numbers, numbers and words."""
+        """The schedule's options by name, as numbers, booleans or words."""
         settings: dict[str, Any] = {}
         for text in self.options or []:
             name, equals, value = text.partition("=")
@@ -118,17 +118,17 @@ class ScheduleChoice(o.OptionGroup):
             settings[name] = _value(value)
         return settings
 
-    def check_with_order(self, given: AbstractCosts) -> None:
-        """Raise InputError for what an order of one's own leaves no choice of."""
+    def check_with_order(self, inputs: AbstractCosts) -> None:
+        """Raise InputError for options that a CSV's order determines."""
         alone = {} if self.schedule is not None else {"chunks": self.chunks, "option": self.options}
-        options = {"micro-batches": self.micro_batches, "devices": given.devices, **alone}
+        options = {"micro-batches": self.micro_batches, "devices": inputs.devices, **alone}
         self._refuse("the CSV says the order of all operations", options)
 
-    def refuse(self, given: AbstractCosts, reason: str, **others: Any) -> None:
-        """Raise InputError for the first option of a schedule that was given, where there is none to choose."""
+    def refuse(self, inputs: AbstractCosts, reason: str, **unsupported: Any) -> None:
+        """Raise InputError for the first set option of a schedule or of `unsupported`, with this reason."""
         of_a_schedule = {
             "micro-batches": self.micro_batches, "chunks": self.chunks, "option": self.options,
-            "devices": given.devices, **others,
+            "devices": inputs.devices, **unsupported,
         }  # fmt: skip
         self._refuse(reason, of_a_schedule)
 
@@ -141,9 +141,9 @@ class ScheduleChoice(o.OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractCosts(o.OptionGroup):
-    """Stages whose costs are given."""
+    """Costs of stages without a model."""
 
-    section: ClassVar[str] = o.GIVEN
+    section: ClassVar[str] = o.COSTS
 
     costs: Path | None = option("Stage costs, as a costs file; stages that are too many are joined.")
     devices: o.Devices = None

@@ -1,4 +1,4 @@
-"""`debubble sweep`: the plans of a job for several values of one option, as a table and a page with a slider."""
+"""`debubble sweep`: plans of a job for several values of one option, as a table and a page with a slider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import Size, Theme
 from debubble.cli.output import Json, SearchProgress, check_pictures, console, log, print_answer, write_pictures
-from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
+from debubble.cli.plan_options import CostInputs, Output, PlanOptions, check_call
 from debubble.cli.plan_request import ModelRequest
 from debubble.formatting import listed
 from debubble.ir import InputError
@@ -42,7 +42,7 @@ def sweep(
         ),
     ],
     run: o.ModelRun,
-    asked: Question,
+    options: PlanOptions,
     search: o.SearchLimits,
     html: Annotated[Path | None, typer.Option(help="Write the page with a slider over the plans.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture of the step by value.")] = None,
@@ -65,18 +65,18 @@ def sweep(
     check_pictures(html=html, png=png, svg=svg, pdf=pdf)
     name, values = _values(over)
     option = name.replace("_", "-")
-    whole = replace(asked, global_batch=values[0]) if name == "global_batch" else asked
+    first_options = replace(options, global_batch=values[0]) if name == "global_batch" else options
     check_call(
         values[0] if name == "model" and model is None else model,
         run=run,
-        asked=whole,
-        given=GivenCosts(),
+        options=first_options,
+        inputs=CostInputs(),
         output=Output(),
     )
-    _check_not_given(name, model, run, asked)
+    _check_not_set(name, model, run, options)
     cluster = o.parse_cluster(values[0]) if name == "cluster" else run.require_cluster()
     request = ModelRequest(
-        model=named_model(model or values[0]), cluster=cluster, run=run, asked=asked, given=GivenCosts(),
+        model=named_model(model or values[0]), cluster=cluster, run=run, options=options, inputs=CostInputs(),
         search=search, stream=False,
     )  # fmt: skip
     if name == "memory_limit":
@@ -85,39 +85,39 @@ def sweep(
     with log().status(f"Planning {len(values)} times ...") as status:
 
         def begin(value: Any) -> SearchProgress:
-            told = SearchProgress(status, subject=f"{option} {value}")
-            told.begin()
-            return told
+            progress = SearchProgress(status, subject=f"{option} {value}")
+            progress.begin()
+            return progress
 
         arguments = {"model": request.model, "cluster": cluster, **request.arguments, name: values}
-        found = swept(**arguments, progress_of=begin)
-    if found.interrupted:
-        last = found.points[-1].plan
+        result = swept(**arguments, progress_of=begin)
+    if result.interrupted:
+        last = result.points[-1].plan
         so_far = "; its search ended early" if last is not None and last.interrupted else ""
-        log().print(f"Interrupted: {len(found.points)} of {len(values)} values were planned{so_far}.")
+        log().print(f"Interrupted: {len(result.points)} of {len(values)} values were planned{so_far}.")
     if html is not None:
-        show(found).save(html)
+        show(result).save(html)
         log().print(f"The page is in {html}.")
-    write_pictures(partial(sweep_picture, found, theme=theme, size=size), png=png, svg=svg, pdf=pdf)
+    write_pictures(partial(sweep_picture, result, theme=theme, size=size), png=png, svg=svg, pdf=pdf)
     if json:
-        print_answer(over=name, points=[_point(point) for point in found.points], interrupted=found.interrupted)
+        print_answer(over=name, points=[_point(point) for point in result.points], interrupted=result.interrupted)
     else:
-        _print_table(found)
-    if not any(point.plan for point in found.points):
+        _print_table(result)
+    if not any(point.plan for point in result.points):
         raise typer.Exit(1)
 
 
-def _print_table(found: Sweep) -> None:
-    """Print the plans' table, a line on each, and for which of them a faster one was passed over."""
+def _print_table(result: Sweep) -> None:
+    """Print the table of plans, a line per plan, and values whose plan is simpler than the fastest."""
     from rich.text import Text
 
     from debubble.planners.degrees.simplest import TOLERANCE
     from debubble.views.html.sweep import sweep_rows, sweep_words
     from debubble.views.terminal import rich_table
 
-    console().print(rich_table(sweep_rows(found)))
-    console().print(*(Text(f"{point.value}: {sweep_words(point)}") for point in found.points), sep="\n")
-    searches = ((point.value, point.plan.degree_search) for point in found.points if point.plan is not None)
+    console().print(rich_table(sweep_rows(result)))
+    console().print(*(Text(f"{point.value}: {sweep_words(point)}") for point in result.points), sep="\n")
+    searches = ((point.value, point.plan.degree_search) for point in result.points if point.plan is not None)
     simpler = [str(value) for value, search in searches if search is not None and search.fastest is not None]
     if simpler:
         console().print(
@@ -126,8 +126,8 @@ def _print_table(found: Sweep) -> None:
         )
 
 
-def _check_not_given(name: str, model: str | None, *groups: o.OptionGroup) -> None:
-    """Raise InputError if what is varied was also given: the model, or an option whose value is not the default."""
+def _check_not_set(name: str, model: str | None, *groups: o.OptionGroup) -> None:
+    """Raise InputError if the swept option, or the model, is also set on the command line."""
     defaults = {f.name: (getattr(group, f.name), f.default) for group in groups for f in fields(group)}
     value, default = (model, None) if name == "model" else defaults[name]
     if value != default:
@@ -136,11 +136,11 @@ def _check_not_given(name: str, model: str | None, *groups: o.OptionGroup) -> No
 
 
 def _values(over: str) -> tuple[str, list[Any]]:
-    """The option and its values; raises InputError if it cannot be varied, or a value is none of its."""
+    """Parse --over into option and values.  Raises InputError if the option cannot vary or a value is wrong."""
     name, _, words = over.partition("=")
     name = name.removeprefix("--").replace("-", "_")
     if name not in (*_WORDS, *_NUMBERS):
-        names = ", ".join(each.replace("_", "-") for each in (*_WORDS, *_NUMBERS))
+        names = ", ".join(known.replace("_", "-") for known in (*_WORDS, *_NUMBERS))
         raise InputError(f"--over varies one of {names}: --over memory-limit=24GiB,32GiB.")
     values = [word.strip() for word in words.split(",") if word.strip()]
     if len(values) < 2:

@@ -23,7 +23,7 @@ from debubble.training import settings
 
 @dataclass(frozen=True, kw_only=True)
 class Weights(OptionGroup):
-    """Source and destination of the weights."""
+    """Where weights are loaded from and saved to."""
 
     section: ClassVar[str] = "Weights"
 
@@ -35,7 +35,7 @@ class Weights(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class Unplanned(OptionGroup):
-    """The run of a MODEL that no plan is made for; None: not given."""
+    """The options of a MODEL without a plan; None: not set."""
 
     section: ClassVar[str] = "A MODEL in place of PLAN, with --online"
 
@@ -43,16 +43,16 @@ class Unplanned(OptionGroup):
     micro_batches: int | None = option("Micro-batches per step (default: 32).", min=1)
     micro_batch_size: int | None = option("Sequences per micro-batch (default: 1).", min=1)
     sequence_length: int | None = option("Tokens per sequence (default: 4096).", min=1)
-    dtype: str | None = option("bf16, fp16 or fp32 (default: bf16).", names=dtype_names, what="dtype")
+    dtype: str | None = option("bf16, fp16 or fp32 (default: bf16).", names=dtype_names, noun="dtype")
     memory_limit: str | None = option("Per device: bytes, or with a unit such as 20GiB.")
 
-    def plan_of(self, given: Path, *, online: bool, folder: Path | None) -> Path:
-        """The file of the plan that was given, or of the first one of the MODEL that was."""
+    def plan_of(self, file: Path, *, online: bool, folder: Path | None) -> Path:
+        """Return the plan file, or plan a MODEL and return its file."""
         if self.cluster is None:
             for f in fields(self):
                 if getattr(self, f.name) is not None:
                     raise InputError(f"--{f.name.replace('_', '-')} is for a MODEL on a --cluster; a plan has its own.")
-            return given
+            return file
         if not online:
             raise InputError("A MODEL without a plan is planned while it trains: add --online, or `debubble plan` it.")
         from debubble.models import named_model
@@ -61,7 +61,7 @@ class Unplanned(OptionGroup):
 
         names = ("micro_batch_size", "sequence_length", "dtype", "memory_limit")
         plan = least_memory_plan(
-            named_model(str(given)), parse_cluster(self.cluster), micro_batches=self.micro_batches or MICRO_BATCHES,
+            named_model(str(file)), parse_cluster(self.cluster), micro_batches=self.micro_batches or MICRO_BATCHES,
             **{name: value for name in names if (value := getattr(self, name)) is not None},
         )  # fmt: skip
         return save_first(plan, folder)
@@ -69,7 +69,7 @@ class Unplanned(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(OptionGroup):
-    """The settings that a checkpoint remembers; None: not given."""
+    """The settings that checkpoints store; None: not set."""
 
     section: ClassVar[str] = "Recipe"
 
@@ -79,7 +79,7 @@ class Recipe(OptionGroup):
     lr_schedule: str | None = option(
         "After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant.",
         names=learning_rate_names,
-        what="schedule of the learning rate",
+        noun="schedule of the learning rate",
     )
     optimizer: str | None = option("adamw, adam, momentum, sgd, or module:Class (default: what the plan was made for).")
     optimizer_option: list[str] | None = option(
@@ -94,18 +94,18 @@ class Recipe(OptionGroup):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings by the names that a checkpoint has; those that were not given are None."""
+        """The settings by their names in checkpoints; None: not set."""
         names = ("steps", "learning_rate", "warmup", "lr_schedule", "optimizer", "weight_decay", "clip")
-        own = {"optimizer_settings": _arguments(self.optimizer_option), "ema_decay": self.ema}
-        return {name: getattr(self, name) for name in names} | own
+        further = {"optimizer_settings": _parse_arguments(self.optimizer_option), "ema_decay": self.ema}
+        return {name: getattr(self, name) for name in names} | further
 
 
-def _arguments(given: Sequence[str] | None) -> dict[str, Any] | None:
-    """Read arguments given as NAME=VALUE, each value as JSON, or as a word.  Raises InputError for another form."""
-    if given is None:
+def _parse_arguments(arguments: Sequence[str] | None) -> dict[str, Any] | None:
+    """Parse NAME=VALUE arguments, with values in JSON or as plain words.  Raises InputError for another form."""
+    if arguments is None:
         return None
     read: dict[str, Any] = {}
-    for argument in given:
+    for argument in arguments:
         name, sign, text = argument.partition("=")
         if not (sign and name.isidentifier()):
             raise InputError(f"--optimizer-option takes NAME=VALUE, not '{argument}'.")
@@ -137,7 +137,7 @@ def train(
     With --online and --cluster, PLAN may be a MODEL: the run measures its operators, and plans, while it trains.
     """
     require_torch()
-    checkpoints.check_folder_given()  # what needs no torch, whose import takes seconds
+    checkpoints.check_folder_given()  # before torch is imported, which takes seconds
     data.check_files()
     file = unplanned.plan_of(plan, online=execution.online, folder=checkpoints.checkpoint)
     loaded = Plan.load(file)
@@ -172,4 +172,4 @@ def train(
     finally:
         if not is_torchrun_rank():
             with suppress(InputError):
-                check_unlocked(options)  # ranks that were killed have left their locks there
+                check_unlocked(options)  # killed ranks leave their locks

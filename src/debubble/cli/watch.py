@@ -1,4 +1,4 @@
-"""`debubble watch`: a run of `debubble train` compared with its plan, while it runs and after its end."""
+"""`debubble watch`: a running or finished `debubble train` compared with its plan."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from debubble.training.monitoring.watched_run import WatchedRun
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks."""
+"""Polling interval, in seconds."""
 SILENCE_STEPS = 10
-"""Steps' times without a step, after which that is said."""
+"""Time without a step after which a run is reported as silent, as a multiple of its step time."""
 
 
 @app.command(rich_help_panel="Run")
@@ -64,10 +64,7 @@ def watch(
 
 
 def _wait_for(run: Path) -> None:
-    """Wait until a run has begun its record; Ctrl-C ends the command.
-
-    Raises InputError if not even the folder is there in which the run's is made.
-    """
+    """Wait until a run has begun its record.  Raises InputError if the run's parent folder does not exist."""
     from debubble.training.monitoring.run_record import has_begun
 
     if not run.absolute().parent.is_dir():
@@ -98,7 +95,7 @@ def _render(run: WatchedRun) -> RenderableType:
 
 
 def _silence(run: WatchedRun) -> str | None:
-    """The problem of the run, as far as its record tells; None: none."""
+    """A sentence on the run's problem, if its record shows one."""
     if run.state in ("failed", "stopped"):
         return run.error
     if run.state == "died":
@@ -142,7 +139,7 @@ def _speed(run: WatchedRun) -> str | None:
 def _memory(run: WatchedRun) -> str | None:
     if not run.devices:
         return None
-    device, fullest = max(enumerate(run.devices), key=lambda each: each[1].peak_memory / (each[1].memory_limit or 1))
+    device, fullest = max(enumerate(run.devices), key=lambda item: item[1].peak_memory / (item[1].memory_limit or 1))
     words = f"device {device} is fullest: {size_words(fullest.peak_memory)}"
     if fullest.planned_memory is None:
         return words

@@ -1,4 +1,4 @@
-"""The workbench in the browser: searches as processes of `debubble plan`, and instant simulations of one schedule."""
+"""The browser workbench: searches run as `debubble plan` processes, and schedules are simulated at once."""
 
 from debubble.serve.server import Workbench
 

@@ -1,6 +1,6 @@
-"""Run as a script, with a workbench's folder: ends the searches there and removes it when the workbench is gone.
+"""A script that kills a workbench's searches and removes its folder, its argument, once the workbench has ended.
 
-It imports nothing but the standard library, and ends when its standard input does, which the workbench holds open.
+It uses only the standard library, and waits for the end of its standard input, which the workbench keeps open.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def processes_in(folder: Path) -> Iterator[int]:
-    """The processes whose current folder is in this one (on Linux)."""
+    """The processes whose working directory is below a folder (Linux only)."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if folder in Path(os.readlink(entry / "cwd")).parents:
@@ -23,7 +23,7 @@ def processes_in(folder: Path) -> Iterator[int]:
 
 
 def main(folder: Path) -> None:
-    """Wait for the workbench to end, and leave nothing of it."""
+    """Wait for the workbench to end, then kill its searches and remove its folder."""
     sys.stdin.buffer.read()
     while processes := list(processes_in(folder)):
         for process in processes:

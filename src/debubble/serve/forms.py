@@ -1,4 +1,4 @@
-"""The workbench's forms, read as calls of `debubble plan` and as simulations."""
+"""The workbench's forms: arguments of `debubble plan`, and simulations of a schedule."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from debubble.planners import planners
 from debubble.planners.fixed_plan import fixed_plan
 from debubble.views.scene import Scene
 
-MAX_TRIED = 20_000
-"""Operations of a simulation that is drawn at once: larger ones would not follow a slider."""
+MAX_TRIAL_SIZE = 20_000
+"""Largest devices x micro-batches of a trial simulation; larger ones could not follow a slider."""
 
 
 class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of the form that starts a search; an empty text is a field that was not filled in."""
+    """The form that starts a search; empty texts are unset fields."""
 
     model: str = ""
     cluster: str = ""
@@ -37,7 +37,7 @@ class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of `debubble plan`; every value is joined to its option, so that none can be taken for one."""
+        """The arguments of `debubble plan`; values are joined to their options, so that none is parsed as an option."""
         _check_chosen(self)
         planners[self.planner]  # raises InputError for a file, too
         values = {name.replace("_", "-"): getattr(self, name) for name in self.__struct_fields__ if name != "model"}
@@ -46,7 +46,7 @@ class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TrialForm(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of the form that simulates one schedule."""
+    """The form that simulates a schedule."""
 
     model: str = ""
     cluster: str = ""
@@ -59,10 +59,10 @@ class TrialForm(msgspec.Struct, forbid_unknown_fields=True):
     memory_limit: str = ""
 
     def scene(self) -> Scene:
-        """Simulate it.  Raises a DebubbleError with a sentence if it does not fit or makes no sense."""
+        """Simulate the schedule.  Raises a DebubbleError if it does not fit or a field is wrong."""
         _check_chosen(self)
         cluster = Cluster.parse(self.cluster)
-        if cluster.count * self.micro_batches > MAX_TRIED:
+        if cluster.count * self.micro_batches > MAX_TRIAL_SIZE:
             raise InputError(f"{cluster.count} devices and {self.micro_batches} micro-batches are too many to follow.")
         plan = fixed_plan(
             named_model(self.model), cluster, schedule=self.schedule, micro_batches=self.micro_batches,
@@ -78,7 +78,7 @@ def _check_chosen(form: SearchForm | TrialForm) -> None:
 
 
 def read_form(content: bytes, form: type[Any]) -> Any:
-    """Read a form's JSON; numbers may be texts, and empty texts are fields that were not filled in.
+    """Parse a form's JSON; numbers may be texts, and empty texts are unset fields.
 
     Raises:
         InputError: If a field is wrong.

@@ -1,4 +1,4 @@
-"""Searches of the workbench: each is a process of `debubble plan` in a folder of its own."""
+"""Searches of the workbench: processes of `debubble plan`, each in its own folder."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from debubble.serve import cleaner
 State = Literal["running", "done", "failed"]
 
 MAX_SEARCHES = 2
-"""Searches that may run at the same time: each of them uses all cores."""
+"""Number of searches that may run at the same time; each uses all cores."""
 
 
 @dataclass
 class PlanSearch:
-    """One process, with what it has said so far."""
+    """A search process and its log lines so far."""
 
     number: int
     folder: Path
@@ -37,7 +37,7 @@ class PlanSearch:
         self._reader.start()
 
     def _follow(self) -> None:
-        """Keep its lines until it ends."""
+        """Collect log lines until the process ends."""
         assert self.process.stderr is not None
         with self.process.stderr as lines:
             for line in lines:
@@ -51,7 +51,7 @@ class PlanSearch:
 
     @property
     def error(self) -> str | None:
-        """The sentence that it ended with, if it failed."""
+        """The error message of a failed search."""
         if self.state != "failed":
             return None
         self._reader.join()
@@ -60,34 +60,34 @@ class PlanSearch:
 
     @property
     def plan(self) -> Plan:
-        """The plan that it found.  Raises InputError if it has not found it yet."""
+        """The resulting plan.  Raises InputError if there is none yet."""
         if self.state != "done":
             raise InputError("This search has no plan.")
         return Plan.load(self.folder / "plan.json")
 
     def stop(self) -> None:
-        """End it as Ctrl-C does: a search of degrees keeps the best so far."""
+        """Interrupt the search as Ctrl-C does: a search of degrees then returns its best plan so far."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.wait()
 
     def wait(self) -> None:
-        """Return once it has ended."""
+        """Wait until the process has ended."""
         self.process.wait()
         self._reader.join()
 
 
 class Searches:
-    """All searches of one workbench; they end with it, also if it is killed."""
+    """All searches of a workbench, which end with it even if it is killed."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="debubble-serve-")
-        # A search would end with the thread that starts it, a request's, if the system were asked as a rank asks.
+        # A parent-death signal, which ranks use, would end searches with the request's thread that starts them.
         self._cleaner = subprocess.Popen(
             [*PYTHON, cleaner.__file__, self._folder.name], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -95,7 +95,7 @@ class Searches:
         self._lock = threading.Lock()
 
     def start(self, arguments: Sequence[str]) -> PlanSearch:
-        """Start `debubble` with these arguments.  Raises InputError if too many run already."""
+        """Start `debubble` with these arguments.  Raises InputError if too many searches run."""
         with self._lock:
             if sum(search.state == "running" for search in self._all) >= MAX_SEARCHES:
                 raise InputError(f"{MAX_SEARCHES} searches run already: wait, or stop one.")
@@ -112,13 +112,13 @@ class Searches:
         return search
 
     def __getitem__(self, number: int) -> PlanSearch:
-        """Return a search.  Raises InputError if there is none of that number."""
+        """Return a search by number.  Raises InputError if there is none."""
         if not 0 <= number < len(self._all):
             raise InputError(f"There is no search {number}.")
         return self._all[number]
 
     def close(self) -> None:
-        """End all of them and remove their files."""
+        """Kill all searches and remove their files."""
         for search in self._all:
             search.end()
         self._folder.cleanup()

@@ -1,7 +1,7 @@
 """The workbench's server: pages and JSON for one browser on this machine.
 
-Only who knows the token is answered, only under the server's own name (so that no foreign name can be made to point
-here), and nothing that another site's page sends.
+Requests need the token and one of the server's host names, against DNS rebinding, and may not have another site's
+origin.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from debubble.views import Scene, views
 MAX_BYTES = 1 << 20
 """Largest size of a request, in bytes."""
 MAX_DIGITS = 9
-"""Digits of the largest number of a search."""
+"""Largest number of digits of a search's number in a request."""
 MAX_UNAUTHENTICATED = 64
-"""Connections that may be open without having sent the token; a further one closes the oldest of them."""
+"""Number of open connections without the token; a further one closes the oldest."""
 MAX_TRIALS = 8
-"""Trials that may wait for each other; they are computed one at a time."""
+"""Number of trials that may be queued; they run one at a time."""
 SOCKET_TIMEOUT = 60.0
-"""Seconds in which a browser must send or take something."""
+"""Timeout of a connection's reads and writes, in seconds."""
 
 
 class BusyError(DebubbleError):
-    """Too much is asked at once."""
+    """Too many trials are queued."""
 
 
 POLICY = "; ".join(
@@ -62,11 +62,11 @@ POLICY = "; ".join(
 
 
 class Workbench(ThreadingHTTPServer):
-    """The server.  `serve_forever` answers until `shutdown`; `server_close` ends its searches.
+    """The workbench's HTTP server.  `serve_forever` answers until `shutdown`; `server_close` ends its searches.
 
     Args:
         host: The address to listen on.
-        port: The port; 0: any that is free.
+        port: The port; 0: any free port.
     """
 
     daemon_threads = True
@@ -90,12 +90,12 @@ class Workbench(ThreadingHTTPServer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names under which it answers."""
+        """The host names with port under which it answers."""
         host, port = self.server_address[:2]
         return tuple(dict.fromkeys(f"{name}:{port}" for name in (str(host), "localhost", "127.0.0.1")))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread of its own, and close the oldest connection that has not said the token, if many are."""
+        """Answer on a new thread, and close the oldest connection without the token if there are too many."""
         with self._lock:
             if len(self._unauthenticated) == MAX_UNAUTHENTICATED:
                 oldest = next(iter(self._unauthenticated))
@@ -106,25 +106,25 @@ class Workbench(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, on this thread."""
+        """Answer a request on this thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self.trust(request)
 
     def trust(self, connection: socket.socket) -> None:
-        """Keep a connection that has sent the token until it is answered."""
+        """Exempt a connection that has sent the token from being closed."""
         with self._lock:
             self._unauthenticated.pop(connection, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of connections that end, as browsers do with what they no longer want."""
+        """Ignore errors of closed connections, such as of downloads that browsers abort."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Wait until no other trial is computed.  Raises BusyError if many wait."""
+        """Wait until no other trial runs.  Raises BusyError if too many are queued."""
         if not self._trials.acquire(blocking=False):
             raise BusyError(f"{MAX_TRIALS} trials are waiting already: try again.")
         try:
@@ -151,11 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"search": self._start, "stop": self._stop, "trial": self._trial})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what the base class refuses, such as another method, in the form of every answer."""
+        """Send errors of the base class, such as for unknown methods, as JSON."""
         self._send(HTTPStatus(code), {"error": f"{code:d}: {message or HTTPStatus(code).phrase}"})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is logged: the lines would have the token."""
+        """Log nothing, as log lines would have the token."""
 
     def _answer(self, routes: dict[str, Any]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Timeline or trace -> terminal table, HTML, PNG, SVG, Perfetto JSON; plan against measured."""
+"""Views of plans and traces: terminal tables, HTML, PNG, SVG, PDF, Perfetto JSON; plan against measurement."""
 
 from debubble.registry import index_by_name
 from debubble.views.registry import View, view, views

@@ -1,4 +1,4 @@
-"""The row of the plan's screen on how far measured runs were from predictions, and on what is assumed."""
+"""Rows of the plan's screen on the accuracy of predictions and on assumed bandwidths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from debubble.views.scene import Scene
 
 
 def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str]:
-    """The intervals of step, memory and days, where the costs were computed and not measured."""
+    """Phrases on the likely intervals of step, memory and days, for plans with computed costs."""
     if plan.profile is not None:
         yield "from measured units"
         return
@@ -35,8 +35,9 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
     yield f"{low} to {high} a step, up to {size_words(peak.high)} on a device"
     if tokens is not None and scene.why is not None:
-        each = scene.why.days(tokens) / float(scene.step_time)
-        yield f"{days_words(each * seconds.low)} to {days_words(each * seconds.high)} for these tokens"
+        days_per_second = scene.why.days(tokens) / float(scene.step_time)
+        low, high = (days_words(days_per_second * value) for value in (seconds.low, seconds.high))
+        yield f"{low} to {high} for these tokens"
     yield f"errors of {step.runs} published runs ({step.group}){_kernels(plan)}"
     if not step.of_hardware:
         yield "few or none on such GPUs"
@@ -48,14 +49,14 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
         yield "`profile` narrows it" if MEASURED_HERE in step.group else "`calibrate` or `profile` narrows it"
         return
     yield "no measured run of the cluster is like this job"
-    if others := other_frameworks(*plan.model_on_cluster, plan.options):
-        yield f"its runs count with --framework {' or '.join(others)}"
+    if frameworks := other_frameworks(*plan.model_on_cluster, plan.options):
+        yield f"its runs count with --framework {' or '.join(frameworks)}"
     else:
         yield f"`calibrate` with a run of {needed}"
 
 
 def safer_row(plan: Plan, scene: Scene) -> Iterator[str]:
-    """The memory limit to plan with, where measured runs took more than a device has."""
+    """Phrases on a safer memory limit, if published runs took more memory than a device has."""
     limit = safe_limit(plan, scene.peak_memory)
     if limit is None or scene.misfit:
         return
@@ -74,7 +75,7 @@ def safer_row(plan: Plan, scene: Scene) -> Iterator[str]:
 
 
 def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
-    """The bandwidths between nodes, and of PCIe, of which boards differ, unless a cluster file says them."""
+    """Phrases on bandwidths of networks and PCIe links that are assumed, as no cluster file gives them."""
     if cluster is None or cluster.count == 1:
         return
     slowest = cluster.slowest
@@ -85,9 +86,9 @@ def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
 
 
 def _kernels(plan: Plan) -> str:
-    """Words on whose kernels are priced."""
+    """A phrase on the framework whose kernels are priced."""
     named, _, traits = (plan.options.framework or TARGET).partition(",")
     priced = targets["megatron"].framework if named == TARGET else named
-    # Primus has Megatron-LM's kernels, and comes after it.
+    # Primus has the kernels of Megatron-LM, which is listed first.
     title = next((target.title for target in targets.values() if target.framework == priced), priced)
     return f", {title}'s kernels{f' with {traits}' if traits else ''}"

@@ -1,4 +1,4 @@
-"""Plan against measurement, operation by operation."""
+"""Comparison of a plan with a measured step, per operation, device and kind."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def _around(trace: Trace) -> dict[str, float]:
     sums: dict[str, float] = {}
     for phase in sorted(trace.typical.phases, key=lambda phase: phase.start):
         sums[phase.what] = sums.get(phase.what, 0.0) + phase.end - phase.start
-    return {what: total / trace.devices for what, total in sums.items()}
+    return {name: total / trace.devices for name, total in sums.items()}
 
 
 def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]], *, devices: int) -> str:
-    """A sentence on how the step differs, and which kind of operation on which stage differs most in that direction."""
+    """A sentence on the step's difference, and on the kind and stage of operations that cause most of it."""
     sentence = f"The pipeline took {makespan.measured / makespan.predicted:.2f} times as long as predicted"
     groups: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
     for p, m in compute:
@@ -131,11 +131,11 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]],
     sums = {key: pair(sum(p for p, _ in pairs), sum(m for _, m in pairs)) for key, pairs in groups.items()}
     sign = 1 if makespan.measured > makespan.predicted else -1
     kind, stage = max(sums, key=lambda key: sign * (sums[key].measured - sums[key].predicted))
-    most = sums[kind, stage]
-    if abs(makespan.measured - makespan.predicted) <= 0.02 * makespan.predicted or most.ratio is None:
+    group = sums[kind, stage]
+    if abs(makespan.measured - makespan.predicted) <= 0.02 * makespan.predicted or group.ratio is None:
         return f"{sentence}."
-    predicted, measured = (sum(getattr(each, name) for each in sums.values()) for name in ("predicted", "measured"))
-    too_little = sign * (most.measured - most.predicted) <= abs(makespan.measured - makespan.predicted) / 2
+    predicted, measured = (sum(getattr(total, name) for total in sums.values()) for name in ("predicted", "measured"))
+    too_little = sign * (group.measured - group.predicted) <= abs(makespan.measured - makespan.predicted) / 2
     if too_little or sign * (measured - predicted) <= 0:
         ratio = measured / predicted
         longer = devices * makespan.measured - measured > devices * makespan.predicted - predicted
@@ -143,36 +143,39 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]],
         if sign > 0 and longer:
             waited = "and devices waited for most of the rest"
         return f"{sentence}; its operations took {ratio:.2f} times as long as predicted, {waited}."
-    return f"{sentence}; most of that is {KIND_WORDS[kind]} on stage {stage}, at {most.ratio:.2f} times its prediction."
+    return (
+        f"{sentence}; most of that is {KIND_WORDS[kind]} on stage {stage}, at {group.ratio:.2f} times its prediction."
+    )
 
 
 def _unlike_device(busy: Sequence[Pair]) -> Iterator[str]:
-    """A sentence on the one device whose computing differs from the plan unlike that of all others, if there is one."""
-    ratios = [each.ratio for each in busy]
+    """A sentence on a single device whose ratio to its prediction differs from all others, if there is one."""
+    ratios = [figures.ratio for figures in busy]
     if len(ratios) < 2 or not all(ratios):
         return
     logs = [math.log(ratio) for ratio in ratios if ratio]
     unlike = max(range(len(logs)), key=lambda device: abs(logs[device]))
-    others = logs[:unlike] + logs[unlike + 1 :]
-    middle = statistics.median(others)
-    near = all(abs(log - middle) < math.log(NEAR) for log in others)
-    if near and abs(logs[unlike] - middle) > math.log(FAR):
+    rest = logs[:unlike] + logs[unlike + 1 :]
+    middle = statistics.median(rest)
+    near = all(abs(log - middle) < math.log(MAX_SIMILAR_RATIO) for log in rest)
+    if near and abs(logs[unlike] - middle) > math.log(MIN_UNLIKE_RATIO):
         yield (
             f"Device {unlike} computed {ratios[unlike]:.2f} times as long as predicted, the"
-            f" other{'s' * (len(others) > 1)} {math.exp(middle):.2f} times."
+            f" other{'s' * (len(rest) > 1)} {math.exp(middle):.2f} times."
         )
 
 
-NEAR, FAR = 1.2, 1.4
-"""Ratios of devices' computing to the plan's: those of the others differ by less, that of one unlike them by more."""
+MAX_SIMILAR_RATIO, MIN_UNLIKE_RATIO = 1.2, 1.4
+"""A device is unlike the others if these differ from their median by less than the first factor, and it by more than
+the second."""
 
 
 def render(comparison: Comparison) -> RenderableType:
-    """Tables for the terminal."""
+    """Render the comparison as tables for the terminal."""
     kinds = _operations(
         "Mean time per operation", {KIND_WORDS[Kind(kind)]: pair for kind, pair in comparison.kinds.items()}
     )
-    worst = _operations("Furthest from their prediction, in time", {each.operation: each for each in comparison.worst})
+    worst = _operations("Furthest from their prediction, in time", {pair.operation: pair for pair in comparison.worst})
     columns = ("device", "busy, predicted", "measured", "ratio", "peak memory, predicted", "measured", "ratio")
     devices = titled_table("Devices", columns)
     for device, (busy, peak) in enumerate(zip(comparison.busy, comparison.peak_memory, strict=True)):
@@ -180,8 +183,8 @@ def render(comparison: Comparison) -> RenderableType:
         devices.add_row(str(device), *_times(busy), _ratio(busy), *sizes, _ratio(peak))
     title = f"Around the program: step {comparison.step} as a whole took {time_words(comparison.seconds, seconds=True)}"
     around = titled_table(title, ("mean per device", "measured"), texts=("mean per device",))
-    for what, seconds in comparison.around.items():
-        around.add_row(what, time_words(seconds, seconds=True))
+    for name, seconds in comparison.around.items():
+        around.add_row(name, time_words(seconds, seconds=True))
     step, bubble = comparison.makespan, comparison.bubble_fraction
     predicted, measured = _times(step)
     where = (
@@ -197,7 +200,7 @@ def render(comparison: Comparison) -> RenderableType:
 
 
 def _planned_words(comparison: Comparison) -> str | None:
-    """A sentence on why the plan has another step than is compared; None: it has the same."""
+    """A sentence if the plan's full step differs from the compared pipeline time; else None."""
     planned, predicted = comparison.planned_step, comparison.makespan.predicted
     if abs(planned - predicted) <= MIN_STEP_DIFFERENCE * planned:
         return None
@@ -209,11 +212,11 @@ def _planned_words(comparison: Comparison) -> str | None:
 
 
 MIN_STEP_DIFFERENCE = 5e-4
-"""Share of a step by which two predictions may differ that are shown alike."""
+"""Smallest difference of two predictions that is mentioned, as a fraction of the step."""
 
 
 def _operations(title: str, pairs: Mapping[str, Pair]) -> Table:
-    """A row for each operation, or kind of operations."""
+    """A table with a row per operation or kind of operation."""
     table = titled_table(title, ("operation", "predicted", "measured", "ratio"), texts=("operation",))
     for name, pair in pairs.items():
         table.add_row(name, *_times(pair), _ratio(pair))
@@ -221,7 +224,7 @@ def _operations(title: str, pairs: Mapping[str, Pair]) -> Table:
 
 
 def _which(comparison: Comparison) -> str:
-    """The step that the figures are of, and how it was chosen."""
+    """The measured step that is compared, and the steps from which it was chosen."""
     first, last = min(comparison.steps), max(comparison.steps)
     if first == last:
         return f"Step {comparison.step}"
@@ -231,7 +234,7 @@ def _which(comparison: Comparison) -> str:
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison for `--json`."""
     entries: dict[str, Any] = msgspec.to_builtins(comparison)
-    return {**entries, "worst": [{"operation": each["operation"], **each} for each in entries["worst"]]}
+    return {**entries, "worst": [{"operation": worst["operation"], **worst} for worst in entries["worst"]]}
 
 
 def _times(pair: Pair) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The terminal's view of memory by part, without planning."""
+"""Terminal tables of device memory by part: of choices of degrees, and of a plan."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ from debubble.views.terminal import titled_table
 PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
 DEGREES = ("pipeline", "tensor", "data", "context", "expert")
 MAIN_DEGREES = DEGREES[:3]
-"""Degrees that have a column in any case."""
+"""Degrees that are always shown; others are shown where some choice uses them."""
 HEADERS = {
     "weights": "weights", "gradients": "gradi-\nents", "optimizer": "optim-\nizer", "activations": "activ-\nations",
     "workspace": "work-\nspace", "recomputed": "recom-\nputed",
 }  # fmt: skip
-"""Headers in two lines, so that the table fits into 80 characters."""
+"""Two-line headers, which fit the table into 80 characters."""
 UNITS = {"GiB": 2**30, "MiB": 2**20}
 STEP_BUFFERS = "receive buffers and logits that its framework keeps of all micro-batches"
 MIN_WHOLE_SIZE = 100
-"""From here on sizes are shown without decimals."""
+"""Sizes from this value on, in the table's unit, are shown without decimals."""
 SHORT_FITS = {"with recomputation": "full"}
 STYLES = {"yes": "green", "likely": "green", "with recomputation": "yellow", "no": "red"}
 
 
 def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_out: int) -> RenderableType:
-    """A row per choice of degrees and ZeRO level, those that fit first.
+    """Render a table with a row per choice of degrees and ZeRO level, those that fit first.
 
     Args:
-        footprints: What to show.
+        footprints: The memory of the choices.
         reserve: Bytes of a device that no plan may use.
-        left_out: How many choices are not shown.
+        left_out: Number of choices that are not shown.
     """
-    limit = readable_bytes(min(each.limit for each in footprints))
-    unit = unit_of(each.kept.total for each in footprints)
+    limit = readable_bytes(min(choice.limit for choice in footprints))
+    unit = unit_of(choice.kept.total for choice in footprints)
     names = [name for name in DEGREES if name in MAIN_DEGREES or any(getattr(f.degrees, name) > 1 for f in footprints)]
     title = f"{unit} on the fullest device, of {limit} next to a reserve of {readable_bytes(reserve)}"
-    sliced = any(each.degrees.slices > 1 for each in footprints)
+    sliced = any(choice.degrees.slices > 1 for choice in footprints)
     columns = ("x".join(name[0] for name in names) + "/n" * sliced, "ZeRO", *PARTS, "total", "recomputed", "fits")
     table = titled_table(title, [HEADERS.get(name, name) for name in columns], texts=("fits",), no_wrap=True)
     table.padding = (0, 0, 0, 1)
-    for each in sorted(footprints, key=lambda f: list(STYLES).index(f.fits)):
-        degrees = "x".join(str(getattr(each.degrees, name)) for name in names)
-        degrees += f"/{each.degrees.slices}" * (each.degrees.slices > 1)
-        sizes = (_in_unit(getattr(each.kept, part), unit) for part in PARTS)
-        totals = _in_unit(each.kept.total, unit), _in_unit(each.recomputed.total, unit)
-        fits = Text(SHORT_FITS.get(each.fits, each.fits), style=STYLES[each.fits])
-        table.add_row(degrees, str(each.degrees.zero), *sizes, *totals, fits)
-    gathering = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero == 3), default=1)
-    chunks = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero < 3), default=gathering)
+    for choice in sorted(footprints, key=lambda f: list(STYLES).index(f.fits)):
+        degrees = "x".join(str(getattr(choice.degrees, name)) for name in names)
+        degrees += f"/{choice.degrees.slices}" * (choice.degrees.slices > 1)
+        sizes = (_in_unit(getattr(choice.kept, name), unit) for name in PARTS)
+        totals = _in_unit(choice.kept.total, unit), _in_unit(choice.recomputed.total, unit)
+        fits = Text(SHORT_FITS.get(choice.fits, choice.fits), style=STYLES[choice.fits])
+        table.add_row(degrees, str(choice.degrees.zero), *sizes, *totals, fits)
+    gathering = max((choice.degrees.chunks or 1 for choice in footprints if choice.degrees.zero == 3), default=1)
+    chunks = max((choice.degrees.chunks or 1 for choice in footprints if choice.degrees.zero < 3), default=gathering)
     order = f"interleaved 1F1B of {chunks} chunks" if chunks > 1 else "1F1B"
     sharded = f" (with ZeRO-3 up to {gathering} chunks, two of them gathered)" if gathering > chunks else ""
     doubt = (
-        f" `likely` where published runs like these took up to {max(each.most for each in footprints):.2f} times the"
+        f" `likely` where published runs like these took up to {max(f.most for f in footprints):.2f} times the"
         " predicted bytes, which is more than there is;"
     )
-    doubtful = doubt * any(each.fits == "likely" for each in footprints)
+    doubtful = doubt * any(choice.fits == "likely" for choice in footprints)
     words = (
         f"Degrees are {' x '.join(names)}{' / slices' * sliced}, with {order} on even stages"
         f"{sharded}: `yes` as they are,{doubtful} `full` if they recompute"
@@ -78,15 +78,15 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
 
 
 def _verdict(footprints: Sequence[Footprint]) -> str:
-    """The answer whether any choice fits, with the one that needs the least memory."""
-    fitting = [each for each in footprints if each.fits != "no"]
+    """A sentence on how many choices fit, and on those of least memory."""
+    fitting = [choice for choice in footprints if choice.fits != "no"]
     if not fitting:
         return "No choice fits by recomputation alone; `debubble plan` also tries offload and CPU optimizers."
-    counted = Counter(each.fits for each in fitting)
+    counted = Counter(choice.fits for choice in fitting)
     ways = [f"{counted[fit]} {words}" for fit, words in _WAYS.items() if counted[fit]]
-    least = [_least([each for each in fitting if each.fits != "with recomputation"], recomputed=False)]
-    least += [_least(fitting, recomputed=True)]
-    return f"Yes: of {len(footprints)} choices {listed(ways)}; the least memory is {listed([*filter(None, least)])}."
+    smallest = [_least([choice for choice in fitting if choice.fits != "with recomputation"], recomputed=False)]
+    smallest += [_least(fitting, recomputed=True)]
+    return f"Yes: of {len(footprints)} choices {listed(ways)}; the least memory is {listed([*filter(None, smallest)])}."
 
 
 _WAYS: Mapping[Fit, str] = {
@@ -94,31 +94,31 @@ _WAYS: Mapping[Fit, str] = {
     "likely": "likely fit",
     "with recomputation": "fit with full recomputation",
 }
-"""Words for the ways to fit."""
+"""Words for the degrees of fit, in the order of the verdict."""
 
 
 def _least(choices: Sequence[Footprint], *, recomputed: bool) -> str:
-    """The least memory of these choices; empty without choices."""
+    """Words for the choice of least memory; empty without choices."""
 
-    def size(each: Footprint) -> float:
-        return float((each.recomputed if recomputed else each.kept).total)
+    def size(choice: Footprint) -> float:
+        return float((choice.recomputed if recomputed else choice.kept).total)
 
-    least = min(choices, key=size, default=None)
-    if least is None:
+    best = min(choices, key=size, default=None)
+    if best is None:
         return ""
-    return f"{readable_bytes(size(least))} with {option_words(least.degrees)}{' recomputing everything' * recomputed}"
+    return f"{readable_bytes(size(best))} with {option_words(best.degrees)}{' recomputing everything' * recomputed}"
 
 
 def memory_table(scene: Scene) -> Table:
-    """The memory of every device of a model's plan at its peak, by part."""
+    """A table of each device's memory at its peak, by part, for a model's plan."""
     columns, unit = ("device", *PARTS, "peak", "limit"), unit_of(map(float, scene.peak_memory))
     table = titled_table(f"{unit} at the peak, per device", [HEADERS.get(name, name) for name in columns], no_wrap=True)
-    for device, each in enumerate(scene.parts_at_the_peak):
+    for device, parts in enumerate(scene.parts_at_the_peak):
         limit = scene.limits[device]
-        sizes = [*(each[part] for part in PARTS), float(scene.peak_memory[device])]
+        sizes = [*(parts[name] for name in PARTS), float(scene.peak_memory[device])]
         cells = (_in_unit(size, unit) for size in sizes)
         table.add_row(str(device), *cells, "-" if limit is None else _in_unit(float(limit), unit))
-    buffers = [parts.step_buffers for parts in scene.why.memory] if scene.why else []
+    buffers = [memory.step_buffers for memory in scene.why.memory] if scene.why else []
     if any(buffers):
         of_devices = ", ".join(_in_unit(size, unit) for size in buffers)
         table.caption = f"Of the workspace {of_devices} {unit} are {STEP_BUFFERS}."
@@ -126,7 +126,7 @@ def memory_table(scene: Scene) -> Table:
 
 
 def unit_of(sizes: Iterable[float]) -> str:
-    """GiB if the largest size has one, else MiB."""
+    """GiB if the largest size is at least 1 GiB, else MiB."""
     return "GiB" if max(sizes) >= UNITS["GiB"] else "MiB"
 
 

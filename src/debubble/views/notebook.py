@@ -1,4 +1,4 @@
-"""Plans, timelines and schedules in notebooks: a small picture for each cell, and the whole report on demand."""
+"""Notebook output: a small picture of a plan, timeline or schedule, and the full report."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from debubble.views.summary import bound_words, pace_words, present_causes, pres
 from debubble.views.terminal import headline
 
 WIDTH, ROW = 900, 20
-"""Pixels."""
+"""Width of the picture and height of a device's row, in pixels."""
 
 MAX_BARS = 4000
-"""More operations than this make a cell slow: the picture then has the first of them."""
+"""Number of operations that the picture draws, the earliest first; more make a cell slow."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report as one page: a notebook shows it, `save` writes it."""
+    """An HTML page that notebooks show and `save` writes."""
 
     content: bytes
 
     def save(self, path: str | Path) -> None:
-        """Write the page, whole or not at all."""
+        """Write the page atomically."""
         write_whole(Path(path), self.content)
 
     def __repr__(self) -> str:
@@ -103,35 +103,37 @@ def inline_html(source: Plan | Timeline | Schedule) -> str:
 
 
 def _picture(scene: Scene) -> str:
-    """The compute lanes as SVG, with idle time by cause and the peak of each device."""
+    """Draw the compute lanes as SVG, with idle time by cause and each device's peak memory."""
     first, last = scene.extent
     chunks = scene.timeline.program.schedule.placement.chunks
-    left, right = 60, 80
-    scale = (WIDTH - left - right) / (last - first)
+    left_margin, right_margin = 60, 80
+    scale = (WIDTH - left_margin - right_margin) / (last - first)
     shapes, schedule = [], scene.timeline.program.schedule
     for device in range(scene.devices):
         y = device * ROW
         shapes.append(f'<text x="0" y="{y + 14}">device {device}</text>')
-        shapes.append(f'<text x="{WIDTH - right + 6}" y="{y + 14}">{size_words(scene.peak_memory[device])}</text>')
+        shapes.append(
+            f'<text x="{WIDTH - right_margin + 6}" y="{y + 14}">{size_words(scene.peak_memory[device])}</text>'
+        )
         for bubble in scene.bubbles[device]:
             words = f"idle: {bubble.cause.value}"
-            at, wide = left + (float(bubble.start) - first) * scale, float(bubble.duration) * scale
-            shapes.append(_bar(at, y, wide, LIGHT.causes[bubble.cause], words))
+            x, wide = left_margin + (float(bubble.start) - first) * scale, float(bubble.duration) * scale
+            shapes.append(_bar(x, y, wide, LIGHT.causes[bubble.cause], words))
     computed = [o for o in scene.timeline.operations if o.lane is Lane.COMPUTE and o.duration]
     drawn = sorted(computed, key=lambda o: o.start)[:MAX_BARS]
     for o in drawn:
         color = shade(KIND_COLORS[o.op.kind], scene.chunk_of(o.op.stage), chunks=chunks)
-        at, wide, y = left + (float(o.start) - first) * scale, float(o.duration) * scale, o.device * ROW
-        shapes.append(_bar(at, y, wide, color, o.name))
+        x, wide, y = left_margin + (float(o.start) - first) * scale, float(o.duration) * scale, o.device * ROW
+        shapes.append(_bar(x, y, wide, color, o.name))
         label = schedule.label(o.op.micro_batch)
         if wide > 5 + 6.5 * len(label):
             shapes.append(
-                f'<text x="{at + wide / 2:.1f}" y="{y + 13}" text-anchor="middle" fill="{ink_on(color)}">{label}</text>'
+                f'<text x="{x + wide / 2:.1f}" y="{y + 13}" text-anchor="middle" fill="{ink_on(color)}">{label}</text>'
             )
     drawn_kinds = [kind for kind in present_kinds([scene]) if kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)]
     entries = [(KIND_COLORS[kind], KIND_WORDS[kind]) for kind in drawn_kinds]
     entries += [(LIGHT.causes[cause], f"idle: {cause.value}") for cause in present_causes([scene])]
-    legend, rows = _legend(entries, left, scene.devices * ROW + 8)
+    legend, rows = _legend(entries, left_margin, scene.devices * ROW + 8)
     shapes += legend
     height = scene.devices * ROW + 8 + rows * ROW
     left_out = len(computed) - len(drawn)
@@ -143,13 +145,13 @@ def _picture(scene: Scene) -> str:
     )
 
 
-def _legend(entries: Sequence[tuple[str, str]], left: int, top: int) -> tuple[list[str], int]:
-    """Colours with their words from a place on, in as many rows as they need, and the number of rows."""
-    shapes, x, row = [], left, 0
+def _legend(entries: Sequence[tuple[str, str]], margin: int, top: int) -> tuple[list[str], int]:
+    """The legend's SVG shapes below `top`, wrapped into rows, and the number of rows."""
+    shapes, x, row = [], margin, 0
     for color, words in entries:
         wide = 30 + 7 * len(words)
-        if x > left and x + wide > WIDTH:
-            x, row = left, row + 1
+        if x > margin and x + wide > WIDTH:
+            x, row = margin, row + 1
         y = top + row * ROW
         shapes.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{color}"/>')
         shapes.append(f'<text x="{x + 14}" y="{y + 9}">{words}</text>')

@@ -1,4 +1,4 @@
-"""Colours and words for operations and causes, the same in every view."""
+"""Colors and words for operations, causes and memory parts, shared by all views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KIND_COLORS = {
     Kind.UNSHARD_F: "#9db4d6", Kind.UNSHARD_R: "#d9b48f", Kind.UNSHARD_B: "#9cc7ab",
     Kind.RESHARD_F: "#c3cbd6", Kind.RESHARD_R: "#c3cbd6", Kind.RESHARD_B: "#c3cbd6",
 }  # fmt: skip
-"""The colours of the compute lane differ for colour-blind eyes too, as causes do; other lanes have their own rows."""
+"""Colors of the compute lane's kinds are distinct for color-blind readers too; other lanes have rows of their own."""
 
 KIND_WORDS = {
     Kind.F: "forward", Kind.B: "backward", Kind.I: "backward for inputs", Kind.W: "backward for weights",
@@ -30,12 +30,12 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of paper and ink, and those of idle time upon it."""
+    """Colors of background, text and idle time."""
 
     paper: str
     ink: str
     muted: str
-    """Second-rank text."""
+    """Secondary text."""
     grid: str
     limit: str
     memory: str
@@ -64,24 +64,24 @@ PART_COLORS = {
     "model states": "#3b6ea8", "weights": "#3b6ea8", "gradients": "#7fb0e0", "optimizer": "#6e4a3c",
     "workspace": "#9aa5b1", "activations": "#4cb07c", "memory": "#2b5c8f",
 }  # fmt: skip
-"""Colours of the parts of a device's memory, from the bottom up."""
+"""Colors of the parts of a device's memory, from the bottom up."""
 
 RECOMPUTE_COLORS = ("#fff0b8", "#fbc95c", "#f0932b", "#cf5a17", "#96360c", "#531c05")
-"""Colours of the ways to recompute, the darker the more; all differ from each other and from forwards for every eye."""
+"""Colors of recomputation strategies, darker for more; all are distinct for color-blind readers, also from forwards."""
 
 PHASE_COLOR = "#8a7f9c"
-"""The colour of a device's work before and after its program: data, updates."""
+"""Color of a device's work before and after its program, such as data loading and updates."""
 
 
 def shade(color: str, chunk: int, *, chunks: int) -> str:
-    """Later chunks are lighter, so that the stages of one device can be told apart."""
+    """Lighten the color of later chunks, which distinguishes the stages of a device."""
     share = 0.45 * chunk / max(chunks - 1, 1)
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+    return "#" + "".join(f"{round(channel + (255 - channel) * share):02x}" for channel in parts)
 
 
 def recompute_colors(names: Sequence[str]) -> dict[str, str]:
-    """A colour for every way to recompute, as far apart as the scale allows."""
+    """A color for every recomputation strategy, spread over the scale."""
     last = len(RECOMPUTE_COLORS) - 1
     if len(names) == 1:
         return {names[0]: RECOMPUTE_COLORS[last // 2]}
@@ -90,7 +90,7 @@ def recompute_colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def ink_on(color: str) -> str:
-    """The ink that reads best on a colour: dark blue or white where they are legible by WCAG, else black or white."""
+    """The text color on a background: dark blue or white where legible by WCAG, else black or white."""
     for ink in ("#1f2733", "#ffffff"):
         if contrast(ink, color) >= LEGIBLE_CONTRAST:
             return ink
@@ -98,11 +98,11 @@ def ink_on(color: str) -> str:
 
 
 LEGIBLE_CONTRAST = 4.5
-"""The least contrast of text (WCAG 2.2, 1.4.3)."""
+"""Minimum contrast ratio of text (WCAG 2.2, 1.4.3)."""
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours, 1 to 21."""
+    """The WCAG contrast ratio of two colors, 1 to 21."""
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

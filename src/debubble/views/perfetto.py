@@ -1,7 +1,7 @@
-"""Perfetto (and Chrome's tracing): one process per device, one track per lane, arrows for messages, memory counters.
+"""Perfetto and Chrome traces: a process per device, a track per lane, arrows for messages, memory counters.
 
-Format: the Trace Event Format's JSON object form; `ts` (from what begins first) and `dur` in microseconds.  An abstract
-time of 1 is drawn as one second.
+The file is the JSON object form of the Trace Event Format; `ts` (from the first event) and `dur` are in microseconds.
+An abstract time of 1 is drawn as one second.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from debubble.views.registry import view
 from debubble.views.scene import Scene
 
 _PROCESSES_PER_SCENE = 1000
-"""Devices of the second scene are numbered from here."""
+"""Offset of the process numbers of each further scene."""
 
 _TRACKS_PER_LANE = 1000
-"""Asynchronous messages overlap, and slices of one track may not: they get further tracks of their lane."""
+"""Offset of the track numbers of each lane; overlapping messages of a lane need several tracks."""
 
 
 @view("perfetto")
 def perfetto(scenes: Sequence[Scene]) -> bytes:
-    """Open it at ui.perfetto.dev or in chrome://tracing."""
+    """Write a trace for ui.perfetto.dev or chrome://tracing."""
     events: list[dict[str, Any]] = []
     for number, scene in enumerate(scenes):
         first = number * _PROCESSES_PER_SCENE
@@ -50,7 +50,7 @@ _Places = dict[Op, dict[str, int]]
 
 
 def _tracks(scene: Scene) -> dict[TimedOperation, int]:
-    """The track of every operation: the first of its lane's that is free."""
+    """The track of every operation: the first free one of its lane."""
     tracks: dict[TimedOperation, int] = {}
     free: dict[tuple[int, Lane], list[Number]] = {}
     for operation in sorted(scene.timeline.operations, key=lambda o: (o.start, o.end)):
@@ -69,7 +69,7 @@ def _names(scene: Scene, place: _Places, first: int, prefix: str) -> Iterator[di
         process = {"ph": "M", "pid": first + device}
         yield {**process, "name": "process_name", "args": {"name": f"{prefix}device {device}"}}
         yield {**process, "name": "process_sort_index", "args": {"sort_index": first + device}}
-    for pid, tid in sorted({(at["pid"], at["tid"]) for at in place.values()}):
+    for pid, tid in sorted({(track["pid"], track["tid"]) for track in place.values()}):
         lane, row = divmod(tid, _TRACKS_PER_LANE)
         name = _LANES[lane].value + (f" {row + 1}" if row else "")
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
@@ -94,7 +94,7 @@ def _bubbles(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
     for bubble in (b for idle in scene.bubbles for b in idle):
         awaited = bubble.awaited
         if awaited is not None and awaited.device == bubble.device and awaited.lane is Lane.COMPUTE:
-            continue  # A blocking message, which is a slice of its own.
+            continue  # A blocking message, which has a slice of its own.
         yield {
             "ph": "X",
             "name": bubble.cause.value,
@@ -108,7 +108,7 @@ def _bubbles(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
 
 
 def _messages(scene: Scene, place: _Places, first: int) -> Iterator[dict[str, Any]]:
-    """An arrow from each send's start to the operation that uses what arrives."""
+    """An arrow from the start of each send to the operation that uses the message."""
     by_op = {operation.op: operation for operation in scene.timeline.operations}
     schedule = scene.timeline.program.schedule
     sends = (o for o in scene.timeline.operations if o.op.kind in (Kind.SEND_F, Kind.SEND_B))
@@ -128,7 +128,7 @@ def _memory(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
 
 
 def _phases(scene: Scene, first: int) -> Iterator[dict[str, Any]]:
-    """The devices' work before and after their programs, on a track of its own."""
+    """The devices' work before and after the program, on a separate track."""
     tid = len(_LANES) * _TRACKS_PER_LANE
     for device in sorted({phase.device for phase in scene.phases}):
         yield {"ph": "M", "pid": first + device, "tid": tid, "name": "thread_name", "args": {"name": "around"}}

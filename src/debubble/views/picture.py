@@ -1,4 +1,4 @@
-"""PNG, SVG and PDF pictures for papers, slides and reports: compute, transfers and memory of each device."""
+"""PNG, SVG and PDF pictures of each device's compute, transfers and memory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Measures of a picture: inches, and points of its fonts."""
+    """Dimensions of a picture: inches, and font sizes in points."""
 
     width: float
     row: float
-    """Height of one device with its memory."""
+    """Height of a device's row, memory included."""
     head: float
-    """Height of a scene's title and axis."""
+    """Height of each scene's title and axis."""
     title: float
     text: float
     number: float
-    """Font of the micro-batches within bars."""
+    """Font size of the micro-batch numbers in bars."""
     legend_columns: int
 
 
@@ -44,17 +44,17 @@ SIZES = {
     "page": Size(width=7.0, row=0.42, head=0.75, title=8, text=7, number=5.5, legend_columns=6),
     "column": Size(width=3.4, row=0.36, head=0.7, title=7, text=6, number=4.5, legend_columns=3),
 }
-"""`page` is the whole width of a page of two columns, `column` one of them."""
+"""`page` is as wide as a two-column page, `column` as one of its columns."""
 
 COMPUTE, TRANSFER, MEMORY = (0.04, 0.46), (0.52, 0.12), (0.66, 0.3)
-"""Top and height of compute, of all transfers and of the memory of a device, as shares of its row."""
+"""(top, height) of a device's compute, of all its transfers and of its memory, as fractions of its row."""
 
 
 def picture(scenes: Sequence[Scene], form: str, *, theme: str = "light", size: str = "slide") -> bytes:
     """Draw a picture file.
 
     Args:
-        scenes: What to draw, one above the other on one time scale.
+        scenes: The scenes, drawn below each other on one time scale.
         form: `png`, `svg` or `pdf`.
         theme: `light` or `dark`.
         size: `slide`, `page` or `column`.
@@ -68,9 +68,9 @@ def picture(scenes: Sequence[Scene], form: str, *, theme: str = "light", size: s
 
 def check_style(*, theme: str, size: str) -> None:
     """Raise InputError if there is no such theme or size."""
-    for what, name, known in (("theme", theme, THEMES), ("size", size, SIZES)):
+    for kind, name, known in (("theme", theme, THEMES), ("size", size, SIZES)):
         if name not in known:
-            raise InputError(f"There is no {what} '{name}' of pictures; there are: {', '.join(known)}.")
+            raise InputError(f"There is no {kind} '{name}' of pictures; there are: {', '.join(known)}.")
 
 
 for _form in ("png", "svg", "pdf"):
@@ -78,7 +78,7 @@ for _form in ("png", "svg", "pdf"):
 
 
 def figure(scenes: Sequence[Scene], *, theme: Theme = THEMES["light"], size: Size = SIZES["slide"]) -> Figure:
-    """The picture as a matplotlib figure, to change or to embed."""
+    """Draw scenes as a matplotlib figure."""
     from matplotlib.figure import Figure
 
     heights = [size.row * scene.devices for scene in scenes]
@@ -123,7 +123,7 @@ def _draw_scene(axes: Axes, scene: Scene, theme: Theme, size: Size, *, inches_pe
 
 
 def _title(scene: Scene, size: Size) -> str:
-    """The scene's title, with its model and cluster if it is of a model's plan; shorter in a column."""
+    """The scene's title; for a model's plan with model and cluster, shortened for narrow pictures."""
     plan = scene.plan
     if plan is None or plan.model is None:
         return scene.title
@@ -132,7 +132,7 @@ def _title(scene: Scene, size: Size) -> str:
 
 
 def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size, inches_per_time: float) -> None:
-    """Compute above, a thin line for each lane of transfers below."""
+    """Draw a device's compute lane, and below it a thin line for each transfer lane."""
     compute = (device + COMPUTE[0], COMPUTE[1])
     for cause in Cause:
         idle = [(float(b.start), float(b.duration)) for b in scene.bubbles[device] if b.cause is cause]
@@ -149,8 +149,8 @@ def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size
             color = shade(KIND_COLORS[o.op.kind], chunk, chunks=chunks)
             bars.setdefault((color, o.lane), []).append((start, duration))
             if share := scene.recompute_share(o):
-                part = (start, share * duration)
-                recompute.setdefault(shade(KIND_COLORS[Kind.R], chunk, chunks=chunks), []).append(part)
+                span = (start, share * duration)
+                recompute.setdefault(shade(KIND_COLORS[Kind.R], chunk, chunks=chunks), []).append(span)
             label = schedule.label(o.op.micro_batch)
             wide = duration * inches_per_time > (0.04 + 0.075 * len(label)) * size.number / 7.5
             if o.lane is Lane.COMPUTE and wide:
@@ -158,7 +158,7 @@ def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size
                 ink = ink_on(color)
                 axes.text(*where, label, ha="center", va="center", fontsize=size.number, color=ink, clip_on=True)
     for (color, lane), spans in bars.items():
-        # Bars that are hardly wider than their edges would drown in them.
+        # Edges would cover bars that are hardly wider.
         wide = lane is Lane.COMPUTE and min(duration for _, duration in spans) * inches_per_time > 0.05
         top, height = lines.get(lane, COMPUTE)
         edge = 0.4 if wide else 0
@@ -170,16 +170,16 @@ def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size
 
 
 def _transfer_lines(scene: Scene) -> dict[Lane, tuple[float, float]]:
-    """Top and height of the line of each lane but compute, as shares of its device's row."""
+    """(top, height) of the line of each transfer lane, as fractions of the device's row."""
     used = {o.lane for o in scene.timeline.operations if o.end > o.start and o.lane is not Lane.COMPUTE}
     lanes = [lane for lane in Lane if lane in used]
     top, height = TRANSFER
-    each = height / max(len(lanes), 1)
-    return {lane: (top + at * each, 0.85 * each) for at, lane in enumerate(lanes)}
+    pitch = height / max(len(lanes), 1)
+    return {lane: (top + index * pitch, 0.85 * pitch) for index, lane in enumerate(lanes)}
 
 
 def _draw_memory(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size) -> None:
-    """The memory of a device below its lanes, with its peak and its limit on the right."""
+    """Draw a device's memory below its lanes, with peak and limit on the right."""
     top, height = MEMORY
     floor, scale = device + top + height, height / (1.06 * scene.highest or 1)
     points = {float(time): float(level) for time, level in scene.memory[device]}
@@ -216,14 +216,14 @@ def _legend_entries(scenes: Sequence[Scene], theme: Theme) -> list[object]:
     return entries
 
 
-def encode_figure(drawn: Figure, form: str) -> bytes:
-    """The figure as a file of that form; the same figure gives the same bytes."""
+def encode_figure(drawing: Figure, form: str) -> bytes:
+    """Encode a figure; equal figures give equal bytes."""
     import matplotlib
 
     file = io.BytesIO()
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "debubble", "pdf.fonttype": 42}
     with matplotlib.rc_context(settings):
-        # Without a date the same plan gives the same file.
+        # A date would make files of equal figures differ.
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
-        drawn.savefig(file, format=form, dpi=150, metadata=metadata)
+        drawing.savefig(file, format=form, dpi=150, metadata=metadata)
     return file.getvalue()

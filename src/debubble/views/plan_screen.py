@@ -1,6 +1,6 @@
-"""The answer of `debubble plan` on one screen: does it fit, how fast, what runs, where memory and time go, what next.
+"""The answer of `debubble plan` on one screen: fit, speed, settings, memory and time by part, and next steps.
 
-Rows have a label and phrases; lines break between phrases alone, so that a figure stays with its words.
+Rows have a label and phrases; lines break only between phrases, which keeps figures with their words.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from debubble.views.rows import configuration_words, fastest_other, where_simple
 from debubble.views.scene import Scene, planner_of, subject
 
 LABEL_WIDTH = 13
-"""Width of the column of labels."""
+"""Width of the label column, in characters."""
 SEPARATOR = " · "
 UNBROKEN = "\N{NO-BREAK SPACE}"
-"""A space at which no line is broken."""
+"""A space at which lines are not broken."""
 OTHER_TARGETS_SHOWN = 2
-"""Frameworks whose nearest plans are named."""
+"""Number of frameworks whose nearest plans are named."""
 CHANGES_SHOWN = 2
-"""Changes that are named as what would help."""
+"""Number of helpful changes that are named."""
 MAX_BARS = 4
-"""Devices up to which each has a bar; of more, the fullest of each type and the emptiest have one."""
+"""Number of devices up to which all have memory bars; of more, only the fullest of each type and the emptiest."""
 DEFAULT_TARGET = "megatron"
-"""The framework that is named where several could plan for it."""
+"""The framework that `--for` suggests if it is about as fast as the fastest."""
 COMPUTE_BOUND = 0.9
-"""Share of the step from which computing is what limits it."""
-LONGER_SEARCH_GAP, LONGER = 0.15, 4
-"""The gap above which a longer search is named, and how many times the default effort that is: on three settings with
+"""Compute share of the step from which the step counts as limited by compute."""
+LONGER_SEARCH_GAP, LONGER_SEARCH_FACTOR = 0.15, 4
+"""Gap above which a longer search is suggested, and its effort as a multiple of the default: on three settings with
 such gaps it found plans that are 1 to 10% faster."""
 MIN_GAP = 5e-4
-"""Gap up to which 0.0% is shown, and nothing is left to close."""
+"""Gap up to which 0.0% is shown and closing it is not suggested."""
 MIN_SAVED_PERCENT = 0.5
-"""Percent of a step that a faster plan must save to be told."""
+"""Percent of the step that a faster plan must save to be mentioned."""
 BAR_COLUMNS = 2
-"""Bars of memory next to each other."""
+"""Number of memory bars per line."""
 
 STEP_PARTS = (
     ("compute", "█", KIND_COLORS[Kind.F], ("compute",)),
@@ -68,18 +68,18 @@ STEP_PARTS = (
     ("host transfers", "▚", KIND_COLORS[Kind.O], ("host transfers",)),
     ("optimizer", "▞", KIND_COLORS[Kind.S], ("optimizer", "optimizer on the host")),
 )  # fmt: skip
-"""Parts of the bar of a step: words, cell, colour, and the causes that count to it."""
+"""Parts of the step's bar: words, cell, color and causes."""
 
 
 def plan_screen(plan: Plan, scene: Scene, why: Explanation, *, width: int, tokens: float | None) -> list[Text]:
-    """The answer, a line each.
+    """Write the answer as lines of text.
 
     Args:
         plan: A model's plan.
-        scene: What it was predicted to do.
-        why: The figures that explain it.
+        scene: Its prediction.
+        why: The explanation of its step.
         width: Characters of a line.
-        tokens: How many tokens are to be trained on; None: the days are not told.
+        tokens: Number of tokens to train on; None: days are not shown.
 
     Returns:
         The lines, at most 24 of 80 characters for an ordinary plan.
@@ -103,50 +103,50 @@ def plan_screen(plan: Plan, scene: Scene, why: Explanation, *, width: int, token
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
-    """A label and its phrases, broken into lines between phrases; all but the last end with a separator."""
-    phrases, most = [*phrases], width - LABEL_WIDTH
+    """Lay out a label and phrases, separated and broken into lines between phrases."""
+    phrases, columns = [*phrases], width - LABEL_WIDTH
     parts = [f"{phrase}{SEPARATOR.rstrip()}" for phrase in phrases[:-1]] + phrases[-1:]
     lines = [""]
-    for part in parts:
-        longer = f"{lines[-1]} {part}" if lines[-1] else part
-        if len(longer) <= most:
+    for phrase in parts:
+        longer = f"{lines[-1]} {phrase}" if lines[-1] else phrase
+        if len(longer) <= columns:
             lines[-1] = longer
             continue
-        # The separator is no word that may stand alone in a line.
-        words = part.replace(SEPARATOR.rstrip(), SEPARATOR.rstrip().replace(" ", UNBROKEN))
-        broken = textwrap.wrap(words, most, break_on_hyphens=False)
+        # A line must not consist of a separator.
+        words = phrase.replace(SEPARATOR.rstrip(), SEPARATOR.rstrip().replace(" ", UNBROKEN))
+        broken = textwrap.wrap(words, columns, break_on_hyphens=False)
         lines += [line.replace(UNBROKEN, " ") for line in broken]
     said = [line for line in lines if line] or [""]
     return [
-        Text.assemble((f"{label if n == 0 else '':{LABEL_WIDTH}}", "bold"), line, no_wrap=len(line) <= most)
+        Text.assemble((f"{label if n == 0 else '':{LABEL_WIDTH}}", "bold"), line, no_wrap=len(line) <= columns)
         for n, line in enumerate(said)
     ]
 
 
 def _title(plan: Plan, scene: Scene) -> str:
-    """The answer to the first question, with the schedule and who planned it."""
+    """The title: whether the plan fits, its schedule and its planner."""
     fits = "likely fits" if may_not_fit(plan, scene.peak_memory) else "fits"
     fits = "likely fits" if scene.why is not None and host_is_full(scene.why) else fits
     fits = "does not fit" if scene.misfit else fits
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
     planner = planner_of(plan)
     named = plan.devices > 1 and plan.schedule.name != planner
-    found = f"{plan.schedule.name} by {planner}" if named else f"planned by {planner}"
+    made_by = f"{plan.schedule.name} by {planner}" if named else f"planned by {planner}"
     if not plan.searched:
-        found = f"{plan.schedule.name}{f', {IMPORTED}' * (planner == IMPORTED)}"
-    return f"{subject(plan)} {fits}: {found}{target}"
+        made_by = f"{plan.schedule.name}{f', {IMPORTED}' * (planner == IMPORTED)}"
+    return f"{subject(plan)} {fits}: {made_by}{target}"
 
 
 def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:
-    """Step, pace and utilization, and what so many tokens take."""
+    """Lines with step time, throughput and utilization, and the days for these tokens."""
     step = time_words(scene.step_time, seconds=scene.seconds)
-    each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
+    per_device = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
     dtype = why.plan.options.dtype
     peak = f" of {dtype}'s peak" if dtype in PRODUCT_BYTES else ""
     utilization = "" if why.mfu is None else f"{SEPARATOR}MFU {mfu_words(why.mfu)}{peak}"
     yield Text.assemble(
         (f"{step} per step", "bold"),
-        f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({each})",
+        f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({per_device})",
         utilization,
     )
     if tokens is not None:
@@ -155,7 +155,7 @@ def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Tex
 
 
 def _parallelism(plan: Plan) -> Iterator[str]:
-    """Degrees, stages and micro-batches, in Megatron's words."""
+    """Phrases on degrees, stages and micro-batches, in Megatron's terms."""
     o = plan.options
     if plan.devices == 1:
         yield "no pipeline"
@@ -180,13 +180,13 @@ def _parallelism(plan: Plan) -> Iterator[str]:
 
 
 def _slice_words(plan: Plan) -> str:
-    """The tokens of the longest and the shortest slice, if they differ."""
+    """Words for the tokens of the shortest and the longest slice, if they differ."""
     tokens = plan.slice_tokens(plan.options.sequence_length)
     return f" of {min(tokens):,} to {max(tokens):,} tokens" if plan.costs.micro_batch_scale else ""
 
 
 def _host_hints(why: Explanation) -> Iterator[str]:
-    """What a cluster file should say of the hosts' memory."""
+    """Phrases on what a cluster file should give as host memory."""
     if any(why.host_memory) and why.units.host_memory is not None and is_assumed(why):
         yield "assumed: host_memory in a cluster file"
     if host_is_full(why):
@@ -194,7 +194,7 @@ def _host_hints(why: Explanation) -> Iterator[str]:
 
 
 def _faster(plan: Plan) -> Iterator[str]:
-    """The fastest plan, where this one is simpler and nearly as fast."""
+    """Phrases on faster plans, if this one was preferred because it is simpler."""
     if plan.degree_search is None:
         planner, ratio = fastest_other(plan)
         slower = plan.candidates[0].plain_excess if plan.candidates else None
@@ -224,7 +224,7 @@ def _faster(plan: Plan) -> Iterator[str]:
 
 
 def _runs_in(plan: Plan) -> Iterator[str]:
-    """The frameworks that run the plan, and what quick plans of its degrees cost in others."""
+    """Phrases on the frameworks that run the plan, and on quick plans of its degrees for others."""
     if plan.target is not None:
         return
     yield ", ".join(plan_runs_in(plan)) or "no framework (see --for)"
@@ -237,14 +237,14 @@ def _runs_in(plan: Plan) -> Iterator[str]:
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
-    """A bar of memory per device against its limit, and the parts of the fullest one."""
-    parts = why.memory[scene.fullest]
+    """Lines with the fullest device's memory by part, and a memory bar per device."""
+    memory = why.memory[scene.fullest]
     peaks = [float(peak) for peak in scene.peak_memory]
     unit = unit_of(peaks)
     size = UNITS[unit]
-    sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
-    if parts.step_buffers >= size / 20:
-        sizes[-1] += f", {parts.step_buffers / size:.1f} of it {STEP_BUFFERS}"
+    sizes = [f"{name} {getattr(memory, name) / size:.1f}" for name in PARTS if getattr(memory, name) >= size / 20]
+    if memory.step_buffers >= size / 20:
+        sizes[-1] += f", {memory.step_buffers / size:.1f} of it {STEP_BUFFERS}"
     word = why.cluster.device_word
     moment = scene.peak_times[scene.fullest]
     when = f"fullest at {time_words(moment, seconds=scene.seconds)}" if moment else "fullest from its first forward on"
@@ -264,7 +264,7 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
 
 
 def _bar(device: int, peak: float, limit: Number | None, size: int, width: int) -> Text:
-    """A device's memory as a bar of its limit."""
+    """A bar of a device's peak memory relative to its limit."""
     name, share = f"{device:3} ", None if limit is None else peak / float(limit)
     said = f" {peak / size:.1f}" + ("" if share is None else f" ({100 * share:.0f}%)")
     cells = width - len(name) - 14
@@ -274,41 +274,41 @@ def _bar(device: int, peak: float, limit: Number | None, size: int, width: int) 
 
 
 def _time(why: Explanation, width: int) -> Iterator[Text]:
-    """The step as one bar, and the share of each part."""
-    seconds = {each.cause: each.seconds for each in why.causes}
+    """Lines with the step as one bar, and the share of each part."""
+    seconds = {cause.cause: cause.seconds for cause in why.causes}
     parts = [
-        (words, cell, colour, sum(seconds.get(cause, 0.0) for cause in causes))
-        for words, cell, colour, causes in STEP_PARTS
+        (words, cell, color, sum(seconds.get(cause, 0.0) for cause in causes))
+        for words, cell, color, causes in STEP_PARTS
     ]
-    parts = [part for part in parts if part[3] >= 0.001 * why.step_time]
+    parts = [entry for entry in parts if entry[3] >= 0.001 * why.step_time]
     cells, ends, total = width - LABEL_WIDTH, [0], 0.0
-    for part in parts:
-        total += part[3]
+    for *_, took in parts:
+        total += took
         ends.append(min(cells, round(cells * total / why.step_time)))
     spans = [
-        (cell * (end - begin), colour) for (_, cell, colour, _), (begin, end) in zip(parts, pairwise(ends), strict=True)
+        (cell * (end - begin), color) for (_, cell, color, _), (begin, end) in zip(parts, pairwise(ends), strict=True)
     ]
     yield Text.assemble((f"{'Time':{LABEL_WIDTH}}", "bold"), *spans, no_wrap=True)
     yield from _row("", [f"{cell} {words} {100 * took / why.step_time:.1f}%" for words, cell, _, took in parts], width)
 
 
 def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
-    """Computing where it takes nearly all; what takes most next to it, and its remedy unless that did not help."""
+    """Phrases on compute if it dominates, on the next largest cause, and on a remedy unless it did not help."""
     if why.advice is None:
         yield "computing"
         return
     if why.compute_share >= COMPUTE_BOUND:
         yield f"computing ({why.compute_share:.1%} of the step)"
-        yield f"then {why.most}"
+        yield f"then {why.largest_cause}"
     else:
-        yield why.most
-    told = gains(plan, float(scene.step_time), plan.what_ifs)
-    if not told or any(not gain.what_if.more_devices for gain in helpful(told)):
+        yield why.largest_cause
+    changes = gains(plan, float(scene.step_time), plan.what_ifs)
+    if not changes or any(not gain.what_if.more_devices for gain in helpful(changes)):
         yield f"shorter with {why.advice}"
 
 
 def _bound(plan: Plan, scene: Scene) -> str:
-    """The lower bound and the gap."""
+    """A phrase on the lower bound and the gap."""
     if not plan.lower_bound:
         return "none is known"
     gap = plan.gap_at(scene.step_time)
@@ -317,34 +317,34 @@ def _bound(plan: Plan, scene: Scene) -> str:
 
 
 def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
-    """The changes that help most without more devices, as far as they were planned."""
-    told = gains(plan, float(scene.step_time), plan.what_ifs)
+    """Phrases on the planned changes that help most without more devices."""
+    changes = gains(plan, float(scene.step_time), plan.what_ifs)
     if not plan.searched:
         return
-    best = [gain for gain in helpful(told) if not gain.what_if.more_devices][:CHANGES_SHOWN]
-    if not told:
+    best = [gain for gain in helpful(changes) if not gain.what_if.more_devices][:CHANGES_SHOWN]
+    if not changes:
         yield "nothing is tried with --lengths" if plan.has_lengths else "see --why"
         return
     for gain in best:
         yield f"{gain.what_if.change}: ≥{math.floor(-100 * (gain.share or 0.0) + 1e-9)}% faster"
     if not best:
-        most = f"by {REMARK_SHARE:.0%} or more"
-        yield f"only more devices, of what was tried, {most}" if helpful(told) else f"nothing that was tried {most}"
-    elif told[0].what_if.quick:
+        tried = "only more devices, of what was tried," if helpful(changes) else "nothing that was tried"
+        yield f"{tried} by {REMARK_SHARE:.0%} or more"
+    elif changes[0].what_if.quick:
         yield "quick plans"
 
 
 def _not_tried(plan: Plan) -> Iterator[str]:
-    """The parts that the search left out, each with the option that includes it."""
+    """Phrases on parts of the search that were left out, each with the option that includes it."""
     if not plan.searched:
         return
     if plan.interrupted:
         yield "the rest of the search (Ctrl-C)"
     if plan.degree_search is None:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
-    elif left := plan.degree_search.unplanned:
+    elif unplanned := plan.degree_search.unplanned:
         remedy = "more --deadline" if plan.degree_search.cut_off else _more_effort(plan)
-        yield f"{left} choices of degrees and CPU optimizers ({remedy})"
+        yield f"{unplanned} choices of degrees and CPU optimizers ({remedy})"
     elif plan.degree_search.cut_off:
         yield "more planners for the best degrees (more --deadline)"
     elif MIN_GAP < plan.gap <= plan.degree_search.tolerance:
@@ -360,21 +360,21 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield "other planners (--planner auto)"
     searched = plan.planner in ("auto", "joint") and not plan.interrupted
     left_out = plan.degree_search is not None and plan.degree_search.unplanned
-    if searched and plan.gap > LONGER_SEARCH_GAP and not left_out and not _says_effort(plan):
+    if searched and plan.gap > LONGER_SEARCH_GAP and not left_out and not _sets_effort(plan):
         yield f"a longer search ({_more_effort(plan)})"
 
 
 def _runs_with_other_degrees(plan: Plan) -> bool:
-    """Tell whether debubble's runtime runs the model with these options without parallelism."""
+    """Tell whether debubble's runtime can train the model with other degrees."""
     alone = replace(plan.options, tensor=1, data=1, context=1, expert=1, expert_tensor=None, zero=0)
     searched = plan.degree_search is not None
     return searched and plan.model is not None and beyond_runtime(alone, plan.model) is None
 
 
 def framework_to_plan_for(plan: Plan) -> str:
-    """The framework with the fastest of the quick plans for others; the usual one where it loses little against that.
+    """The framework to suggest: the one with the fastest quick plan, or the default if it is about as fast.
 
-    With adapters, for which no framework is usual, debubble's own runtime where degrees alone keep it from the plan.
+    With adapters it is debubble's runtime, if only the degrees keep that from running the plan.
     """
     if plan.options.lora and "debubble" not in plan_runs_in(plan) and _runs_with_other_degrees(plan):
         return "debubble"
@@ -390,22 +390,22 @@ def framework_to_plan_for(plan: Plan) -> str:
 
 
 def _call(plan: Plan) -> list[str]:
-    """The words of the command that made the plan; none if that was no command."""
+    """The words of the command that made the plan; empty if none did."""
     return [] if plan.origin is None else shlex.split(plan.origin.command)
 
 
 def _more_effort(plan: Plan) -> str:
-    """The option that asks for a longer search."""
-    return "more --effort" if _says_effort(plan) else f"--effort {LONGER * DEFAULT_EFFORT:.0f}"
+    """The option that suggests a longer search."""
+    return "more --effort" if _sets_effort(plan) else f"--effort {LONGER_SEARCH_FACTOR * DEFAULT_EFFORT:.0f}"
 
 
-def _says_effort(plan: Plan) -> bool:
-    """Tell whether the plan's command has an effort of its own."""
+def _sets_effort(plan: Plan) -> bool:
+    """Tell whether the plan's command sets an effort."""
     return any(word.partition("=")[0] == "--effort" for word in _call(plan))
 
 
 def _next(plan: Plan, file: str | None) -> Iterator[str]:
-    """The command to type next, with the plan's file or the one that its own call has written, and what says more."""
+    """Phrases with the next command, for the plan's file, and with options that show more."""
     call = _call(plan)
     written = file or next((path for option, path in pairwise(call) if option in ("-o", "--output")), None)
     file = written or "plan.json"

@@ -1,4 +1,4 @@
-"""The terminal's view of a plan: what every planner found, which stage holds what, and the predicted step."""
+"""The terminal's view of a plan: its screen, and tables of degrees, stages, planners and the predicted step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from debubble.views.terminal import (
 )
 
 CHOICES_SHOWN = 3
-"""Choices of degrees that are shown where no details are asked for."""
+"""Number of choices of degrees that are shown without details."""
 
 
 def render(
@@ -57,14 +57,14 @@ def render(
     nearest: Sequence[NearestPlan] = (),
     front: Sequence[ConfigurationSummary] = (),
 ) -> RenderableType:
-    """The answer on one screen: the step, the pace, the plan, its memory, what binds, and what would help.
+    """Render a plan for the terminal: the answer on one screen, and tables.
 
     Args:
         plan: The plan.
-        scene: What it was predicted to do.
-        letter: The label before the name of one of two plans.
-        tokens: How many tokens are to be trained on; None: the days are not told.
-        details: Whether stages, devices and every planner's answer follow.
+        scene: Its prediction.
+        letter: The label of one of two compared plans.
+        tokens: Number of tokens to train on; None: days are not shown.
+        details: Whether tables of stages, devices and planners follow.
         width: Characters of a line.
         nearest: The plans of all targets, if they were asked for.
         front: The Pareto front of time and memory, if it was asked for.
@@ -86,7 +86,7 @@ def render(
     parts += remark_lines(replace(scene, remarks=tuple(said for said in scene.remarks if said != OTHER_COSTS)))
     if plan.degree_search is not None:
         parts.append(
-            rich_table(configuration_rows(plan.degree_search, plan.cluster, most=None if details else CHOICES_SHOWN))
+            rich_table(configuration_rows(plan.degree_search, plan.cluster, limit=None if details else CHOICES_SHOWN))
         )
         if details and (words := other_values_words(plan.degree_search)):
             parts.append(Text(words + "\n"))
@@ -100,36 +100,36 @@ def render(
 
 
 def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
-    """Step, memory and devices, and then the stages and every planner's answer."""
+    """Tables of step, memory, devices, stages and planners."""
     links = [] if plan.cluster is None or plan.profile is not None else [Text(_link_words(plan.cluster) + "\n")]
     return [
         Text(why_not_faster(scene) + "\n"),
         *links,
-        *step_tables(scene),
+        *([] if scene.why is None else [rich_table(cause_rows(scene.why)), memory_table(scene)]),
         device_table(scene),
         bubble_table(scene),
         kind_table(scene),
-        *stages_and_planners(plan, scene),
+        *_stages_and_planners(plan, scene),
     ]
 
 
 def _link_words(cluster: Cluster) -> str:
-    """The bandwidths that are priced, and whose they are."""
+    """A sentence on the bandwidths of the costs, and whether they are assumed."""
     slowest = cluster.slowest
     rates = {"link": slowest.link_bandwidth, "network": slowest.network_bandwidth, "host": slowest.host_bandwidth}
     among = f"within a node of {slowest.devices_per_node}", "between nodes", "to and from the host"
-    given = {name: cluster.gives(f"{name}_bandwidth") for name in rates}
-    mixed = any(given.values()) and not all(given.values())
+    known = {name: cluster.gives(f"{name}_bandwidth") for name in rates}
+    mixed = any(known.values()) and not all(known.values())
     words = ", ".join(
-        f"{rate / 1e9:.4g} GB/s {where}{' (assumed)' * (mixed and not given[name])}"
+        f"{rate / 1e9:.4g} GB/s {where}{' (assumed)' * (mixed and not known[name])}"
         for (name, rate), where in zip(rates.items(), among, strict=True)
     )
-    whose = "from the cluster file" if all(given.values()) else "assumed: a cluster file says yours"
+    whose = "from the cluster file" if all(known.values()) else "assumed: a cluster file says yours"
     return f"Bandwidth of each {cluster.device_word} and direction: {words}{'' if mixed else f' ({whose})'}."
 
 
-def stages_and_planners(plan: Plan, scene: Scene) -> list[RenderableType]:
-    """Tables of the stages, and of every planner's answer or reason."""
+def _stages_and_planners(plan: Plan, scene: Scene) -> list[RenderableType]:
+    """Tables of the stages and of every planner's answer, with remarks and reasons of rejection."""
     parts: list[RenderableType] = [
         rich_table(partition_rows(plan)),
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
@@ -143,13 +143,8 @@ def stages_and_planners(plan: Plan, scene: Scene) -> list[RenderableType]:
     return parts
 
 
-def step_tables(scene: Scene) -> list[RenderableType]:
-    """Tables of the step's time and of the memory by part, which only a model's plan has."""
-    return [] if scene.why is None else [rich_table(cause_rows(scene.why)), memory_table(scene)]
-
-
 def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:
-    """The line on the step under disturbances, if the plan was chosen by it."""
+    """Lines on the step under disturbances, if the plan was chosen by it."""
     judged, step = plan.robustness, float(scene.step_time)
     if judged is None:
         return
@@ -172,13 +167,13 @@ def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:
 
 
 def _partition_words(plan: Plan) -> str:
-    """The partition in a few words: stages, units of each, and how they recompute."""
+    """A phrase on stages, units per stage, recomputation and offload."""
     lengths = sorted({len(stage) for stage in plan.partition})
     units = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
     strategies = Counter(unit.strategy for stage in plan.partition for unit in stage)
     total = sum(strategies.values())
-    again = [f"{name} in {count} of {total}" for name, count in strategies.most_common() if name != "none"]
-    recompute = f"recomputing {', '.join(again)}" if again else "no recomputation"
+    recomputed = [f"{name} in {count} of {total}" for name, count in strategies.most_common() if name != "none"]
+    recompute = f"recomputing {', '.join(recomputed)}" if recomputed else "no recomputation"
     if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
         pairs = plan.schedule.stages * plan.schedule.micro_batches
         recompute += f", and deeper for {deeper} of {pairs} pairs of a stage and a micro-batch"
@@ -200,6 +195,6 @@ def _cut_off(plan: Plan) -> str:
 
 
 def _lines(title: str, words: Mapping[str, str]) -> Text:
-    """A line for every planner that has something to say."""
+    """A title and a line per planner; empty without planners."""
     lines = [f"  {planner}: {said}" for planner, said in words.items()]
     return Text("\n".join([title, *lines, ""]) if lines else "")

@@ -1,4 +1,4 @@
-"""The views' registry: each turns scenes into the content of one file, decorated with `@view`."""
+"""The registry of views: functions, decorated with `@view`, that turn scenes into a file's content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from debubble.registry import Registry
 from debubble.views.scene import Scene
 
 View = Callable[[Sequence[Scene]], bytes]
-"""Draws scenes under each other, on one time scale, as the content of a whole file."""
+"""Draws scenes below each other on one time scale and returns the file's content."""
 
 views: Registry[View] = Registry("debubble.views", what="view")
 

@@ -1,4 +1,4 @@
-"""Tables of a plan as rows of words, which the terminal and the page draw alike."""
+"""Tables of a plan as rows of words, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -31,31 +31,32 @@ class Rows:
     """A table of words.
 
     Attributes:
-        title: Its headline.
+        title: The table's title.
         columns: The columns' names.
-        rows: One text per column.
-        texts: The columns that are words; the others are numbers.
-        whole: The columns whose words stay on a line.
-        caption: A sentence below it.
+        rows: The rows, each with a text per column.
+        texts: The columns with words; the others have numbers.
+        no_wrap: The columns that are not wrapped.
+        caption: The text below the table.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[Sequence[str]]
     texts: frozenset[str] = frozenset()
-    whole: frozenset[str] = frozenset()
+    no_wrap: frozenset[str] = frozenset()
     caption: str = ""
 
 
 def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
-    """Every planner's answer, the plan's first and then the fastest."""
+    """The table of planners' answers: the plan's first, the others by step."""
+    disturbed = () if plan.robustness is None else ("disturbed", "worst 5%")
 
     def pipeline(candidate: CandidateSummary) -> float:
         return (candidate.span if plan.options.post_validation else candidate.makespan) or 0
 
     return Rows(
         title="Planners",
-        columns=("planner", "schedule", "step", *_robustness_columns(plan), "pipeline", "gap", "peak memory"),
+        columns=("planner", "schedule", "step", *disturbed, "pipeline", "gap", "peak memory"),
         rows=[
             (
                 c.planner,
@@ -69,44 +70,44 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
             for c in _answers(plan)
         ],
         texts=frozenset({"planner", "schedule"}),
-        whole=frozenset({"planner"}),
+        no_wrap=frozenset({"planner"}),
         caption="  ".join(filter(None, [chosen_words(plan), _runs_in_words(plan)])),
     )
 
 
 def chosen_words(plan: Plan) -> str | None:
-    """A sentence on why the plan's planner was taken where others are about as fast; None: none is."""
+    """A sentence on why the plan's planner was preferred to others that are about as fast; None: there are none."""
     answers = _answers(plan)
     if len(answers) < 2:
         return None
     first = answers[0]
     equal = [c.planner for c in answers[1:] if abs(_score(c) / _score(first) - 1) < STEP_TOLERANCE]
-    fastest, least = fastest_other(plan)
-    if least < 1 - STEP_TOLERANCE:
+    fastest, ratio = fastest_other(plan)
+    if ratio < 1 - STEP_TOLERANCE:
         kind = " of one stage" if plan.schedule.stages == 1 else ""
         return (
-            f"{first.planner} is taken, {100 * (1 / least - 1):.2f}% slower than {fastest}: a plan{kind} that neither"
+            f"{first.planner} is taken, {100 * (1 / ratio - 1):.2f}% slower than {fastest}: a plan{kind} that neither"
             f" recomputes, offloads nor steps on hosts wins {where_simpler_wins(plan)}."
         )
     if equal:
         return (
             f"{first.planner} is taken: {listed(equal)} {'is' if len(equal) == 1 else 'are'} as fast, and asked later."
         )
-    if least <= 1 + PLAIN_TOLERANCE:
-        return f"{first.planner} is taken: {fastest} is {100 * (least - 1):.2f}% slower."
+    if ratio <= 1 + PLAIN_TOLERANCE:
+        return f"{first.planner} is taken: {fastest} is {100 * (ratio - 1):.2f}% slower."
     return None
 
 
 STEP_TOLERANCE = 1e-9
-"""Share by which the steps of equally fast plans may differ."""
+"""Relative difference up to which steps count as equal."""
 
 
 def where_simpler_wins(plan: Plan, *, slower: float | None = None) -> str:
-    """Words on when a plan without recomputation, offload and steps on hosts is taken for a faster one, as this was.
+    """Words for the tolerance within which a plan without recomputation, offload and CPU optimizer is preferred.
 
     Args:
         plan: The plan.
-        slower: How much slower it is, as a share; None: than the fastest other planner's.
+        slower: Its relative slowdown; None: against the fastest other planner's plan.
     """
     share = ONE_STAGE if plan.schedule.stages == 1 else PLAIN_TOLERANCE
     slower = 1 / fastest_other(plan)[1] - 1 if slower is None else slower
@@ -114,7 +115,7 @@ def where_simpler_wins(plan: Plan, *, slower: float | None = None) -> str:
 
 
 def fastest_other(plan: Plan) -> tuple[str, float]:
-    """The fastest planner of those that were not taken, and how many times the plan's step it takes; infinite: none."""
+    """The fastest planner that was not taken, and the ratio of its step to the plan's; infinite if there is none."""
     answers = _answers(plan)
     ratios = {c.planner: _score(c) / _score(answers[0]) for c in answers[1:]}
     return min(ratios.items(), key=lambda entry: entry[1], default=("", math.inf))
@@ -125,13 +126,8 @@ def _score(candidate: CandidateSummary) -> float:
     return _step(candidate) if candidate.robustness is None else candidate.robustness.expected
 
 
-def _robustness_columns(plan: Plan) -> tuple[str, ...]:
-    """The columns of a plan that was chosen by its step under disturbances."""
-    return () if plan.robustness is None else ("disturbed", "worst 5%")
-
-
 def _robustness_entries(plan: Plan, candidate: CandidateSummary, *, seconds: bool) -> tuple[str, ...]:
-    """The entries of these columns."""
+    """A candidate's entries of the columns on disturbed steps."""
     if plan.robustness is None:
         return ()
     if candidate.robustness is None:
@@ -142,7 +138,7 @@ def _robustness_entries(plan: Plan, candidate: CandidateSummary, *, seconds: boo
 
 
 def _runs_in_words(plan: Plan) -> str:
-    """A sentence on which frameworks run the answers as they are; empty: none does, or it is not known."""
+    """A sentence on the frameworks that run the answers as they are; empty if none does or they are unknown."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for answer in _answers(plan):
         groups.setdefault(answer.runs_in, []).append(answer.planner)
@@ -151,7 +147,7 @@ def _runs_in_words(plan: Plan) -> str:
 
 
 def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
-    """The fastest plan that every target runs, next to a plan whose step takes that many seconds."""
+    """The table of targets' fastest plans, compared with a step time in seconds."""
 
     def row(plan: NearestPlan) -> tuple[str, ...]:
         if plan.step_time is None:
@@ -168,18 +164,18 @@ def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
 
 
 def _answers(plan: Plan) -> list[CandidateSummary]:
-    """The candidates with an answer, in the order in which they were preferred."""
+    """The candidates with an answer: the plan's first, the others by time."""
     answers = [c for c in plan.candidates if c.makespan is not None]
     return [*answers[:1], *sorted(answers[1:], key=_score)]
 
 
 def _step(candidate: CandidateSummary) -> float:
-    """The step's time; that of the pipeline where files of before do not have it."""
+    """The step time; the pipeline's time for older plan files, which lack it."""
     return (candidate.makespan if candidate.step_time is None else candidate.step_time) or 0
 
 
 def training_words(options: RunOptions) -> str:
-    """Optimizer, dtype and adapters of a run."""
+    """Words for a run's optimizer, dtypes and adapters."""
     quantized = f" beside {options.quantize}" if options.quantize else ""
     lora = f", LoRA of rank {options.lora}{quantized}" if options.lora else ""
     masters = "" if options.master_dtype == "fp32" else f", weights stepped in {options.master_dtype}"
@@ -187,44 +183,44 @@ def training_words(options: RunOptions) -> str:
 
 
 def _configuration_columns(cluster: Cluster | None) -> tuple[str, ...]:
-    """The columns of choices of degrees on these devices."""
+    """The columns of a table of choices of degrees."""
     return "degrees", "step", f"tokens/s/{'GPU' if cluster is None else cluster.device_word}", "MFU", "memory"
 
 
-def configuration_rows(search: DegreeSearch, cluster: Cluster | None, *, most: int | None = None) -> Rows:
-    """The best choices of degrees and usual ones: the plan's first, the others by step, what does not fit last.
+def configuration_rows(search: DegreeSearch, cluster: Cluster | None, *, limit: int | None = None) -> Rows:
+    """The table of the best and the usual choices of degrees: the plan's first, others by step, misfits last.
 
-    Of the same step there is one row, of the least memory.
+    Choices with equal steps share a row, which shows the one of least memory.
     """
-    best = search.configurations[:most]
-    usual = [each for each in search.usual if each.configuration not in best]
-    first, *others = _equal_steps(best)
-    timed = [(equal[0].step_time, _configuration_row(equal)) for equal in others]
+    best = search.configurations[:limit]
+    usual = [choice for choice in search.usual if choice.configuration not in best]
+    first, *rest = _equal_steps(best)
+    timed = [(equal[0].step_time, _configuration_row(equal)) for equal in rest]
     timed += [(math.inf if u.configuration is None else u.configuration.step_time, _usual_row(u)) for u in usual]
-    left = f"; {search.unplanned} were not looked at" if search.unplanned else ""
+    unplanned = f"; {search.unplanned} were not looked at" if search.unplanned else ""
     misfits = "".join(f"  {words}" for words in map(_misfit_words, usual) if words)
-    drafts = "  Most others are drafts: planned alone they may be some percent faster." if others else ""
-    counts = f"By quick plans {search.too_large} do not fit, and {search.slower} cannot be faster{left}."
+    drafts = "  Most others are drafts: planned alone they may be some percent faster." if rest else ""
+    counts = f"By quick plans {search.too_large} do not fit, and {search.slower} cannot be faster{unplanned}."
     return Rows(
         title=f"Degrees: the best {len(best)} of {search.legal}{', and usual ones' * bool(usual)}",
         columns=_configuration_columns(cluster),
-        rows=[_configuration_row(first), *(row for _, row in sorted(timed, key=lambda each: each[0]))],
+        rows=[_configuration_row(first), *(row for _, row in sorted(timed, key=lambda entry: entry[0]))],
         texts=frozenset({"degrees"}),
         caption=f"{counts}{chosen_degrees_words(search)}{drafts}{misfits}",
     )
 
 
 def chosen_degrees_words(search: DegreeSearch) -> str:
-    """A sentence, after two spaces, on why the first choice was taken; empty: no other is about as fast."""
-    first, *others = search.configurations
+    """A sentence, after two spaces, on why the first choice was preferred; empty if no other is about as fast."""
+    first, *rest = search.configurations
     fastest = first if search.fastest is None else search.fastest.configuration
-    most = fastest.step_time * (1 + (search.tolerance or PLAIN_TOLERANCE))
-    near = sum(each.step_time <= most for each in others)
+    limit = fastest.step_time * (1 + (search.tolerance or PLAIN_TOLERANCE))
+    near = sum(configuration.step_time <= limit for configuration in rest)
     if not near and search.fastest is None:
         return ""
     if not search.tolerance:
         return "  The first is the fastest that was found."
-    if search.fastest is not None and not others:
+    if search.fastest is not None and not rest:
         less = 100 * (1 - fastest.step_time / first.step_time)
         return (
             f"  The plan has fewer levers than the fastest of these degrees, which takes {less:.1f}% less (--fastest)."
@@ -238,20 +234,20 @@ def chosen_degrees_words(search: DegreeSearch) -> str:
     )
 
 
-OPTION_OF_DEGREE = {"zero": "ZeRO", "micro_batch_size": "micro-batches of"}
-"""Degree -> its word before a value, where that is not its name."""
+DEGREE_WORDS = {"zero": "ZeRO", "micro_batch_size": "micro-batches of"}
+"""Words for degrees before a value, if different from their names."""
 
 
 def other_values_words(search: DegreeSearch) -> str:
-    """A sentence on the best choice of each other value of the degrees; empty: none is known."""
+    """A sentence on the best choice for each other value of the degrees; empty if none is known."""
     groups: dict[str, list[str]] = {}
-    for each in search.other_values:
-        told = "nothing fits" if each.too_large else "no quick plan fits"
-        if each.step_time is not None:
-            told = time_words(each.step_time, seconds=True)
-        elif each.lower_bound is not None:
-            told = f"no quick plan below {time_words(each.lower_bound, seconds=True)}"
-        groups.setdefault(OPTION_OF_DEGREE.get(each.degree, each.degree), []).append(f"{each.value}: {told}")
+    for choice in search.other_values:
+        told = "nothing fits" if choice.too_large else "no quick plan fits"
+        if choice.step_time is not None:
+            told = time_words(choice.step_time, seconds=True)
+        elif choice.lower_bound is not None:
+            told = f"no quick plan below {time_words(choice.lower_bound, seconds=True)}"
+        groups.setdefault(DEGREE_WORDS.get(choice.degree, choice.degree), []).append(f"{choice.value}: {told}")
     if not groups:
         return ""
     told_of = "; ".join(f"{degree} {', '.join(values)}" for degree, values in groups.items())
@@ -259,7 +255,7 @@ def other_values_words(search: DegreeSearch) -> str:
 
 
 def pareto_rows(front: Sequence[ConfigurationSummary], cluster: Cluster | None) -> Rows:
-    """The Pareto front of time and memory, fastest first."""
+    """The table of the Pareto front of time and memory, fastest first."""
     return Rows(
         title="Time and memory",
         columns=_configuration_columns(cluster),
@@ -270,19 +266,19 @@ def pareto_rows(front: Sequence[ConfigurationSummary], cluster: Cluster | None) 
 
 
 def _equal_steps(configurations: Sequence[ConfigurationSummary]) -> Iterator[list[ConfigurationSummary]]:
-    """Runs of configurations whose steps differ by less than a millionth, in their order."""
+    """Group consecutive configurations whose steps differ by at most a millionth."""
     run: list[ConfigurationSummary] = []
-    for each in configurations:
-        if run and abs(each.step_time / run[0].step_time - 1) > 1e-6:
+    for configuration in configurations:
+        if run and abs(configuration.step_time / run[0].step_time - 1) > 1e-6:
             yield run
             run = []
-        run.append(each)
+        run.append(configuration)
     if run:
         yield run
 
 
 def _misfit_words(usual: UsualChoice) -> str:
-    """A sentence on why a usual choice does not fit as it is; empty: it does."""
+    """A sentence on why a usual choice does not fit as it is; empty if it fits."""
     name = usual.name.removesuffix(f", {usual.options}")
     if usual.configuration is None:
         return f"{name} does not fit: {(usual.reason or '').partition(';')[0].removesuffix('.')}."
@@ -290,7 +286,7 @@ def _misfit_words(usual: UsualChoice) -> str:
 
 
 def _usual_row(usual: UsualChoice) -> tuple[str, ...]:
-    """One row for a choice that users expect to see."""
+    """The row of a usual choice."""
     if usual.configuration is None:
         return usual.name, "does not fit", "", "", ""
     words, *figures = _configuration_row([usual.configuration])
@@ -298,12 +294,14 @@ def _usual_row(usual: UsualChoice) -> tuple[str, ...]:
 
 
 def _configuration_row(equal: Sequence[ConfigurationSummary]) -> tuple[str, ...]:
-    """One row for choices that take the same step."""
-    c = min(equal, key=lambda each: each.peak_memory)
-    others = f" (as fast: {'; '.join(str(each.degrees) for each in equal if each is not c)})" if len(equal) > 1 else ""
+    """The row of choices with equal steps."""
+    c = min(equal, key=lambda choice: choice.peak_memory)
+    equals = (
+        f" (as fast: {'; '.join(str(choice.degrees) for choice in equal if choice is not c)})" if len(equal) > 1 else ""
+    )
     quick = f" ({QUICK_PLAN})" if c.planner == QUICK_PLAN else ""
     return (
-        f"{configuration_words(c)}{quick}{others}",
+        f"{configuration_words(c)}{quick}{equals}",
         time_words(c.step_time, seconds=True),
         f"{c.tokens_per_second_per_device:,.0f}",
         mfu_words(c.mfu),
@@ -312,54 +310,54 @@ def _configuration_row(equal: Sequence[ConfigurationSummary]) -> tuple[str, ...]
 
 
 def configuration_words(configuration: ConfigurationSummary) -> str:
-    """The degrees of a choice, and what else its plan uses."""
+    """Words for a choice's degrees and its plan's levers."""
     other = (UNEVEN_STAGES, RECOMPUTATION, OFFLOAD, CPU_OPTIMIZER)
     return ", ".join([str(configuration.degrees), *(lever for lever in configuration.levers if lever in other)])
 
 
 def cause_rows(why: Explanation) -> Rows:
-    """The parts of a step by cause, on average over the devices, largest first."""
+    """The table of the step by cause, averaged over the devices, largest first."""
     return Rows(
         title="Where the step goes, on average over the devices",
         columns=("cause", "time", "share"),
         rows=[
-            (each.cause, time_words(each.seconds, seconds=True), percent(each.seconds, why.step_time))
-            for each in why.causes
+            (cause.cause, time_words(cause.seconds, seconds=True), percent(cause.seconds, why.step_time))
+            for cause in why.causes
         ],
         texts=frozenset({"cause"}),
     )
 
 
 def partition_rows(plan: Plan) -> Rows:
-    """The units of each stage, and how they recompute."""
+    """The table of stages: their units and recomputation."""
     device_of = plan.schedule.placement.device_of
     stages = enumerate(zip(plan.partition, plan.recompute, strict=True))
     return Rows(
         title="Stages",
         columns=("stage", "device", "units", "recompute"),
-        rows=[(str(s), str(device_of[s]), ", ".join(unit_runs(units)), again) for s, (units, again) in stages],
+        rows=[(str(s), str(device_of[s]), ", ".join(unit_runs(units)), recompute) for s, (units, recompute) in stages],
         texts=frozenset({"units", "recompute"}),
     )
 
 
 def unit_runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
-    """`embedding`, `27 vision`, `layers 0-3`; a layer of which one half is here is named by it: `attention 4`."""
+    """Words for runs of units: `embedding`, `27 vision`, `layers 0-3`; `attention 4` for a single half-layer."""
     alongside = Counter(unit.type for unit in units if unit.layer is None)
     layers: dict[int, list[str]] = {}
     for unit in units:
         if unit.layer is not None:
             layers.setdefault(unit.layer, []).append(unit.type)
-    whole = [layer for layer, types in layers.items() if len(types) > 1]
-    done: set[int] = set()
+    complete = [layer for layer, types in layers.items() if len(types) > 1]
+    named: set[int] = set()
     for unit in units:
         if unit.layer is None:
             if count := alongside.pop(unit.type, 0):
                 yield unit.type if count == 1 else f"{count} {unit.type}"
-        elif unit.layer not in whole:
+        elif unit.layer not in complete:
             yield f"{unit.type} {unit.layer}"
-        elif unit.layer not in done:
+        elif unit.layer not in named:
             last = unit.layer
-            while last + 1 in whole:
+            while last + 1 in complete:
                 last += 1
-            done.update(range(unit.layer, last + 1))
+            named.update(range(unit.layer, last + 1))
             yield f"layer {last}" if last == unit.layer else f"layers {unit.layer}-{last}"

@@ -1,4 +1,4 @@
-"""A Scene: a predicted or measured timeline, with all that views draw of it."""
+"""A Scene: a predicted or measured timeline with the figures that views draw."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from debubble.simulator.shared_cores import run_shared
 from debubble.targets.target import targets
 
 MAX_LIMIT_TO_PEAK = 3
-"""Limits of more than so many times the peak are off the memory axes."""
+"""Largest ratio of memory limit to peak at which memory axes include the limit."""
 
 STATIC_PARTS = ("weights", "gradients", "optimizer", "workspace")
-"""The parts of a device's memory that stay as they are, from the bottom of its curve up."""
+"""The parts of a device's memory that are constant over the step, from the bottom of its curve up."""
 
 Curve = Sequence[tuple[Number, Number]]
 """(time, bytes from then on), in order of time."""
@@ -33,21 +33,21 @@ Curve = Sequence[tuple[Number, Number]]
 
 @dataclass(frozen=True)
 class Scene:
-    """One timeline with its title and memory curves.
+    """A timeline with its title and memory curves.
 
     Attributes:
         timeline: The operations with their times.
-        title: Its headline.
-        seconds: True if times are seconds, and not abstract units.
-        phases: The devices' work before and after the program, if it was measured.
-        tail: Time of gradient reduction and optimizer after the pipeline, if it was predicted.
-        post_validation: True if devices begin the next step one by one, so that the longest span counts and not the
-            makespan.
-        remarks: Sentences that a reader of the figures has to know.
-        plan: The plan that it is the prediction of, if there is one.
-        sampled_memory: One curve per device, if memory was measured.
-        cores: The cores that its devices share; None: each has its own.
-        file: The plan's file; None: the one that its own call wrote, if it did.
+        title: The scene's title.
+        seconds: True if times are in seconds; False: in abstract units.
+        phases: Measured work of the devices before and after the program.
+        tail: Predicted time of gradient reduction and optimizer after the pipeline.
+        post_validation: True if devices begin the next step independently, so that the step takes the longest span
+            instead of the makespan.
+        remarks: Sentences to show with the figures.
+        plan: The plan whose prediction this is; None for measured or simulated scenes.
+        sampled_memory: Measured memory curves, one per device; None: the timeline's memory is used.
+        cores: Number of cores that the devices share; None: each device has a core.
+        file: The plan's file; None: unknown.
     """
 
     timeline: Timeline
@@ -65,11 +65,11 @@ class Scene:
 
     @staticmethod
     def predicted(plan: Plan, *, limited: bool = True) -> Scene:
-        """The scene of a plan's prediction.
+        """Return the scene of a plan's prediction.
 
         Args:
             plan: The plan.
-            limited: Whether a step that exceeds the memory limit raises OutOfMemoryError; False: it is shown, too.
+            limited: Whether exceeding the memory limit raises OutOfMemoryError; False: the scene has a remark.
         """
         said: str = "Predicted"
         misfit: tuple[str, ...] = ()
@@ -93,40 +93,40 @@ class Scene:
 
     @staticmethod
     def pair(plan: Plan, trace: Trace) -> tuple[Scene, Scene]:
-        """The scenes of a plan's prediction (on as few cores as it ran on) and of the typical step that was measured.
+        """Return the scenes of a plan's prediction, on the cores of the run, and of the typical measured step.
 
-        Without memory samples, the measured memory is the plan's own account.
+        Without memory samples, the measured scene shows the memory that the plan predicts.
 
         Raises:
             InputError: If the trace is not of this plan.
         """
         predicted = replace(Scene.predicted(plan), seconds=True)
         if trace.cores is not None:
-            predicted = predicted._on(trace.cores)
+            predicted = predicted._on_shared_cores(trace.cores)
         timeline = measured_timeline(predicted.timeline.program, trace)
         title = f"Measured: step {trace.typical.step}"
         phases = trace.typical.from_zero().phases
         memory = measured_memory(trace)
         return predicted, Scene(timeline, title=title, seconds=True, phases=phases, sampled_memory=memory)
 
-    def _on(self, cores: int) -> Scene:
-        """The scene as predicted if the devices share that many cores."""
+    def _on_shared_cores(self, cores: int) -> Scene:
+        """Predict the scene for devices that share this number of cores."""
         title = f"{self.title}, {self.devices} devices on {cores_words(cores)}"
         return replace(self, title=title, timeline=run_shared(self.timeline.program, cores=cores), cores=cores)
 
     @cached_property
     def memory(self) -> tuple[Curve, ...]:
-        """The memory of each device over time: as it was sampled, or by the timeline's own account."""
+        """The memory of each device over time: sampled, or simulated."""
         return self.timeline.memory if self.sampled_memory is None else self.sampled_memory
 
     @property
     def pipeline_time(self) -> Number:
-        """Time of the pipeline's part of the step."""
+        """Time of the pipeline in the step."""
         return self.timeline.span if self.post_validation else self.timeline.makespan
 
     @property
     def step_time(self) -> Number:
-        """Time of the whole step."""
+        """Time of the full step."""
         if self.phases:
             first, last = self.extent
             return last - first
@@ -134,7 +134,7 @@ class Scene:
 
     @cached_property
     def extent(self) -> tuple[float, float]:
-        """First and last moment to draw; the program starts at 0."""
+        """First and last time to draw; the program starts at 0."""
         starts, ends = [phase.start for phase in self.phases], [phase.end for phase in self.phases]
         return min([0.0, *starts]), max([float(self.timeline.makespan), *ends])
 
@@ -145,29 +145,29 @@ class Scene:
 
     @cached_property
     def why(self) -> Explanation | None:
-        """The figures that explain the plan; None unless it is a model's."""
+        """The explanation of the plan's step; None unless it is a model's."""
         return None if self.plan is None else explanation(self.plan, self.timeline, float(self.step_time))
 
     @cached_property
     def static_parts(self) -> list[dict[str, float]]:
-        """The static bytes of each device by part; empty where the scene was measured."""
+        """The static bytes of each device by part; empty for scenes without a plan."""
         if self.plan is None:
             return []
         if self.why is None:
             return [{"model states": float(static)} for static in self.timeline.program.static]
-        return [{part: getattr(parts, part) for part in STATIC_PARTS} for parts in self.why.memory]
+        return [{name: getattr(parts, name) for name in STATIC_PARTS} for parts in self.why.memory]
 
     @property
     def parts_at_the_peak(self) -> list[dict[str, float]]:
-        """The bytes of each device by part at its peak; empty where the scene was measured."""
+        """The bytes of each device by part at its peak; empty for scenes without a plan."""
         return [
-            {**each, "activations": max(float(peak) - sum(each.values()), 0.0)}
-            for each, peak in zip(self.static_parts, self.peak_memory, strict=False)
+            {**static, "activations": max(float(peak) - sum(static.values()), 0.0)}
+            for static, peak in zip(self.static_parts, self.peak_memory, strict=False)
         ]
 
     @cached_property
     def bubbles(self) -> tuple[tuple[Bubble, ...], ...]:
-        """Idle times of each device, with their causes."""
+        """Idle intervals of each device, with their causes."""
         return bubbles(self.timeline)
 
     @cached_property
@@ -177,7 +177,7 @@ class Scene:
 
     @cached_property
     def peak_memory(self) -> tuple[Number, ...]:
-        """Highest memory of each device, in bytes."""
+        """Peak memory of each device, in bytes."""
         return tuple(max(level for _, level in curve) for curve in self.memory)
 
     @cached_property
@@ -187,12 +187,12 @@ class Scene:
 
     @property
     def fullest(self) -> int:
-        """The device with the least room left."""
+        """The device with the least free memory."""
         return fullest_device(self.peak_memory, self.limits)
 
     @cached_property
     def limits(self) -> tuple[Number | None, ...]:
-        """Memory limit of each device, in bytes; None: it has none."""
+        """Memory limit of each device, in bytes; None: no limit."""
         costs = self.timeline.program.costs if self.plan is None else self.plan.costs
         return tuple(costs.limit_of(device) for device in range(self.devices))
 
@@ -204,10 +204,10 @@ class Scene:
 
     @property
     def highest(self) -> float:
-        """The end of a memory axis: the limits are on it unless the curves would be flat below them."""
-        most = max(map(float, self.peak_memory))
+        """The end of memory axes: the highest limit, unless it is far above the peaks."""
+        peak = max(map(float, self.peak_memory))
         return max(
-            [most, *(float(limit) for limit in self.limits if limit is not None and limit <= MAX_LIMIT_TO_PEAK * most)]
+            [peak, *(float(limit) for limit in self.limits if limit is not None and limit <= MAX_LIMIT_TO_PEAK * peak)]
         )
 
     def chunk_of(self, stage: int) -> int:
@@ -216,14 +216,14 @@ class Scene:
         return placement.stages_of[placement.device_of[stage]].index(stage)
 
     def recomputes(self, operation: TimedOperation) -> bool:
-        """Tell whether it is a recomputation, or a backward that begins with one."""
+        """Tell whether an operation is a recomputation or a backward that begins with one."""
         kind, stage, j = operation.op
         schedule = self.timeline.program.schedule
         fused = stage in schedule.fused_recompute and (stage, j) not in schedule.explicit_recompute
         return kind is Kind.R or (kind in BACKWARDS and fused)
 
     def recompute_share(self, operation: TimedOperation) -> float:
-        """The share of a backward, its first, in which a fused recomputation runs."""
+        """The fraction of a backward that its fused recomputation takes, at its start."""
         if operation.op.kind is Kind.R or not self.recomputes(operation):
             return 0.0
         program = self.timeline.program
@@ -233,19 +233,19 @@ class Scene:
 
 
 def subject(plan: Plan) -> str:
-    """The model and its cluster."""
+    """Words for the plan's model and cluster."""
     described = plan.model_on_cluster
     return f"Given costs on {plan.devices} devices" if described is None else model_title(*described)
 
 
 def planner_of(plan: Plan) -> str:
-    """The planner whose answer a plan is: of those that `auto` asked, that of the fastest."""
-    # The fastest answer is the first, by the step under disturbances if that was asked for.
+    """The planner that made the plan; for `auto`, the one whose answer was taken."""
+    # The first candidate is the answer that was taken.
     return plan.candidates[0].planner if plan.candidates else plan.planner
 
 
 def planned_words(plan: Plan) -> str:
-    """The schedule, who planned it and for which framework; a planner's own orders have its name."""
+    """Words for the schedule, its planner and its framework."""
     planner = planner_of(plan)
     named = "" if plan.schedule.name == planner else f"{plan.schedule.name}, "
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
@@ -254,24 +254,24 @@ def planned_words(plan: Plan) -> str:
 
 
 def _parameter_words(parameters: int) -> str:
-    """The parameters of a model in billions, or of a small one in millions."""
+    """Words for a number of parameters, in billions or millions."""
     return f"{parameters / 1e9:.1f} B" if parameters >= 5e7 else f"{parameters / 1e6:.1f} M"
 
 
 def model_title(model: Model, cluster: Cluster) -> str:
-    """The name by which a model is known, or its family and size, and the devices."""
+    """Words for a model, by known name or family and size, and its devices."""
     names = [name for name, other in models.items() if other.config == model.config]
     itself = (name for name in names if models[name] is model)
-    # Of names for the same layers the newest is the last.
+    # The last of several names for the same layers is the newest.
     name = next(itself, names[-1] if names else f"{model.family}, {_parameter_words(model.parameters)} parameters")
     return f"{name} on {cluster.file['devices'].replace('x', ' x ', 1)}"
 
 
 def measured_timeline(program: Program, trace: Trace) -> Timeline:
-    """The typical step of a trace.
+    """Return the timeline of a trace's typical step.
 
-    A message that was not timed takes no time, as soon as what it waits for has happened.  Raises InputError if the
-    trace is not of this program.
+    Messages without events take no time and start once their dependencies are met.  Raises InputError if the trace is
+    not of this program.
     """
     _check(program, trace)
     events = {event.name: event for event in trace.typical.from_zero().events}
@@ -283,8 +283,8 @@ def measured_timeline(program: Program, trace: Trace) -> Timeline:
         if event is not None:
             starts[index], ends[index] = event.start, event.end
         else:
-            happened = (starts[i] if moment is Moment.START else ends[i] for i, moment in before[index])
-            starts[index] = ends[index] = max(happened, default=0)
+            met = (starts[i] if moment is Moment.START else ends[i] for i, moment in before[index])
+            starts[index] = ends[index] = max(met, default=0)
     return Timeline.of(program, starts, ends)
 
 
@@ -296,7 +296,7 @@ def measured_memory(trace: Trace) -> tuple[tuple[tuple[Number, Number], ...], ..
 
 
 def measured_peaks(trace: Trace) -> tuple[Number, ...] | None:
-    """The most bytes of each device sampled in any warm step; None if some device has no sample."""
+    """The largest sampled bytes of each device over all warm steps; None if some device has no sample."""
     samples = [sample for step in trace.warm for sample in step.memory]
     sampled = [[s.bytes for s in samples if s.device == device] for device in range(trace.devices)]
     return tuple(map(max, sampled)) if all(sampled) else None
@@ -308,8 +308,8 @@ def _check(program: Program, trace: Trace) -> None:
     step = trace.typical
     measured = {event.name for event in step.events}
     planned = {instruction.op.name for instruction in program.instructions}
-    if strange := measured - planned:
-        raise InputError(f"The trace is not of this plan: it measured {min(strange)}, which the plan does not have.")
+    if unplanned := measured - planned:
+        raise InputError(f"The trace is not of this plan: it measured {min(unplanned)}, which the plan does not have.")
     needed = {i.op.name for i in program.instructions if i.op.kind in SCHEDULED}
     if missing := needed - measured:
         raise InputError(f"The trace is not of this plan: step {step.step} did not measure {min(missing)}.")

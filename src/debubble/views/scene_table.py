@@ -1,4 +1,4 @@
-"""The terminal's view of scenes: each with all its figures, and two next to each other."""
+"""The terminal's view of scenes, and the comparison of two."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Words = Callable[[float], str]
 
 
 def side_by_side(scenes: Sequence[Scene]) -> Rows | None:
-    """A row per figure, with the ratio of the second scene's to the first's; None unless there are two scenes."""
+    """A table of two scenes' figures and their ratios; None unless there are two scenes."""
     if len(scenes) != 2:
         return None
     first, second = scenes
@@ -57,15 +57,15 @@ def _figures(first: Scene, second: Scene) -> Iterator[tuple[str, float, float, W
     yield "idle in the pipeline", first.timeline.bubble_fraction, second.timeline.bubble_fraction, share
     yield "peak memory", float(max(first.peak_memory)), float(max(second.peak_memory)), size_words
     if one is not None and two is not None:
-        seconds = [{each.cause: each.seconds for each in why.causes} for why in (one, two)]
+        seconds = [{cause.cause: cause.seconds for cause in why.causes} for why in (one, two)]
         for cause in dict.fromkeys((*seconds[0], *seconds[1])):
-            a, b = (each.get(cause, 0.0) for each in seconds)
+            a, b = (by_cause.get(cause, 0.0) for by_cause in seconds)
             if max(a / one.step_time, b / two.step_time) >= MIN_SHARE:
                 yield f"  {cause}", a, b, time
 
 
 MIN_SHARE = 0.001
-"""Share of a step from which on a cause has a row."""
+"""Smallest fraction of a step for which a cause has a row."""
 
 
 def _caption(first: Scene, second: Scene) -> str:
@@ -80,11 +80,12 @@ def _caption(first: Scene, second: Scene) -> str:
 
 
 def _warning(first: Scene, second: Scene) -> str:
-    """A sentence where two plans' steps cannot be compared."""
+    """A sentence on why two plans' steps cannot be compared; empty if they can."""
     assert first.plan is not None
     assert second.plan is not None
     one, two = first.why, second.why
-    if (one is None) != (two is None) or (one is not None and two is not None and not _uniform(one.model, two.model)):
+    modeled = [why.model for why in (one, two) if why is not None]
+    if len(modeled) == 1 or (modeled and not _equal_cost(*modeled)):
         return "Their models differ, so that neither steps nor tokens per second say which plan is better."
     if one is not None and two is not None:
         return "" if one.tokens == two.tokens else "Their batches differ: compare tokens per second, and not steps."
@@ -93,28 +94,28 @@ def _warning(first: Scene, second: Scene) -> str:
     return ""
 
 
-def _uniform(model: Model, other: Model) -> bool:
-    """Tell whether two models cost the same but for the padding of a vocabulary, whatever else their configs say."""
+def _equal_cost(model: Model, other: Model) -> bool:
+    """Tell whether two models have equal layers and nearly equal parameters, as with padded vocabularies."""
     same_layers = (model.layers, model.hidden) == (other.layers, other.hidden)
-    return same_layers and abs(model.parameters / other.parameters - 1) < PADDING
+    return same_layers and abs(model.parameters / other.parameters - 1) < MAX_PARAMETER_DIFFERENCE
 
 
-PADDING = 0.01
-"""Share of the parameters by which models may differ that are taken for the same."""
+MAX_PARAMETER_DIFFERENCE = 0.01
+"""Relative difference of parameters up to which models of equal layers count as the same."""
 
 
 def render_scenes(scenes: Sequence[Scene], *, details: bool = False, width: int = 80) -> RenderableType:
-    """Predicted or measured timelines; the comparison of two comes first.
+    """Render scenes for the terminal, after the comparison if there are two.
 
     Args:
-        scenes: One, or two to compare.
+        scenes: One scene, or two to compare.
         details: Whether tables of devices, stages and planners follow the answer of a plan.
         width: Characters of a line.
     """
     compared = side_by_side(scenes)
     parts: list[RenderableType] = []
     if compared is not None:
-        # A table's caption is as narrow as the table.
+        # A table's caption would be as narrow as the table.
         parts = [rich_table(replace(compared, caption="")), Text(f"{compared.caption}\n")]
     for scene, letter in zip(scenes, letters(scenes), strict=True):
         if scene.plan is None:
@@ -126,7 +127,7 @@ def render_scenes(scenes: Sequence[Scene], *, details: bool = False, width: int 
 
 
 def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str], *, caption: str) -> RenderableType:
-    """A row for every schedule, in the order in which they were named, and why others do not fit."""
+    """Render a table of schedules, and why others do not fit."""
     rows = Rows(
         title="Schedules",
         columns=("schedule", "step", "bubble", "peak memory", "stages"),
@@ -145,13 +146,13 @@ def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str], *, capt
 
 
 def letters(scenes: Sequence[Scene]) -> list[str]:
-    """The labels before the names of two plans that are compared; nothing before others."""
+    """The labels of two compared plans; empty labels for other scenes."""
     compared = len(scenes) == 2 and all(scene.plan is not None for scene in scenes)
     return ["A: ", "B: "] if compared else [""] * len(scenes)
 
 
 def _render_scene(scene: Scene) -> RenderableType:
-    """A timeline without a plan: measured, or simulated with given costs."""
+    """Render a timeline without a plan."""
     return Group(
         Text(scene.title, style="bold"),
         Text(f"{headline(scene)}\n{why_not_faster(scene)}\n"),

@@ -1,4 +1,4 @@
-"""The numbers of a scene: per device, per kind of operation, and along the critical path."""
+"""The figures of a scene, per device, stage and kind of operation, and sentences on its critical path and bound."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def device_figures(scene: Scene) -> list[DeviceFigures]:
 
 
 def kind_figures(scene: Scene) -> dict[Kind, KindFigures]:
-    """The kinds that take time."""
+    """One entry per kind of operation that takes time."""
     times: dict[Kind, list[Number]] = {}
     for operation in scene.timeline.operations:
         times.setdefault(operation.op.kind, []).append(operation.duration)
@@ -92,8 +92,8 @@ def kind_figures(scene: Scene) -> dict[Kind, KindFigures]:
 def stage_figures(scene: Scene) -> list[StageFigures]:
     """One entry per stage.
 
-    Idle time counts for the stage whose operation ends it, the rest of the step for the stage that ran last, so that
-    the stages of a device make up the makespan.
+    Idle time counts to the stage whose operation ends it, idle time at the end to the stage that ran last: the stages
+    of a device sum to the makespan.
     """
     schedule, costs = scene.timeline.program.schedule, scene.timeline.program.costs
     work: list[Number] = [0] * schedule.stages
@@ -104,9 +104,9 @@ def stage_figures(scene: Scene) -> list[StageFigures]:
         if kind in (Kind.SEND_F, Kind.SEND_B):
             sending[stage] += o.duration
         elif o.lane is Lane.COMPUTE and kind in BUSY_KINDS:
-            again = schedule.recompute_time(costs, stage, j) if scene.recomputes(o) else 0
-            recompute[stage] += again
-            work[stage] += o.duration - again
+            time = schedule.recompute_time(costs, stage, j) if scene.recomputes(o) else 0
+            recompute[stage] += time
+            work[stage] += o.duration - time
     idle = _idle_by_stage(scene)
     return [
         StageFigures(
@@ -130,22 +130,22 @@ def _idle_by_stage(scene: Scene) -> list[dict[Cause, Number]]:
     idle: list[dict[Cause, Number]] = [dict.fromkeys(Cause, 0) for _ in range(scene.timeline.program.schedule.stages)]
     for device, bubbles in enumerate(scene.bubbles):
         work = [o for o in scene.timeline.compute[device] if o.op.kind in BUSY_KINDS]
-        at = 0
+        index = 0
         for bubble in bubbles:
-            while at < len(work) - 1 and work[at].start < bubble.end:
-                at += 1
-            idle[work[at].op.stage][bubble.cause] += bubble.duration
+            while index < len(work) - 1 and work[index].start < bubble.end:
+                index += 1
+            idle[work[index].op.stage][bubble.cause] += bubble.duration
     return idle
 
 
 def notable_causes(parts: Sequence[DeviceFigures | StageFigures], makespan: Number) -> list[str]:
-    """The causes, as words, that take some device or stage more than half a thousandth of the step."""
+    """Words for the causes that take more than 0.05% of the step on some device or stage."""
     words = (cause.value for cause in Cause)
-    return [cause for cause in words if any(part.bubbles[cause] > makespan / 2000 for part in parts)]
+    return [cause for cause in words if any(figures.bubbles[cause] > makespan / 2000 for figures in parts)]
 
 
 def present_kinds(scenes: Sequence[Scene]) -> list[Kind]:
-    """The kinds that take time in some scene; recomputation also within backwards."""
+    """The kinds that take time in some scene; recomputation counts also inside backwards."""
     present = {o.op.kind for scene in scenes for o in scene.timeline.operations if o.duration}
     if any(any(scene.timeline.recompute) for scene in scenes):
         present.add(Kind.R)
@@ -153,37 +153,37 @@ def present_kinds(scenes: Sequence[Scene]) -> list[Kind]:
 
 
 def present_causes(scenes: Sequence[Scene]) -> list[Cause]:
-    """The causes that matter in some scene."""
+    """The causes of idle time that are notable in some scene."""
     present = {c for scene in scenes for c in notable_causes(device_figures(scene), scene.timeline.makespan)}
     return [cause for cause in Cause if cause.value in present]
 
 
 def why_not_faster(scene: Scene) -> str:
-    """A sentence on the critical path: the device that computes most of it, the others, the rest."""
+    """A sentence on the critical path: the device with most of its compute, other devices, and the rest."""
     compute: dict[int, Number] = {}
     other: dict[str, Number] = {}
     ends = [*(o.start for o in scene.critical_path[1:]), None]
     for o, following in zip(scene.critical_path, ends, strict=True):
-        # A transfer that streams runs next to what follows it.
+        # A streaming transfer overlaps with its successor.
         time = o.duration if following is None else min(o.end, following) - o.start
         if o.lane is Lane.COMPUTE and o.op.kind in BUSY_KINDS:
             compute[o.device] = compute.get(o.device, 0) + time
         else:
-            what = Cause.HOST_OPTIMIZER.value if o.lane is Lane.HOST else KIND_WORDS[o.op.kind]
-            other[what] = other.get(what, 0) + time
+            activity = Cause.HOST_OPTIMIZER.value if o.lane is Lane.HOST else KIND_WORDS[o.op.kind]
+            other[activity] = other.get(activity, 0) + time
     first = max(compute, key=compute.__getitem__)
     parts = {f"computing on device {first}": compute.pop(first), "computing on other devices": sum(compute.values())}
     makespan = scene.timeline.makespan
-    parts |= {what: other[what] for what in sorted(other, key=lambda what: -other[what])}
+    parts |= {activity: other[activity] for activity in sorted(other, key=lambda activity: -other[activity])}
     parts["between operations"] = makespan - sum(parts.values())
-    words = [f"{percent(time, makespan)} {what}" for what, time in parts.items() if time > makespan / 2000]
+    words = [f"{percent(time, makespan)} {activity}" for activity, time in parts.items() if time > makespan / 2000]
     return f"The critical path spends {', '.join(words)}."
 
 
 def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
-    """A sentence on the lower bound, and how far the step is from it; with the argument, a second on what it counts.
+    """Sentences on the lower bound and the gap, and with the argument on what the bound counts.
 
-    Where devices share cores, both are those of devices with a core each.
+    For devices that share cores, both are of devices with a core each.
     """
     if not plan.lower_bound:
         return "No lower bound of the step is known."
@@ -201,29 +201,29 @@ def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
 
 
 MIN_WIDE_GAP = 0.1
-"""Gap from which the answer says what stands between bound and step."""
+"""Smallest gap that is explained."""
 
 
 def _wide_gap_words(plan: Plan, scene: Scene) -> str:
-    """A sentence on a gap that may be the bound's rather than the plan's."""
+    """A sentence on the sources of a gap that may be due to a weak bound."""
     assert scene.why is not None
     words = f"Between the two stand {listed(scene.why.losses)}"
     levers = None if plan.target is None else targets[plan.target].levers_of(plan.options, pipeline=plan.devices)
     if plan.target is None or levers is None or not isinstance(levers.orders, OwnOrders):
         return f"{words}."
-    own = f"{targets[plan.target].title} runs {listed(levers.orders.names)} alone"
-    return f"{words}; the bound holds for every order of operations, and {own}."
+    target_orders = f"{targets[plan.target].title} runs {listed(levers.orders.names)} alone"
+    return f"{words}; the bound holds for every order of operations, and {target_orders}."
 
 
 def pace_words(why: Explanation) -> str:
-    """Tokens per second, of all devices and of one, and model FLOPs utilization where their peak is known."""
+    """Tokens per second, total and per device, and model FLOPs utilization if peak FLOPs are known."""
     pace = f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per"
     utilization = "" if why.mfu is None else f", {mfu_words(why.mfu)} MFU"
     return f"{pace} {why.cluster.device_word}{utilization}"
 
 
 def as_dict(scene: Scene) -> dict[str, Any]:
-    """The whole summary for `--json`; times and sizes in the costs' units."""
+    """The summary for `--json`; times and sizes are in the costs' units."""
     timeline = scene.timeline
     summary = {
         "step_time": float(scene.step_time),

@@ -1,4 +1,4 @@
-"""A picture of a sweep: the step of every value's plan, with the interval in which it likely lies."""
+"""A picture of a sweep: step time by value, with its likely interval."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from debubble.views.palette import KIND_COLORS, THEMES
 from debubble.views.picture import SIZES, check_style, encode_figure
 from debubble.views.scene import subject
 
-HEIGHT = 0.45
-"""Of the picture, as a share of its width."""
+HEIGHT_TO_WIDTH = 0.45
+"""Height of the picture, as a fraction of its width."""
 
 
 def sweep_picture(sweep: Sweep, form: str, *, theme: str = "light", size: str = "slide") -> bytes:
-    """Draw a picture file; values with which nothing fits have these words in place of a point.
+    """Draw a picture file; values with which nothing fits are labeled instead of drawn.
 
     Args:
         sweep: The plans.
@@ -30,22 +30,22 @@ def sweep_picture(sweep: Sweep, form: str, *, theme: str = "light", size: str = 
 
     check_style(theme=theme, size=size)
     colors, sizes = THEMES[theme], SIZES[size]
-    drawn = Figure(figsize=(sizes.width, HEIGHT * sizes.width), facecolor=colors.paper, layout="constrained")
-    axes = drawn.subplots()
+    figure = Figure(figsize=(sizes.width, HEIGHT_TO_WIDTH * sizes.width), facecolor=colors.paper, layout="constrained")
+    axes = figure.subplots()
     axes.set_facecolor(colors.paper)
-    planned = [(place, point.plan) for place, point in enumerate(sweep.points) if point.plan is not None]
-    for place, plan in planned:
-        found = plan_accuracy("step", plan)
-        if found is not None:
-            ends = [end * seconds_per_step(plan) for end in (found.low, found.high)]
-            axes.plot([place, place], ends, color=colors.muted, linewidth=1.5)
+    planned = [(position, point.plan) for position, point in enumerate(sweep.points) if point.plan is not None]
+    for position, plan in planned:
+        accuracy = plan_accuracy("step", plan)
+        if accuracy is not None:
+            ends = [end * seconds_per_step(plan) for end in (accuracy.low, accuracy.high)]
+            axes.plot([position, position], ends, color=colors.muted, linewidth=1.5)
     steps = [seconds_per_step(plan) for _, plan in planned]
-    axes.plot([place for place, _ in planned], steps, "o-", color=KIND_COLORS[Kind.F])
+    axes.plot([position for position, _ in planned], steps, "o-", color=KIND_COLORS[Kind.F])
     axes.set_xticks(range(len(sweep.points)), [str(point.value) for point in sweep.points])
-    for place, point in enumerate(sweep.points):
+    for position, point in enumerate(sweep.points):
         if point.plan is None:
             axes.text(
-                place, 0.03, "does not fit", rotation=90, ha="center", va="bottom", fontsize=sizes.text,
+                position, 0.03, "does not fit", rotation=90, ha="center", va="bottom", fontsize=sizes.text,
                 color=colors.muted, transform=axes.get_xaxis_transform(),
             )  # fmt: skip
     axes.set_xlim(-0.5, len(sweep.points) - 0.5)
@@ -57,11 +57,11 @@ def sweep_picture(sweep: Sweep, form: str, *, theme: str = "light", size: str = 
     axes.spines[:].set_visible(False)
     axes.grid(axis="y", color=colors.grid, linewidth=0.5)
     axes.set_axisbelow(True)
-    return encode_figure(drawn, form)
+    return encode_figure(figure, form)
 
 
 def _title(sweep: Sweep) -> str:
-    """The model and the cluster, unless it is these that vary."""
+    """Model and cluster, or the swept option if it is one of these."""
     first = next((point.plan for point in sweep.points if point.plan is not None), None)
     if first is None:
         return "Nothing fits"

@@ -1,4 +1,4 @@
-"""The terminal's view: tables per device and per kind of operation."""
+"""Terminal tables of a scene, per device, stage and kind of operation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from debubble.views.summary import DeviceFigures, device_figures, kind_figures, 
 
 
 def headline(scene: Scene) -> str:
-    """The figures that count, in one line."""
+    """Step time, idle share and peak memory in one line."""
     parts = _parts(scene)
     return (
         f"{time_words(scene.step_time, seconds=scene.seconds)} per step{f' ({parts})' if parts else ''},"
@@ -26,7 +26,7 @@ def headline(scene: Scene) -> str:
 
 
 def headline_parts(scene: Scene) -> str:
-    """The parts of the step, and how well its devices are used."""
+    """The parts of the step, and its idle and ideal shares."""
     return ", ".join(filter(None, [_parts(scene), _shares(scene)]))
 
 
@@ -36,7 +36,7 @@ def _shares(scene: Scene) -> str:
 
 
 def _parts(scene: Scene) -> str:
-    """The pipeline's part of the step, of which bubble and ideal are shares, and the rest."""
+    """The times of the pipeline and of the rest of the step; empty if there is no rest."""
     around = scene.step_time - scene.pipeline_time
     if scene.step_time == scene.timeline.makespan:
         return ""
@@ -44,18 +44,18 @@ def _parts(scene: Scene) -> str:
     if scene.post_validation:
         parts.append(f"its longest span {time_words(scene.timeline.span, seconds=scene.seconds)}")
     if around:
-        what = "before and after it" if scene.phases else "gradients and optimizer after it"
-        parts.append(f"{what} {time_words(around, seconds=scene.seconds)}")
+        label = "before and after it" if scene.phases else "gradients and optimizer after it"
+        parts.append(f"{label} {time_words(around, seconds=scene.seconds)}")
     return ", ".join(parts)
 
 
 def remark_lines(scene: Scene) -> list[Text]:
-    """One line per remark."""
+    """The remarks as yellow text, a line each; empty without remarks."""
     return [Text("\n".join(scene.remarks) + "\n", style="yellow")] if scene.remarks else []
 
 
 def device_table(scene: Scene) -> Table:
-    """The shares of each device's step, and its peak memory."""
+    """A table of the shares of each device's step, and its peak memory."""
     devices = device_figures(scene)
     makespan = scene.timeline.makespan
     causes = notable_causes(devices, makespan)
@@ -76,7 +76,7 @@ def device_table(scene: Scene) -> Table:
 
 
 def _device_names(scene: Scene) -> list[str]:
-    """The devices' numbers, with the type that sets the pace of each where there are several."""
+    """The devices' numbers; in mixed clusters with the slowest device type of each."""
     numbers = [str(d) for d in range(scene.devices)]
     if scene.why is None or scene.why.cluster.alike:
         return numbers
@@ -85,7 +85,7 @@ def _device_names(scene: Scene) -> list[str]:
 
 
 def bubble_table(scene: Scene) -> Table:
-    """The idle time of each device: Obscura's forward bubbles, its backward bubbles, and the rest."""
+    """A table of each device's idle time: Obscura's forward bubbles, its backward bubbles, and the rest."""
     columns = ("device", "forward bubbles", "backward bubbles", "before and after")
     table = titled_table("Idle share of the step, per device", columns)
     for d in device_figures(scene):
@@ -96,7 +96,7 @@ def bubble_table(scene: Scene) -> Table:
 
 
 def stage_table(scene: Scene) -> Table:
-    """The shares of each chunk in its device's step; the stages of a device make up the step."""
+    """A table of each stage's share of its device's step; the stages of a device sum to the step."""
     stages = stage_figures(scene)
     makespan = scene.timeline.makespan
     causes = notable_causes(stages, makespan)
@@ -109,7 +109,7 @@ def stage_table(scene: Scene) -> Table:
 
 
 def _share_table(title: str, columns: Sequence[str]) -> tuple[Table, int]:
-    """A table whose headers fit into 80 characters, and the number of decimals that its shares have room for."""
+    """A table whose headers fit into 80 characters, and the number of decimals that fit its shares."""
     words = {} if len(columns) <= 7 else _TWO_LINES if len(columns) <= 9 else _TWO_LINES | _SHORT_HEADERS
     table = titled_table(title, [words.get(column, column) for column in columns], no_wrap=True)
     return table, 1 if len(columns) <= 9 else 0
@@ -120,14 +120,14 @@ _TWO_LINES = {
     "imbalance": "imbal-\nance", "transfer": "trans-\nfer", "overhead": "over-\nhead",
     "optimizer on the host": "optim.\non host",
 }  # fmt: skip
-"""Headers for tables of many columns, so that they fit into 80 characters."""
+"""Two-line headers of tables with more than seven columns, which fit them into 80 characters."""
 
 _SHORT_HEADERS = {"device": "dev.", "recompute": "re-\ncomp.", "optimizer on the host": "host\noptim."}
-"""Headers that tables of all columns have instead."""
+"""Shorter headers of tables with more than nine columns."""
 
 
 def kind_table(scene: Scene) -> Table:
-    """Number and time of each kind of operation."""
+    """A table of the number and time of operations of each kind."""
     table = titled_table("Operations", ("operation", "count", "mean", "total"), texts=("operation",))
     for kind, k in kind_figures(scene).items():
         name = Text.assemble(("■ ", KIND_COLORS[kind]), KIND_WORDS[kind])
@@ -139,20 +139,20 @@ def kind_table(scene: Scene) -> Table:
 def titled_table(
     title: str, columns: Iterable[str], *, texts: Collection[str] = (), no_wrap: bool | Collection[str] = False
 ) -> Table:
-    """An empty table in the style of all others; its columns are numbers, but for `texts`.
+    """An empty table in the common style; columns hold numbers except `texts`.
 
-    `no_wrap` is true, or has the columns that stay on a line.
+    `no_wrap` lists the columns that are not wrapped; True: all.
     """
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
     for column in columns:
-        whole = no_wrap if isinstance(no_wrap, bool) else column in no_wrap
-        table.add_column(column, justify="left" if column in texts else "right", no_wrap=whole)
+        keep = no_wrap if isinstance(no_wrap, bool) else column in no_wrap
+        table.add_column(column, justify="left" if column in texts else "right", no_wrap=keep)
     return table
 
 
 def rich_table(rows: Rows) -> Table:
-    """Rows of words as the terminal draws them."""
-    table = titled_table(rows.title, rows.columns, texts=rows.texts, no_wrap=rows.whole)
+    """The terminal's table of these rows."""
+    table = titled_table(rows.title, rows.columns, texts=rows.texts, no_wrap=rows.no_wrap)
     for row in rows.rows:
         table.add_row(*row)
     if rows.caption:
@@ -161,7 +161,7 @@ def rich_table(rows: Rows) -> Table:
 
 
 def _peak(device: DeviceFigures, *, share: bool) -> Text:
-    """The peak in the colour of its share of the limit, and the share itself where there is room for it."""
+    """The peak, colored by its share of the limit, and that share if asked for."""
     limit = device.memory_limit
     words = size_words(device.peak_memory)
     if not limit:

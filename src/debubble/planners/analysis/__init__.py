@@ -1,1 +1,1 @@
-"""Analysis of a plan that was found: where its seconds go, what binds, what would help, and who else runs it."""
+"""Analysis of a plan: its step by cause, what limits it, changes that would help, and frameworks that run it."""

@@ -1,4 +1,4 @@
-"""Explanation of a plan's step: throughput, memory by part, where the seconds go, what binds, and what to know."""
+"""Explanation of a plan's step: throughput, memory by part, time by cause, the limiting cause and its remedy."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from debubble.simulator import Cause, Timeline, bubbles, plan_addresses
 
 SECONDS_PER_DAY = 86400
 REMARK_SHARE = 0.02
-"""Share of a step from which a cause is worth naming as what binds."""
+"""Smallest fraction of a step for which a cause is reported as limiting."""
 FULL_MEMORY_SHARE = 0.95
-"""Share of the memory limit from which memory counts as full."""
+"""Smallest fraction of the memory limit at which memory counts as full."""
 
 FILLING = "filling and draining the pipeline"
 ALL_TO_ALL = "all-to-all of experts"
@@ -48,28 +48,28 @@ ADVICE = {
     "gradients": "faster links between replicas, or more micro-batches per step,",
     "optimizer": "ZeRO, or more micro-batches per step,",
 }
-"""Remedy for the cause that takes most of the step next to computing."""
-GATHERS = "faster links, larger micro-batches, or a lower ZeRO level,"
-"""Remedy for collectives that are gathers of divided parameters alone."""
-SCATTERS = "faster links between replicas, larger micro-batches, or ZeRO-1,"
-"""Remedy for gradients that ZeRO-2 divides after every micro-batch."""
-OVERLAPPED_DISPATCH = (
+"""Remedies by cause, for the largest cause after compute."""
+GATHER_REMEDY = "faster links, larger micro-batches, or a lower ZeRO level,"
+"""Remedy for collectives that consist only of ZeRO-3 parameter gathers."""
+SCATTER_REMEDY = "faster links between replicas, larger micro-batches, or ZeRO-1,"
+"""Remedy for gradients that ZeRO-2 reduce-scatters after every micro-batch."""
+DISPATCH_REMEDY = (
     "faster links, smaller expert degrees, or kernels that overlap it (--framework NAME,dispatch_overlap=true),"
 )
-"""Remedy for all-to-all that the framework's kernels do not overlap with computing."""
-FINER_RECOMPUTATION = "a finer choice of what recomputes (memory is not full), or more memory,"
-"""Remedy for recomputation where memory is left: less than the next choice that recomputes less would take."""
-DIVIDED_OPTIMIZER, HOST_OPTIMIZER = (
+"""Remedy for all-to-all that the framework's kernels do not overlap with compute."""
+RECOMPUTATION_REMEDY = "a finer choice of what recomputes (memory is not full), or more memory,"
+"""Remedy for recomputation if memory is not full but too small for the next choice with less recomputation."""
+OPTIMIZER_REMEDY, HOST_OPTIMIZER_REMEDY = (
     "more micro-batches per step,",
     "more memory, a faster host, or more micro-batches per step,",
 )
-"""Remedies for an optimizer that ZeRO divides already or cannot divide, and for one on hosts."""
-BOUNDED = ("collectives", ALL_TO_ALL, "gradients", "optimizer")
-"""Causes next to computing that lower bounds of a step count too."""
+"""Remedies for an optimizer that ZeRO already shards or cannot shard, and for one on hosts."""
+BOUNDED_CAUSES = ("collectives", ALL_TO_ALL, "gradients", "optimizer")
+"""Causes after compute that lower bounds of a step include."""
 
 
 def fullest_device(peaks: Sequence[Number], limits: Sequence[Number | None]) -> int:
-    """The device with the least room below its limit; of devices without one, that with the highest peak."""
+    """The device with the least free memory below its limit; without limits, the one with the highest peak."""
     free = [
         float("inf") if limit is None else float(limit) - float(peak) for peak, limit in zip(peaks, limits, strict=True)
     ]
@@ -86,10 +86,10 @@ class CauseSeconds:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Figures that explain a model's plan, by what it was predicted to do and the seconds of its whole step.
+    """Figures that explain the predicted step of a model's plan.
 
-    Its text has a line for each cause of the step's seconds, one for the memory of the fullest device, and one for what
-    binds (`causes`, `memory`, `binding`).
+    As text it has a line per cause of the step's time, one for the fullest device's memory, and one for the limiting
+    cause (`causes`, `memory`, `binding`).
     """
 
     plan: Plan
@@ -105,8 +105,8 @@ class Explanation:
         names = ("weights", "gradients", "optimizer", "activations", "workspace")
         sizes = ", ".join(f"{name} {size_words(getattr(parts, name))}" for name in names)
         causes = [
-            f"{each.cause}: {time_words(each.seconds, seconds=True)} ({100 * each.seconds / self.step_time:.1f}%)"
-            for each in self.causes
+            f"{c.cause}: {time_words(c.seconds, seconds=True)} ({100 * c.seconds / self.step_time:.1f}%)"
+            for c in self.causes
         ]
         return "\n".join([*causes, f"memory of device {self.fullest}: {sizes}", self.binding])
 
@@ -119,27 +119,27 @@ class Explanation:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all devices together."""
+        """Tokens per second of all devices."""
         return self.tokens / self.step_time
 
     @property
     def tokens_per_second_per_device(self) -> float:
-        """Tokens per second of all devices, divided by their number."""
+        """Tokens per second, per device."""
         return self.tokens_per_second / self.plan.degrees.devices
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization, a fraction; None: the devices' peak is not known."""
+        """Model FLOPs utilization, a fraction; None if the devices' peak is unknown."""
         run = Utilization.of(self.model, self.cluster, self.plan.options, devices=self.plan.ranks)
         return run.mfu(self.tokens_per_second)
 
     def days(self, tokens: float) -> float:
-        """Days that training on so many tokens takes."""
+        """Days of training for a number of tokens."""
         return tokens / self.tokens_per_second / SECONDS_PER_DAY
 
     @cached_property
     def units(self) -> Units:
-        """The model's units as they were planned, without what a profile measured."""
+        """The model's units with computed costs, also if the plan used a profile."""
         return self._units(self.cluster)
 
     @cached_property
@@ -151,7 +151,7 @@ class Explanation:
 
     @property
     def configuration(self) -> ConfigurationSummary:
-        """The plan as one choice of degrees, with its step, pace and memory."""
+        """The plan as a choice of degrees, with its step, throughput and memory."""
         plan, fullest = self.plan, self.memory[self.fullest]
         strategies = [[unit.strategy for unit in stage] for stage in plan.partition]
         return ConfigurationSummary(
@@ -168,47 +168,47 @@ class Explanation:
 
     @property
     def fullest(self) -> int:
-        """The device with the least room left."""
+        """The device with the least free memory."""
         limits = [self.plan.costs.limit_of(device) for device in range(self.plan.devices)]
         return fullest_device(self.timeline.peak_memory, limits)
 
     @cached_property
     def fragmentation(self) -> float:
-        """Bytes that an arena for the tensors of the fullest device needs beyond their peak."""
+        """Bytes beyond the peak that an arena for the fullest device's tensors needs."""
         [addresses] = plan_addresses(self.timeline, devices=[self.fullest])
         return float(addresses.fragmentation)
 
     @cached_property
     def host_memory(self) -> tuple[float, ...]:
-        """The most that each pipeline device has on its host at a time, in bytes; its tensor-parallel rank alone."""
+        """Peak host memory of each pipeline device, in bytes, for one tensor-parallel rank."""
         partition = Partition.cut(self.units, map(len, self.plan.partition))
         return tuple(host_peaks(self.units, partition, self.timeline))
 
     @cached_property
     def host_activations(self) -> tuple[float, ...]:
-        """The most bytes of activations among them, per pipeline device."""
+        """Peak bytes of activations on the host, per pipeline device."""
         return tuple(map(float, offloaded_peaks(self.timeline)))
 
     @property
     def reserve(self) -> int:
-        """Bytes that no plan may use of the fullest device, or of one with its limit; 0 if that is above its memory."""
+        """Bytes of the fullest device's memory above its limit; 0 if the limit exceeds the memory."""
         limit = self.plan.costs.limit_of(self.fullest)
-        own = zip(self.cluster.types, self.cluster.memory_limits, strict=True)
-        left = (max(0, each.memory - most) for each, most in own if most == limit)
-        return min(left, default=self.cluster.reserve)
+        types = zip(self.cluster.types, self.cluster.memory_limits, strict=True)
+        reserves = (max(0, type_.memory - type_limit) for type_, type_limit in types if type_limit == limit)
+        return min(reserves, default=self.cluster.reserve)
 
     @cached_property
     def causes(self) -> tuple[CauseSeconds, ...]:
-        """The seconds of a step by cause, on average over the devices, largest first; they sum to the step.
+        """The seconds of a step by cause, averaged over the devices, largest first; they sum to the step.
 
-        Collectives are what units take more than with links of no latency and endless bandwidth.
+        The time of collectives is the difference of the units' times to those with links that take no time.
         """
         devices, timeline = self.plan.devices, self.timeline
         optimizer = sum(float(o.duration) for lane in timeline.compute for o in lane if o.op.kind is Kind.S)
         recomputation, busy = float(sum(timeline.recompute)), float(sum(timeline.busy))
         micro_batches, zero = self.plan.schedule.micro_batches, self.plan.options.zero
         collectives = self._collectives(zero) * micro_batches
-        # Of weights and gradients over the replicas, which ZeRO-2 and ZeRO-3 move with every micro-batch.
+        # Collectives of weights and gradients over the replicas, which ZeRO-2 and ZeRO-3 run in every micro-batch.
         divided = collectives - self._collectives(1) * micro_batches if zero > 1 else 0.0
         dispatch = min(self._dispatch * micro_batches, collectives - divided)
         gradients = divided if zero == 2 else 0.0
@@ -232,103 +232,104 @@ class Explanation:
         overlap = self.step_time - sum(mean.values())
         if overlap < -1e-9 * self.step_time:
             mean["overlap with the next step"] = overlap
-        named = [CauseSeconds(cause, total) for cause, total in mean.items() if abs(total) > 1e-9 * self.step_time]
-        return tuple(sorted(named, key=lambda each: -each.seconds))
+        causes = [CauseSeconds(cause, total) for cause, total in mean.items() if abs(total) > 1e-9 * self.step_time]
+        return tuple(sorted(causes, key=lambda cause: -cause.seconds))
 
     @property
     def binding(self) -> str:
-        """A sentence that says what binds, and what would shorten it."""
-        remedy = "" if self.advice is None else f", which {self._remedy(self._most.cause)} would shorten"
+        """A sentence on what limits the step, its remedy, and how full memory is."""
+        remedy = "" if self.advice is None else f", which {self._remedy(self._largest.cause)} would shorten"
         return f"{self.shares}{remedy}; {self.memory_words}."
 
     @property
     def compute_share(self) -> float:
-        """The share of the step that computing takes, a fraction."""
-        return sum(each.seconds for each in self.causes if each.cause == "compute") / self.step_time
+        """The fraction of the step that is compute."""
+        return sum(c.seconds for c in self.causes if c.cause == "compute") / self.step_time
 
     @property
     def shares(self) -> str:
-        """The clause that says what binds: the share of computing, and of what takes most next to it."""
+        """A clause on the shares of compute and of the next largest cause."""
         compute = self._percent(self.compute_share * self.step_time)
         if self.advice is None:
             return f"Computing binds: it takes {compute} of the step"
-        return f"Computing takes {compute} of the step, {self._most.cause} {self._percent(self._most.seconds)}"
+        return f"Computing takes {compute} of the step, {self._largest.cause} {self._percent(self._largest.seconds)}"
 
     @property
-    def most(self) -> str:
-        """The cause next to computing that takes most of the step, with its share."""
-        return f"{self._most.cause} ({self._percent(self._most.seconds)} of the step)"
+    def largest_cause(self) -> str:
+        """The largest cause after compute, with its share of the step."""
+        return f"{self._largest.cause} ({self._percent(self._largest.seconds)} of the step)"
 
     @property
     def memory_words(self) -> str:
-        """The clause that says how full memory is."""
+        """A clause on how full memory is."""
         limit, peak = self._limits[self.fullest], float(self.timeline.peak_memory[self.fullest])
         full = "exceeded" if peak > limit else "full" if self._is_full else "not full"
         return f"memory is {full} ({100 * peak / limit:.0f}%)"
 
     @property
     def advice(self) -> str | None:
-        """The remedy of the cause that takes most next to computing; None where all take hardly any time."""
-        if self._most.seconds < REMARK_SHARE * self.step_time:
+        """The remedy of the largest cause after compute; None if all of them are negligible."""
+        if self._largest.seconds < REMARK_SHARE * self.step_time:
             return None
-        return self._remedy(self._most.cause).removesuffix(",")
+        return self._remedy(self._largest.cause).removesuffix(",")
 
     def _remedy(self, cause: str) -> str:
-        """The remedy of a cause that the plan does not have already, such as degrees of 1 or ZeRO."""
+        """The remedy of a cause, without changes that the plan already has, such as degrees of 1 or ZeRO."""
         o = self.plan.options
         if cause == "recomputation" and not self._is_full:
-            return FINER_RECOMPUTATION
+            return RECOMPUTATION_REMEDY
         if cause == "optimizer" and o.host_optimizer:
-            return HOST_OPTIMIZER
+            return HOST_OPTIMIZER_REMEDY
         if cause == "optimizer" and (o.zero or o.data == 1):
-            return DIVIDED_OPTIMIZER
+            return OPTIMIZER_REMEDY
         if cause == "collectives" and o.tensor == o.context == 1:
-            return GATHERS if o.zero == 3 else "faster links,"
+            return GATHER_REMEDY if o.zero == 3 else "faster links,"
         if cause == "gradients" and o.zero == 2:
-            return SCATTERS
+            return SCATTER_REMEDY
         if cause == ALL_TO_ALL and not framework_of_plan(self.plan).dispatch_overlap:
-            return OVERLAPPED_DISPATCH
+            return DISPATCH_REMEDY
         if cause == "optimizer on the host" and o.zero == 0 and o.data * o.context > 1:
             return f"ZeRO, {ADVICE[cause]}"
         return ADVICE[cause]
 
     @property
     def _is_full(self) -> bool:
-        """True if the fullest device has hardly any memory left."""
+        """True if the fullest device has hardly any free memory."""
         return float(self.timeline.peak_memory[self.fullest]) > FULL_MEMORY_SHARE * self._limits[self.fullest]
 
     @property
     def at_stake(self) -> tuple[str, ...]:
-        """Sentences that say how much of the step the advice is about, and what else takes a noticeable share."""
+        """Sentences on the share of the step that the advice would shorten, and on remedies of other large causes."""
         if self.advice is None:
             return ("All else takes too little of the step for another plan to help.",)
-        first, *others = (each for each in self._improvable if each.seconds >= REMARK_SHARE * self.step_time)
-        said = [f"{self._remedy(c.cause).removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
+        first, *rest = self._noticeable
+        said = [f"{self._remedy(c.cause).removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in rest]
         then = (f"Then {'; '.join(said)}.",) if said else ()
         return (f"At stake is what {first.cause} takes: about {self._percent(first.seconds)} of the step.", *then)
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The causes with a noticeable share of the step that no lower bound counts, largest first."""
-        noticeable = (
-            each
-            for each in self._improvable
-            if each.seconds >= REMARK_SHARE * self.step_time and each.cause not in BOUNDED
-        )
-        return tuple(f"{each.cause} ({self._percent(each.seconds)} of the step)" for each in noticeable)
+        """The noticeable causes that no lower bound includes, with their shares of the step, largest first."""
+        unbounded = (c for c in self._noticeable if c.cause not in BOUNDED_CAUSES)
+        return tuple(f"{c.cause} ({self._percent(c.seconds)} of the step)" for c in unbounded)
 
     @property
-    def _most(self) -> CauseSeconds:
-        """The cause that takes most next to computing."""
+    def _largest(self) -> CauseSeconds:
+        """The largest cause after compute."""
         return self._improvable[0]
 
     @property
+    def _noticeable(self) -> list[CauseSeconds]:
+        """The causes after compute with a noticeable share of the step, largest first."""
+        return [c for c in self._improvable if c.seconds >= REMARK_SHARE * self.step_time]
+
+    @property
     def _improvable(self) -> list[CauseSeconds]:
-        """The causes next to computing, largest first; filling and draining the pipeline count as one."""
-        seconds = {each.cause: each.seconds for each in self.causes}
+        """The causes after compute, largest first; filling and draining the pipeline count as one."""
+        seconds = {c.cause: c.seconds for c in self.causes}
         filling = seconds.pop("warm-up", 0.0) + seconds.pop("cool-down", 0.0)
-        others = {cause: seconds[cause] for cause in seconds.keys() & ADVICE.keys()} | {FILLING: filling}
-        return sorted((CauseSeconds(*each) for each in others.items()), key=lambda each: (-each.seconds, each.cause))
+        improvable = {cause: seconds[cause] for cause in seconds.keys() & ADVICE.keys()} | {FILLING: filling}
+        return sorted((CauseSeconds(*entry) for entry in improvable.items()), key=lambda c: (-c.seconds, c.cause))
 
     def _percent(self, seconds: float) -> str:
         return f"{100 * seconds / self.step_time:.1f}%"
@@ -346,49 +347,49 @@ class Explanation:
     @property
     def _free_links(self) -> Cluster:
         """The cluster with links that take no time."""
-        links = dict.fromkeys(("link_bandwidth", "network_bandwidth"), ENDLESS)
-        latencies = dict.fromkeys(("link_latency", "network_latency"), NO_LATENCY)
+        links = dict.fromkeys(("link_bandwidth", "network_bandwidth"), FREE_BANDWIDTH)
+        latencies = dict.fromkeys(("link_latency", "network_latency"), FREE_LATENCY)
         return Cluster.from_dict({**self.cluster.to_dict(), **links, **latencies})
 
     def _collectives(self, zero: int) -> float:
-        """Seconds per micro-batch that collectives within units take at a ZeRO level, over all pipeline devices."""
-        there, free = (self._units(cluster, zero=zero) for cluster in (self.cluster, self._free_links))
-        return float(there.work) - float(free.work)
+        """Seconds per micro-batch of collectives in units at a ZeRO level, summed over all pipeline devices."""
+        actual, free = (self._units(cluster, zero=zero) for cluster in (self.cluster, self._free_links))
+        return float(actual.work) - float(free.work)
 
     @property
     def _dispatch(self) -> float:
-        """Seconds per micro-batch in which tokens travel to experts and back, over all pipeline devices."""
+        """Seconds per micro-batch of the experts' all-to-all, summed over all pipeline devices."""
         if self.plan.options.expert == 1:
             return 0.0
-        there, free = (
+        actual, free = (
             dispatch_seconds(
                 self.model, cluster, self.plan.options, pipeline=self.plan.devices,
                 framework=framework_of_plan(self.plan),
             )
             for cluster in (self.cluster, self._free_links)
         )  # fmt: skip
-        return there - free
+        return actual - free
 
     @property
     def _tail(self) -> tuple[float, float]:
-        """Seconds after the pipeline: of gradients and weights over the replicas, and of the optimizer."""
+        """Seconds after the pipeline of collectives over the replicas, and of the optimizer."""
         stepped = tail_seconds(self.plan, self.model, self._free_links)
         return tail_seconds(self.plan, self.model, self.cluster) - stepped, stepped
 
 
-ENDLESS, NO_LATENCY = 1e18, 1e-12
-"""Bytes per second and seconds of a link that takes no time."""
+FREE_BANDWIDTH, FREE_LATENCY = 1e18, 1e-12
+"""Bandwidth in bytes per second and latency in seconds of links that take no time."""
 
 _TRANSFERS = {
     **dict.fromkeys((Kind.SEND_F, Kind.SEND_B, Kind.RECV_F, Kind.RECV_B), "messages"),
     **dict.fromkeys((Kind.O, Kind.L), "host transfers"),
     Kind.G: "gradients",
 }
-"""Words for a wait for a transfer, by its kind."""
+"""Causes of waits for transfers, by kind of transfer."""
 
 
 def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation | None:
-    """The explanation of a model's plan; None for a plan of abstract costs."""
+    """Return the explanation of a model's plan; None for abstract costs."""
     described = plan.model_on_cluster
     return None if described is None else Explanation(plan, timeline, step_time, *described)
 

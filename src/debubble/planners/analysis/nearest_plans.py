@@ -1,4 +1,4 @@
-"""The plan for every target that is nearest to a plan: what running the model there costs."""
+"""Plans of other targets for a plan's job: what running the model in each framework costs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class NearestPlan:
 
     target: str
     step_time: float | None
-    """Seconds of a step; None: it has no plan."""
+    """Seconds of a step; None: the target has no plan."""
     schedule: str | None = None
     reason: str | None = None
-    """The reason why it has no plan."""
+    """Why the target has no plan."""
 
 
 def plan_runs_in(plan: Plan) -> tuple[str, ...]:
-    """Names of the targets that run a plan as it is; none for a plan of abstract costs."""
+    """Names of the targets that run a plan unchanged; empty for abstract costs."""
     described = plan.model_on_cluster
     if described is None:
         return ()
@@ -36,20 +36,20 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
         units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
     device = described.cluster.slowest.name
     able = runs_in(plan.schedule, plan.partition, plan.options, described.model, units=units)
-    found = tuple(name for name in able if name == plan.target or targets[name].runs_on(device))
+    names = tuple(name for name in able if name == plan.target or targets[name].runs_on(device))
     o = plan.options
-    # Its framework gathers parameters unit by unit; debubble's runtime does so stage by stage.
+    # The plan's framework gathers parameters per unit, debubble's runtime per stage.
     unit_by_unit = o.zero > 2 and o.data * o.context > 1 and not plan.costs.gathers
     if unit_by_unit or plan.schedule.host_steps & sharing_stages(described.model, plan.schedule.placement):
-        return tuple(name for name in found if name != "debubble")
-    return found
+        return tuple(name for name in names if name != "debubble")
+    return names
 
 
 def quick_nearest(plan: Plan) -> Mapping[str, float]:
-    """Ratio of a quick plan's step to the plan's, for every target that does not run the plan; `--for` may find better.
+    """Ratios of quick plans' steps to the plan's, by target that does not run the plan; `--for` may find better plans.
 
-    Each has its own kernels, unless the plan names a framework: those without any, as torch, are left out.  Only of
-    targets that have a quick plan; nothing for abstract costs, with a profile, or for large pipelines.
+    Quick plans are priced with the target's kernels, unless the plan names a framework; targets without kernels, such
+    as torch, and without a quick plan are left out.  Empty for abstract costs, with a profile, and for large pipelines.
     """
     large = plan.devices * plan.micro_batches > MAX_QUICK_PAIRS
     described = plan.model_on_cluster
@@ -78,20 +78,20 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
     return {name: taken / planned for name, taken in quick.items() if taken is not None}
 
 
-def nearest_plans(plan: Plan, again: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:
-    """The fastest plan of every target, fastest first: the plan itself where the target runs it at the same price.
+def nearest_plans(plan: Plan, plan_for: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:
+    """The fastest plan of every target, fastest first; it is the plan itself if the target runs it at the same cost.
 
-    `again` makes the plan of the same input for a target, by its name.
+    `plan_for` plans the same job for a target by name.
     """
     as_it_is = plan_runs_in(plan)
-    own = [name for name in as_it_is if targets[name].framework == plan.options.framework]
-    found = [_nearest(name, plan if name in own else None, again) for name in targets]
-    return tuple(sorted(found, key=lambda each: (each.step_time is None, each.step_time)))
+    unchanged = [name for name in as_it_is if targets[name].framework == plan.options.framework]
+    plans = [_nearest(name, plan if name in unchanged else None, plan_for) for name in targets]
+    return tuple(sorted(plans, key=lambda nearest: (nearest.step_time is None, nearest.step_time)))
 
 
-def _nearest(name: str, plan: Plan | None, again: Callable[[str], Plan]) -> NearestPlan:
+def _nearest(name: str, plan: Plan | None, plan_for: Callable[[str], Plan]) -> NearestPlan:
     try:
-        plan = again(name) if plan is None else plan
+        plan = plan_for(name) if plan is None else plan
     except DebubbleError as error:
         return NearestPlan(target=name, step_time=None, reason=str(error))
     return NearestPlan(target=name, step_time=seconds_per_step(plan), schedule=plan.schedule.name)

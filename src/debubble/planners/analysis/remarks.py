@@ -1,4 +1,4 @@
-"""The remarks on a plan: planners that failed, what its model, cluster and target leave out, and devices that idle."""
+"""Remarks on a plan: failed planners, limitations of its model, cluster and target, and mostly idle devices."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from debubble.simulator import Cause, Timeline, bubbles, by_cause
 from debubble.targets import targets
 
 REMARK_BUBBLE_SHARE = 0.5
-"""Share of the devices' time above which a bubble is remarked on."""
+"""Bubble fraction above which there is a remark."""
 
-PROPORTIONAL = (
+PROPORTIONAL_COSTS = (
     "Micro-batches differ in length; attention within a window, and what a profile measured, is priced in proportion to"
     " their tokens, and of several replicas the one with the longest is counted."
 )
 
 
 def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
-    """The remarks on a plan, whose predicted timeline this is."""
+    """The remarks on a plan and its predicted timeline."""
     failed = tuple(
-        f"The planner '{each.planner}' failed, which is an error in its program: {each.rejected}"
-        for each in plan.candidates
-        if each.status == "failed" or (each.step_time is not None and each.rejected is not None)
+        f"The planner '{candidate.planner}' failed, which is an error in its program: {candidate.rejected}"
+        for candidate in plan.candidates
+        if candidate.status == "failed" or (candidate.step_time is not None and candidate.rejected is not None)
     )
     described = plan.model_on_cluster
     if described is None:
@@ -42,30 +42,30 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
         said = (OTHER_COSTS, *said)
     if plan.target is not None:
         said += targets[plan.target].untested_parts(plan.options, model, pipeline=plan.devices)
-    return (*failed, PROPORTIONAL, *said) if plan.has_lengths else (*failed, *said)
+    return (*failed, PROPORTIONAL_COSTS, *said) if plan.has_lengths else (*failed, *said)
 
 
 OTHER_COSTS = (
     "The plan's costs are not what its partition, options and cluster cost now: it was edited, or made by another"
     " version; plan again."
 )
-"""Said of a plan whose file contradicts itself."""
-COMPARED = ("forward", "backward_input", "backward_weight", "recompute", "activation", "activation_recomputed")
-"""The costs of stages that are computed again; next to them the bytes of each device."""
+"""The remark on a plan whose stored costs do not match its partition, options and cluster."""
+COMPARED_COSTS = ("forward", "backward_input", "backward_weight", "recompute", "activation", "activation_recomputed")
+"""The costs of stages that are compared with recomputed ones, as are the static bytes of devices."""
 COST_TOLERANCE = 0.01
-"""Share by which a stage's time or memory may differ from what is computed for it."""
+"""Largest relative difference between stored and recomputed costs."""
 
 
 def has_other_costs(plan: Plan) -> bool:
-    """Tell whether the stages of a model's plan would cost something else, were they computed again.
+    """Tell whether the stored costs of a model's plan differ from recomputed ones.
 
-    Raises InputError for a strategy of operators that no unit of the model has.
+    Raises InputError for an unknown recomputation strategy.
     """
     described = plan.model_on_cluster
     if described is None or plan.profile is not None or plan.has_lengths:
         return False
     model, cluster = described
-    placement, known = plan.schedule.placement, plan.costs
+    placement, planned = plan.schedule.placement, plan.costs
     units = units_of_plan(plan, model, cluster)
     strategies = dict.fromkeys(name for unit in units.units for name in unit.strategies)
     operators = {*RECOMPUTABLE, *(operator for name in strategies for operator in name.split("+"))}
@@ -82,10 +82,10 @@ def has_other_costs(plan: Plan) -> bool:
     costs = units.stage_costs(partition, placement, on_host=plan.schedule.host_steps)
     pairs = [
         (float(old), float(new))
-        for name in COMPARED
-        for old, new in zip(getattr(known, name), getattr(costs, name), strict=True)
+        for name in COMPARED_COSTS
+        for old, new in zip(getattr(planned, name), getattr(costs, name), strict=True)
     ]
-    pairs += [(float(known.static_of(device)), float(costs.static_of(device))) for device in range(plan.devices)]
+    pairs += [(float(planned.static_of(device)), float(costs.static_of(device))) for device in range(plan.devices)]
     return any(abs(old - new) > COST_TOLERANCE * max(old, new) for old, new in pairs)
 
 
@@ -101,12 +101,12 @@ def model_remarks(
     """The remarks on a model's step on a cluster.
 
     Args:
-        timeline: The step.
-        options: How it is run.
+        timeline: The predicted step.
+        options: The options of the run.
         model: The model.
         cluster: The devices.
-        profiled: True if its units were measured, not computed.
-        target: The framework that it was planned for.
+        profiled: True if units were measured.
+        target: The framework of the plan.
     """
     remarks = [
         None if profiled else as_trained(model, options).remark,
@@ -117,7 +117,7 @@ def model_remarks(
 
 
 def timeline_remarks(timeline: Timeline) -> tuple[str, ...]:
-    """A remark if devices are idle for most of the step, with what would help."""
+    """A remark with a remedy if devices are idle for most of the step."""
     share = timeline.bubble_fraction
     if share <= REMARK_BUBBLE_SHARE:
         return ()

@@ -1,12 +1,11 @@
-"""Gains of a plan's levers, and changes that would help: every change is planned, none is guessed.
+"""What-if changes of a plan: gains of its levers, and changes that would help, all of which are planned.
 
-A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a third of the
-effort each, in parallel.  A plan stays feasible with more memory, smaller states or faster links, so a search that
-finds nothing better there answers with the plan itself, priced again; with twice the micro-batches, with the plan
-twice.
+A change is planned by a quick plan, AdaPipe, the portfolio and the planner that made the plan, each with a third of the
+effort, in parallel.  With more memory, smaller states or faster links the plan stays feasible, so its own step with the
+changed costs is an upper bound; with twice the micro-batches, twice its step is.
 
-Where nobody asks for that, quick plans say in a moment what would help: a quick plan of every change next to one of the
-plan's own problem.  Quick plans leave all on the device: of a plan that does not, they do not say what memory is worth.
+By default, changes are estimated by quick plans, which are compared with a quick plan of the unchanged problem.  Quick
+plans do not offload, so changes of memory are skipped for plans that do.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from debubble.planners.registry import planners, verify
 from debubble.plans import Plan
 from debubble.targets.target import targets
 
-UNCHANGED = "the same job again"
-"""The plan's own problem, planned again as the changes are."""
+BASELINE = "the same job again"
+"""The unchanged problem, planned in the same way as the changes."""
 MAX_ESTIMATE_RATIO = 1.2
-"""Times the plan's step up to which the quick plan of its own problem stands for it."""
+"""Largest ratio of the baseline's quick plan to the plan's step at which quick plans are used for all changes."""
 EFFORT_SHARE = 1 / 3
-"""The part of the plan's effort with which every change is planned."""
-MORE_MEMORY = 1.1
-FASTER_LINKS = 2
-"""Factors of the memory limit, and of the bandwidth of all links, in two of the changes."""
+"""Effort of planning a change, as a fraction of the plan's effort."""
+MEMORY_FACTOR = 1.1
+BANDWIDTH_FACTOR = 2
+"""Factors of the memory limit and of the bandwidth of all links in the changes `more memory` and `links`."""
 
 
 def what_ifs(
@@ -59,20 +58,20 @@ def what_ifs(
     swap: Swap = "host",
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[WhatIf, ...]:
-    """Plan every change of a model's plan, whose step takes so many seconds.
+    """Plan every change of a model's plan, whose step takes `step_time` seconds.
 
-    `effort` is what planning it was given, in seconds of the reference machine.  The deadline, by default the effort's,
-    is one on the clock for every change.  `swap` says where the plan's activations may go.  `progress` is told of every
-    change that is planned.  Raises InputError for a plan of abstract costs, or with a profile.
+    `effort` is the plan's, in seconds of the reference machine.  `deadline` is in seconds per change, by default the
+    effort's.  `swap` says where activations may be offloaded.  `progress` is called after every change.  Raises
+    InputError for a plan of abstract costs or with a profile.
     """
     described = plan.model_on_cluster
     if described is None or plan.profile is not None:
         raise InputError("What would help is planned for a MODEL on a --cluster, without a profile.")
     model, cluster = described
-    found = _Changes(
+    generated = _Changes(
         plan=plan, model=model, cluster=cluster, effort=EFFORT_SHARE * effort, deadline=deadline, swap=swap
     )
-    changes = {change.words: change for change in found}
+    changes = {change.words: change for change in generated}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
     searched: dict[str, float] = {}
     with side_by_side(tasks) as answers:
@@ -84,15 +83,15 @@ def what_ifs(
             except DebubbleError:
                 time = float("inf")
             if change.repeats:
-                time = min(time, change.repeats * step_time, _priced_again(plan, change.problem))
+                time = min(time, change.repeats * step_time, _step_of_plan(plan, change.problem))
             searched[words] = time
             done, total = len(searched), len(changes)
             progress(Progress(stage=words, done=done, total=total, counted="changes", best=None, step_time=None))
     return tuple(change.with_step(searched[words]) for words, change in changes.items())
 
 
-def _priced_again(plan: Plan, problem: Problem) -> float:
-    """Seconds of a step of the plan itself in a changed problem with as many micro-batches; infinite if it is none."""
+def _step_of_plan(plan: Plan, problem: Problem) -> float:
+    """Step of the plan itself, in seconds, with a changed problem's costs; infinite if it is infeasible there."""
     placement, schedule, units = plan.schedule.placement, plan.schedule, problem.units
     if problem.micro_batches != plan.micro_batches:
         return math.inf
@@ -108,16 +107,16 @@ def _priced_again(plan: Plan, problem: Problem) -> float:
 
 
 def quick_what_ifs(plan: Plan, *, swap: Swap = "host") -> tuple[WhatIf, ...]:
-    """Changes that would help, by quick plans of the changes and of the plan's own problem alike, which comes first.
+    """Estimate changes by quick plans; the first is the baseline, a quick plan of the unchanged problem.
 
-    None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits or
-    comes near the plan.
+    Empty without quick plans: for abstract costs, with a profile, and for large pipelines.  If the baseline is far from
+    the plan, only options whose quick plan is faster than the plan are returned.
     """
     large = plan.devices * plan.micro_batches > MAX_QUICK_PAIRS
     described = plan.model_on_cluster
     if described is None or plan.profile is not None or large:
         return ()
-    found: list[WhatIf] = []
+    estimates: list[WhatIf] = []
     planned = seconds_per_step(plan) / plan.degrees.global_batch
     model, cluster = described
     for change in _Changes(plan=plan, model=model, cluster=cluster, swap=swap):
@@ -126,37 +125,36 @@ def quick_what_ifs(plan: Plan, *, swap: Swap = "host") -> tuple[WhatIf, ...]:
                 seconds = quick_step(change.problem)[0]
             except DebubbleError:
                 seconds = float("inf")
-            if found:
-                # No plan gains more than the bound of the changed problem leaves below the plan itself.
+            if estimates:
+                # No change gains more than the distance of the plan to the changed problem's lower bound.
                 bound = float(proven_step_bound(change.problem).time) / change.batch
-                seconds = max(seconds, (found[0].seconds_per_sequence or 0.0) * bound / planned * change.batch)
-            found.append(replace(change.with_step(seconds), quick=True))
-            # Quick plans that are far from the plan itself say nothing about its changes, unless they are faster.
-            if (found[0].seconds_per_sequence or float("inf")) > MAX_ESTIMATE_RATIO * planned:
+                seconds = max(seconds, (estimates[0].seconds_per_sequence or 0.0) * bound / planned * change.batch)
+            estimates.append(replace(change.with_step(seconds), quick=True))
+            # If the baseline is far from the plan, only quick plans that are faster than the plan are meaningful.
+            if (estimates[0].seconds_per_sequence or float("inf")) > MAX_ESTIMATE_RATIO * planned:
                 return _quick_options(plan, swap)
-    return tuple(found)
+    return tuple(estimates)
 
 
 def _quick_options(plan: Plan, swap: Swap) -> tuple[WhatIf, ...]:
-    """The other options of the same run of which a quick plan is faster than the plan itself."""
+    """Options of the same run whose quick plan is faster than the plan."""
     assert plan.model_on_cluster is not None
     model, cluster = plan.model_on_cluster
-    found = []
+    faster = []
     for change in _Changes(plan=plan, model=model, cluster=cluster, swap=swap):
         if change.option:
             with suppress(DebubbleError):
                 seconds = quick_step(change.problem)[0]
                 if seconds < seconds_per_step(plan):
-                    found.append(replace(change.with_step(seconds), quick=True))
-    return tuple(found)
+                    faster.append(replace(change.with_step(seconds), quick=True))
+    return tuple(faster)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """The gain of a change, in words.
+    """The gain of a change.
 
-    `share` is how much longer a sequence takes than in the unchanged problem, as a share; None: nothing fits.
-    `effect` says it.
+    `share` is the relative change of the time per sequence; None: nothing fits.  `effect` is its description.
     """
 
     what_if: WhatIf
@@ -170,75 +168,74 @@ class Gain:
 
     @property
     def helps(self) -> bool:
-        """True if a sequence takes much less time."""
+        """True if a sequence takes noticeably less time."""
         return self.share is not None and self.share < -REMARK_SHARE
 
 
 MIN_SHOWN_GAIN = 0.0005
-"""Share of a sequence's time below which a change by quick plans is none."""
+"""Smallest relative change of the time per sequence that quick plans show."""
 NO_DIFFERENCE = f"no difference beyond the search's own {REMARK_SHARE:.0%}"
-"""The effect of a change where the steps of two searches differ no more than those of one problem with other seeds."""
+"""The effect of a change within the differences of searches with different seeds."""
 
 
 def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gain]:
-    """Say what each change brings.
+    """The gain of each change, relative to the plan or to the baseline if that is faster.
 
-    They are compared with the plan itself, or with the unchanged problem planned again in the same way where that is
-    faster, so that a better planner is not taken for a better setting.
+    The baseline is planned in the same way, so that a better planner is not taken for a better setting.
     """
-    again = (c.seconds_per_sequence for c in changes if c.change == UNCHANGED)
+    replanned = (c.seconds_per_sequence for c in changes if c.change == BASELINE)
     planned = step_time / plan.degrees.global_batch
-    now = min(next(again, None) or planned, planned)
+    now = min(next(replanned, None) or planned, planned)
 
     def gain(change: WhatIf) -> Gain:
         if change.step_time is None or change.seconds_per_sequence is None:
             return Gain(what_if=change, share=None, effect="no quick plan fits" if change.quick else "nothing fits")
-        share = change.seconds_per_sequence / (planned if change.change == UNCHANGED and not change.quick else now) - 1
-        # More effort finds faster plans: what a change brings is told as far as it was found.
+        share = change.seconds_per_sequence / (planned if change.change == BASELINE and not change.quick else now) - 1
+        # More effort may find faster plans, so a gain is a lower bound and a loss an upper bound.
         direction = "at most {}% slower" if share > 0 else "at least {}% faster"
-        much = f"{direction.format(f'{100 * abs(share):.1f}')} per sequence"
+        effect = f"{direction.format(f'{100 * abs(share):.1f}')} per sequence"
         if change.more_devices:
-            much = _pace(share)
-        is_told = change.quick or change.more_devices or abs(share) >= REMARK_SHARE
-        return Gain(what_if=change, share=share, effect=much if is_told else NO_DIFFERENCE)
+            effect = _speedup_words(share)
+        is_significant = change.quick or change.more_devices or abs(share) >= REMARK_SHARE
+        return Gain(what_if=change, share=share, effect=effect if is_significant else NO_DIFFERENCE)
 
     return list(map(gain, changes))
 
 
 def what_if_lines(plan: Plan, step_time: float) -> list[str]:
-    """Say in lines for people what each lever brings, and what would help; nothing where no change was planned."""
+    """Lines on the levers' gains and on changes that would help; empty without planned changes."""
     titles = {True: "Without a lever", False: "What would help"}
-    found = gains(plan, step_time, plan.what_ifs)
-    if found and found[0].what_if.quick:
-        return [quick_words(found)]
-    groups = ((title, [gain.words for gain in found if gain.what_if.lever is lever]) for lever, title in titles.items())
+    results = gains(plan, step_time, plan.what_ifs)
+    if results and results[0].what_if.quick:
+        return [quick_words(results)]
+    groups = ((title, [g.words for g in results if g.what_if.lever is lever]) for lever, title in titles.items())
     return [f"{title} (planned with a third of the effort): {'; '.join(words)}." for title, words in groups if words]
 
 
 MAX_SHOWN = 3
-"""Changes that quick plans tell."""
+"""Number of changes that are shown for quick plans."""
 
 
-def helpful(found: Sequence[Gain]) -> list[Gain]:
-    """The changes that help, the best first, and more devices last; those that take a lever away are none."""
-    helpful = (gain for gain in found if gain.helps and not gain.what_if.lever)
+def helpful(gains: Sequence[Gain]) -> list[Gain]:
+    """The changes that help, best first, those with more devices last; without those that remove a lever."""
+    helpful = (gain for gain in gains if gain.helps and not gain.what_if.lever)
     return sorted(helpful, key=lambda gain: (gain.what_if.more_devices, gain.share or 0.0))
 
 
-def _pace(share: float) -> str:
-    """The pace of more devices, where a sequence takes longer by a share of its time."""
+def _speedup_words(share: float) -> str:
+    """Words for the throughput ratio, from the relative change of the time per sequence."""
     return f"{1 / (1 + share):.2f} times the tokens/s"
 
 
-def quick_words(found: Sequence[Gain]) -> str:
-    """Say in a sentence which of the changes help most by quick plans."""
+def quick_words(gains: Sequence[Gain]) -> str:
+    """A sentence on the changes that help most, by quick plans."""
 
     def words(gain: Gain) -> str:
         share = gain.share or 0.0
-        much = _pace(share) if gain.what_if.more_devices else f"at least {-100 * share:.1f}% faster"
+        much = _speedup_words(share) if gain.what_if.more_devices else f"at least {-100 * share:.1f}% faster"
         return f"{gain.what_if.change}: {much}"
 
-    best = "; ".join(map(words, helpful(found)[:MAX_SHOWN]))
+    best = "; ".join(map(words, helpful(gains)[:MAX_SHOWN]))
     return f"What would help, per sequence, by quick plans: {best or 'nothing that was tried'}."
 
 
@@ -251,15 +248,15 @@ class _Change:
     """Sequences per step."""
     lever: bool = False
     repeats: int = 0
-    """Times that the plan itself, step after step, is an answer to the changed problem; 0: it is none."""
+    """Number of the plan's steps that make a feasible step of the changed problem; 0: none."""
     of_memory: bool = False
-    """True if it changes how much memory there is."""
+    """True if the change is of the memory limit."""
     option: bool = False
-    """True if it is an option of the same run on the same devices."""
+    """True if the change is an option of the same run on the same devices."""
     more_devices: bool = False
 
     def with_step(self, seconds: float) -> WhatIf:
-        """The change with a step of so many seconds; infinite: nothing fits."""
+        """The change with the seconds of its step; infinite: nothing fits."""
         fits = seconds < float("inf")
         return WhatIf(
             change=self.words,
@@ -272,7 +269,7 @@ class _Change:
 
 @dataclass(frozen=True, kw_only=True)
 class _Changes:
-    """The changes of a plan's job, each with the problem that it makes."""
+    """The changes of a plan's job, with their problems."""
 
     plan: Plan
     model: Model
@@ -282,7 +279,7 @@ class _Changes:
     swap: Swap = "host"
 
     def __iter__(self) -> Iterator[_Change]:
-        yield self._change(UNCHANGED, self._same, repeats=1)
+        yield self._change(BASELINE, self._same, repeats=1)
         yield from self._without_levers()
         yield from self._memory_and_links()
         yield from self._options()
@@ -302,7 +299,7 @@ class _Changes:
 
     @cached_property
     def _same(self) -> Problem:
-        """The plan's own problem."""
+        """The unchanged problem."""
         return self._problem()
 
     def _with_units(self, units: Units) -> Problem:
@@ -311,8 +308,8 @@ class _Changes:
     def _without_levers(self) -> Iterator[_Change]:
         plan, units = self.plan, self._same.units
         if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
-            kept = units.map_units(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
-            yield self._change("no recomputation", self._with_units(kept), lever=True)
+            no_recompute = units.map_units(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
+            yield self._change("no recomputation", self._with_units(no_recompute), lever=True)
         if _uses_hosts(plan):
             bare = replace(units, offload_bandwidth=None, module_bandwidth=None)
             yield self._change("no offload", self._with_units(bare), lever=True)
@@ -323,19 +320,19 @@ class _Changes:
     def _memory_and_links(self) -> Iterator[_Change]:
         plan, cluster, units = self.plan, self.cluster, self._same.units
         if units.memory_limit is not None:
-            limits = tuple(float(limit) * MORE_MEMORY for limit in units.memory_limit)
+            limits = tuple(float(limit) * MEMORY_FACTOR for limit in units.memory_limit)
             roomy = self._with_units(replace(units, memory_limit=limits))
             yield self._change("10% more memory", roomy, repeats=1, of_memory=True)
         if (limit := safe_limit(plan, plan.simulate().peak_memory)) is not None:
             yield self._change(f"--memory-limit {limit}", self._problem(cluster.with_limit(limit)), of_memory=True)
         if plan.degrees.devices > 1:
             names = ("link_bandwidth", "network_bandwidth")
-            links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
+            links = {name: BANDWIDTH_FACTOR * getattr(cluster.slowest, name) for name in names}
             faster = self._problem(Cluster.from_dict({**cluster.to_dict(), **links}))
             yield self._change("links twice as fast", faster, repeats=1)
 
     def _options(self) -> Iterator[_Change]:
-        """Options of the same run on the same devices; not every model or framework has all of them."""
+        """Changes of options on the same devices, as far as model and framework support them."""
         plan, o = self.plan, self.plan.options
         if plan.devices > 1 and (other_way := self.cluster.in_reverse()) is not None:
             words = f"devices the other way round ({other_way.file['devices']})"
@@ -346,14 +343,14 @@ class _Changes:
                 cut = self._problem(slices=choices[-1])
                 yield self._change(f"--slices {cut.slices}", cut, option=True)
         if o.data * o.context > 1:
-            for zero in (level for level in DIVIDING if level > o.zero):
+            for zero in (level for level in TRIED_ZERO_LEVELS if level > o.zero):
                 with suppress(InputError):
                     yield self._change(f"--zero {zero}", self._problem(zero=zero), option=True)
         if (o.dtype, o.master_dtype, o.lora) == ("bf16", "fp32", 0):
             with suppress(InputError):
                 yield self._change("--master-dtype bf16", self._problem(master_dtype="bf16"), option=True, repeats=1)
                 if o.micro_batch_size > 1 and _uses_hosts(plan):
-                    # Large micro-batches hide what hosts take; without hosts their activations may not fit.
+                    # Large micro-batches hide CPU optimizers; without those their activations may not fit.
                     count = plan.micro_batches * o.micro_batch_size
                     small = self._problem(micro_batches=count, master_dtype="bf16", micro_batch_size=1)
                     yield self._change("--master-dtype bf16 --micro-batch-size 1", small, option=True)
@@ -361,7 +358,7 @@ class _Changes:
             with suppress(DebubbleError):
                 targets[plan.target].check(hosted, self.model, pipeline=plan.devices)
                 yield self._change("--host-optimizer 1", self._problem(host_optimizer=1.0), option=True)
-        overlapping = _overlapping(plan)
+        overlapping = _overlapping_framework(plan)
         if overlapping is not None:
             yield self._change(f"--framework {overlapping}", self._problem(framework=overlapping), option=True)
 
@@ -375,7 +372,7 @@ class _Changes:
             replicas = data * count // cluster.count
             try:
                 more, grown = self._problem(larger, data=replicas), batch * replicas // data
-            except InputError:  # as many replicas are not divided by the ranks of experts
+            except InputError:  # replicas that the expert-parallel degree does not divide
                 continue
             added = "one more node" if cluster.count >= node and count == cluster.count + node else "twice the devices"
             words = f"{added} ({count} devices, a batch of {grown})"
@@ -391,10 +388,10 @@ class _Changes:
             yield self._change(words, self._problem(micro_batches=m // 2), batch=batch // 2)
 
 
-def _overlapping(plan: Plan) -> str | None:
-    """Megatron-LM as the plan has it, with its collectives next to computing; None: it has them there, or no such."""
+def _overlapping_framework(plan: Plan) -> str | None:
+    """The plan's framework with all its collectives overlapped; None if they are already, or cannot be."""
     o = plan.options
-    if plan.target not in OVERLAPPING or not framework_name(o.framework):
+    if plan.target not in OVERLAPPING_TARGETS or not framework_name(o.framework):
         return None
     traits = framework_of_options(o.framework)
     possible = {"tensor_overlap": o.tensor > 1, "gradient_overlap": o.data * o.context > 1}
@@ -402,19 +399,19 @@ def _overlapping(plan: Plan) -> str | None:
     return ",".join([o.framework, *(f"{name}=true" for name in off)]) if off else None
 
 
-OVERLAPPING = ("megatron", "primus")
-"""Targets that overlap collectives where they are told to."""
-DIVIDING = (1, 3)
-"""ZeRO levels that are tried: what divides optimizer states, and what divides everything."""
+OVERLAPPING_TARGETS = ("megatron", "primus")
+"""Targets whose overlap of collectives is optional."""
+TRIED_ZERO_LEVELS = (1, 3)
+"""ZeRO levels that are tried: sharded optimizer states, and sharded parameters."""
 
 
 def _uses_hosts(plan: Plan) -> bool:
-    """Tell whether hosts step optimizers or hold activations."""
+    """Tell whether a plan has CPU optimizers or offloaded activations."""
     return bool(plan.schedule.host_steps or plan.schedule.offloaded)
 
 
 def _planners(plan: Plan) -> tuple[str, ...]:
-    """The planners of a change: the quick ones, and the one that made the plan, if it is not too slow for it."""
+    """The planners of a change: fast ones, and the plan's planner unless it is too slow for the job's size."""
     timed = [c for c in plan.candidates if c.step_time is not None]
     maker = min(timed, key=lambda c: c.step_time or 0.0).planner if timed else plan.planner
     quick = ("adapipe", "portfolio")

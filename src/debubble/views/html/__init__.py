@@ -1,7 +1,7 @@
-"""The report: one self-contained page that works offline.
+"""The HTML report: one self-contained page that works offline.
 
-`report.py` says what the page says of each scene, `timeline.py` gives the figures that the scripts of the templates
-draw on canvases, one for each scene on one time scale.  `infeasible.py` is the report where nothing fits.
+`report.py` writes the texts and tables of each scene.  `timeline.py` writes the data that the templates' scripts draw,
+one canvas per scene on a common time scale.  `infeasible.py` is the page for a job of which nothing fits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from debubble.views.summary import present_causes, present_kinds
 
 @view("html")
 def html(scenes: Sequence[Scene]) -> bytes:
-    """Write the report: the answer in words, the plan, its memory and its timeline, to open in any browser."""
+    """Write the report: the answer in words, the plan, its memory and its timeline, for any browser."""
     data = figures(scenes)
     return render(
         "page.html",
@@ -32,7 +32,7 @@ def html(scenes: Sequence[Scene]) -> bytes:
         data=_script_json(data),
         sections=[section(scene, letter) for scene, letter in zip(scenes, letters(scenes), strict=True)],
         compared=side_by_side(scenes),
-        parts=[(part, PART_COLORS[part]) for part in dict.fromkeys(p for s in data["scenes"] for p in s["parts"])],
+        parts=[(name, PART_COLORS[name]) for name in dict.fromkeys(p for s in data["scenes"] for p in s["parts"])],
         kinds=[(KIND_WORDS[k], KIND_COLORS[k]) for k in present_kinds(scenes)],
         causes=[cause.value for cause in present_causes(scenes)],
         around=PHASE_COLOR if any(scene.phases for scene in scenes) else None,
@@ -41,5 +41,5 @@ def html(scenes: Sequence[Scene]) -> bytes:
 
 
 def _script_json(data: dict[str, Any]) -> Markup:
-    """JSON that cannot end the script element that it stands in."""
+    """Encode as JSON that cannot close the script element around it."""
     return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))

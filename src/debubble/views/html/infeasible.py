@@ -1,4 +1,4 @@
-"""The report where nothing fits: why, what would, and the choices of degrees that need least."""
+"""The page for a job of which nothing fits: why, what would, and the degrees that need the least memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from debubble.views.rows import Rows, training_words
 from debubble.views.scene import model_title
 
 MAX_CHOICES = 10
-"""Choices of degrees that are shown."""
+"""Number of choices of degrees that the page shows."""
 
 
 def misfit_page(misfit: Misfit, *, origin: Origin) -> bytes:
-    """Write the page.
+    """Write the page of a job of which nothing fits.
 
     Args:
-        misfit: What does not fit, and what would.
-        origin: The call that asked for it.
+        misfit: The job, why it does not fit, and the changes with which it does.
+        origin: The command that asked for the plan.
     """
     job = misfit.job
-    smallest = sorted(_footprints(job), key=lambda each: each.recomputed.total - each.limit)[:MAX_CHOICES]
+    smallest = sorted(_footprints(job), key=lambda choice: choice.recomputed.total - choice.limit)[:MAX_CHOICES]
     return render(
         "misfit.html",
         title="Nothing fits",
@@ -41,14 +41,14 @@ def misfit_page(misfit: Misfit, *, origin: Origin) -> bytes:
 
 
 def _answers(misfit: Misfit) -> list[dict[str, Any]]:
-    """The questions that a report answers, for a job of which nothing fits."""
+    """The questions of a report, answered for a job of which nothing fits."""
     help_: dict[str, Any] = {"answer": misfit.without_remedy, "more": []}
     if misfit.remedies:
-        first, *others = misfit.remedies
+        first, *further = misfit.remedies
         host = "" if first.on_host is None else f", with {first.on_host} on the host"
         step = f"A step then takes {time_words(first.step_time, seconds=True)}{host}."
         call = f"These were tried{misfit.elsewhere} and fit; what is given twice in a call counts as it is given last."
-        help_ = {"answer": f"Add {first.change}", "more": [step, *(f"Or {other}." for other in others), call]}
+        help_ = {"answer": f"Add {first.change}", "more": [step, *(f"Or {other}." for other in further), call]}
     return [
         {"question": "Does it fit?", "answer": "No", "more": [misfit.states]},
         {"question": "Why not?", "answer": misfit.reason, "more": []},
@@ -67,7 +67,7 @@ def _facts(job: Job, origin: Origin) -> list[tuple[str, str]]:
 
 
 def _footprints(job: Job) -> list[Footprint]:
-    """Memory of every choice of degrees, those that were asked for or not; none where no choice is legal."""
+    """Memory of every choice of degrees, without the job's fixed degrees; empty if none is legal."""
     try:
         return footprints(replace(job, fixed={}))
     except InputError:
@@ -75,15 +75,15 @@ def _footprints(job: Job) -> list[Footprint]:
 
 
 def _memory(smallest: Sequence[Footprint]) -> dict[str, Any]:
-    parts = [{part: getattr(each.recomputed, part) for part in PARTS} for each in smallest]
-    names = [str(each.degrees) for each in smallest]
+    parts = [{name: getattr(choice.recomputed, name) for name in PARTS} for choice in smallest]
+    names = [str(choice.degrees) for choice in smallest]
     rows = Rows(
         title="The same as a table",
         columns=("degrees", *parts[0], "peak", "limit"),
         rows=[
-            (name, *map(size_words, part.values()), size_words(each.recomputed.total), size_words(each.limit))
-            for name, part, each in zip(names, parts, smallest, strict=True)
+            (name, *map(size_words, sizes.values()), size_words(choice.recomputed.total), size_words(choice.limit))
+            for name, sizes, choice in zip(names, parts, smallest, strict=True)
         ],
         texts=frozenset({"degrees"}),
     )
-    return {**bars(names, parts, [each.limit for each in smallest]), "rows": rows}
+    return {**bars(names, parts, [choice.limit for choice in smallest]), "rows": rows}

@@ -1,4 +1,4 @@
-"""The page's content for a scene: the answer in words, the plan, its memory by part, and all tables."""
+"""The report's texts and tables of a scene: the answer, the plan, its memory by part, and shares of the step."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CAUSE_COLORS = {
     "messages": KIND_COLORS[Kind.SEND_F], "host transfers": KIND_COLORS[Kind.O], "gradients": KIND_COLORS[Kind.G],
     "optimizer": KIND_COLORS[Kind.S],
 } | {cause.value: f"var(--cause-{i})" for i, cause in enumerate(Cause)}  # fmt: skip
-"""Colours of the parts of a step, the same as in the timeline."""
+"""Colors of the step's parts, the same as in the timeline."""
 
 
 def section(scene: Scene, letter: str) -> dict[str, Any]:
-    """Everything around a scene's canvas; the letter stands before its names."""
+    """The content around a scene's canvas; the letter is put before its titles."""
     plan = scene.plan
     why = scene.why
     return {
@@ -60,7 +60,7 @@ def section(scene: Scene, letter: str) -> dict[str, Any]:
 
 
 def _answers(plan: Plan, scene: Scene, why: Explanation | None) -> Iterator[dict[str, Any]]:
-    """The four questions in the order in which people ask them: the answer, and what else there is to say."""
+    """The report's four questions, with the answer and further sentences for each."""
     yield {"question": "Does it fit?"} | _fit(plan, scene, why)
     pace = [] if why is None else [pace_words(why) + "."]
     if (likely := plan_accuracy("step", plan)) is not None:
@@ -81,8 +81,8 @@ def _fit(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
         more = f"Device {fullest} holds most; no memory limit was given."
         return {"answer": f"{size_words(peak)}, and no limit", "more": [more]}
     more = f"Device {fullest} is fullest, at {100 * peak / limit:.1f}% of its limit."
-    likely, most = may_not_fit(plan, scene.peak_memory), memory_excess(plan)
-    published = [f"By published runs like it, up to {size_words(max(peaks) * most)} on a device."] if most else []
+    likely, excess = may_not_fit(plan, scene.peak_memory), memory_excess(plan)
+    published = [f"By published runs like it, up to {size_words(max(peaks) * excess)} on a device."] if excess else []
     return {
         "answer": f"{'Likely' if likely else 'Yes'}: {size_words(peak)} of {size_words(limit)}",
         "more": [more, *published, *_beyond_the_peak(why)],
@@ -90,7 +90,7 @@ def _fit(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
 
 
 def _beyond_the_peak(why: Explanation | None) -> Iterator[str]:
-    """Sentences on what a model's plan needs or leaves beyond its peak."""
+    """Sentences on the memory that is not in the peak: fragmentation, reserve and hosts."""
     if why is not None:
         if why.fragmentation:
             yield f"One arena for its tensors takes {readable_bytes(why.fragmentation)} more (fragmentation)."
@@ -104,12 +104,12 @@ def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
     best = helpful(changes)
     if changes and not changes[0].what_if.quick:
         answer = _sentence(best[0].words) if best else "None of the changes that were planned."
-        others = [gain.words for gain in changes if gain not in best[:1]]
-        return {"answer": answer, "more": ["Planned too:", *map(_sentence, others)]}
+        further = [gain.words for gain in changes if gain not in best[:1]]
+        return {"answer": answer, "more": ["Planned too:", *map(_sentence, further)]}
     if best:
-        others = [gain.words for gain in best[1:]]
+        further = [gain.words for gain in best[1:]]
         rest = "Quick plans, compared with a quick plan of the same job; with --why the call below plans every change."
-        return {"answer": _sentence(best[0].words), "more": [*map(_sentence, others), rest]}
+        return {"answer": _sentence(best[0].words), "more": [*map(_sentence, further), rest]}
     if why is None:
         return _help_by_idle_time(scene)
     answer = "more devices, faster ones, or a narrower dtype" if why.advice is None else why.advice
@@ -118,16 +118,16 @@ def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
 
 
 def _help_by_idle_time(scene: Scene) -> dict[str, Any]:
-    """The change that would shorten the largest idle time, where nothing is known but costs."""
+    """The change that shortens the largest idle time, for plans without a model."""
     devices = device_figures(scene)
     idle = {cause: sum(d.bubbles[cause] for d in devices) for cause in devices[0].bubbles}
     idle[FILLING] = idle.pop(Cause.WARM_UP.value) + idle.pop(Cause.COOL_DOWN.value)
-    most = max(idle.keys() & ADVICE.keys(), key=lambda cause: (idle[cause], cause))
-    share = idle[most] / (float(scene.timeline.makespan) * scene.devices)
+    largest = max(idle.keys() & ADVICE.keys(), key=lambda cause: (idle[cause], cause))
+    share = idle[largest] / (float(scene.timeline.makespan) * scene.devices)
     if share < REMARK_SHARE:
         return {"answer": "Less work: the devices are hardly ever idle.", "more": []}
-    stake = f"At stake is what {most} takes: {100 * share:.1f}% of the devices' time."
-    return {"answer": _sentence(ADVICE[most].removesuffix(",")), "more": [stake]}
+    stake = f"At stake is what {largest} takes: {100 * share:.1f}% of the devices' time."
+    return {"answer": _sentence(ADVICE[largest].removesuffix(",")), "more": [stake]}
 
 
 def _sentence(words: str) -> str:
@@ -135,7 +135,7 @@ def _sentence(words: str) -> str:
 
 
 def _causes(why: Explanation) -> list[dict[str, str]]:
-    """The parts of a step by cause, on average over the devices, with their shares."""
+    """The step by cause, averaged over the devices."""
     return [
         {
             "words": cause.cause,
@@ -148,7 +148,7 @@ def _causes(why: Explanation) -> list[dict[str, str]]:
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Origin of the plan, and its settings."""
+    """Origin and settings of the plan, as (name, words)."""
     if plan.origin is not None:
         yield "command", plan.origin.command
         yield "made", f"{plan.origin.date}, by debubble {plan.origin.version}"
@@ -164,9 +164,9 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _rows_words(plan: Plan) -> str:
-    """A sentence that says how many devices a row stands for, where it is more than one."""
-    alike = plan.degrees.devices // plan.devices
-    return "" if plan.model is None or alike == 1 else f"A row stands for {alike} devices that do the same work."
+    """A sentence on the number of devices that a row stands for; empty if one."""
+    replicas = plan.degrees.devices // plan.devices
+    return "" if plan.model is None or replicas == 1 else f"A row stands for {replicas} devices that do the same work."
 
 
 def _plan_tables(plan: Plan, scene: Scene) -> Iterator[Rows]:

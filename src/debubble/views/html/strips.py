@@ -1,4 +1,4 @@
-"""A row per device: its stages as a strip of units, and its memory at the peak as a bar of parts."""
+"""The report's strips and bars: the units of each device's stages, and its memory at the peak by part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from debubble.views.scene import Scene
 
 
 def partition_strip(plan: Plan) -> dict[str, Any]:
-    """The stages of each device as runs of units with the same recomputation, as wide as their work."""
+    """The stages of each device as runs of units with equal recomputation; widths are shares of the longest work."""
     names = list(dict.fromkeys(unit.strategy for stage in plan.partition for unit in stage if unit.strategy != "none"))
     names.sort(key=lambda name: (name == "full", name.count("+"), name))
     colors = {"none": KIND_COLORS[Kind.F]} | recompute_colors(names)
@@ -27,7 +27,7 @@ def partition_strip(plan: Plan) -> dict[str, Any]:
     work = [
         float(f + b + w) for f, b, w in zip(costs.forward, costs.backward_input, costs.backward_weight, strict=True)
     ]
-    most = max(sum(work[s] for s in stages) for stages in plan.schedule.placement.stages_of) or 1.0
+    longest = max(sum(work[s] for s in stages) for stages in plan.schedule.placement.stages_of) or 1.0
 
     def stage_of(stage: int) -> dict[str, Any]:
         units = plan.partition[stage]
@@ -36,7 +36,7 @@ def partition_strip(plan: Plan) -> dict[str, Any]:
         host = "optimizer on the host" if stage in plan.schedule.host_steps else ""
         return {
             "number": stage,
-            "share": f"{100 * work[stage] / most:.3f}",
+            "share": f"{100 * work[stage] / longest:.3f}",
             "offload": f"{100 * moved[stage] / plan.schedule.micro_batches:.0f}" if moved[stage] else "",
             "host": bool(host),
             "words": "; ".join(filter(None, [f"stage {stage}: {', '.join(unit_runs(units))}", offload, host])),
@@ -62,16 +62,16 @@ def partition_strip(plan: Plan) -> dict[str, Any]:
 
 
 def memory_bars(scene: Scene) -> dict[str, Any]:
-    """The memory of each device at its peak by part, as shares of the widest bar, and as a table."""
+    """The memory of each device at its peak by part, as bars and as a table."""
     parts = scene.parts_at_the_peak
     limits = [None if limit is None else float(limit) for limit in scene.limits]
     rows = Rows(
         title="Memory at the peak, per device",
         columns=("device", *parts[0], "peak", "limit"),
         rows=[
-            (str(d), *(size_words(part) for part in each.values()), size_words(scene.peak_memory[d]),
+            (str(d), *(size_words(size) for size in sizes.values()), size_words(scene.peak_memory[d]),
              size_words(scene.limits[d]))
-            for d, each in enumerate(parts)
+            for d, sizes in enumerate(parts)
         ],
     )  # fmt: skip
     shown = [limit if limit is not None and limit <= scene.highest else None for limit in limits]
@@ -83,22 +83,22 @@ def bars(names: Sequence[str], parts: Sequence[Mapping[str, float]], limits: Seq
     """Bars of memory by part, as shares of the longest bar or limit.
 
     Args:
-        names: What each bar is of.
-        parts: Bytes of every part of each.
-        limits: The bytes at which each bar has its mark; None: it has none.
+        names: The label of each bar.
+        parts: Bytes by part, of each bar.
+        limits: Bytes at which each bar has a mark; None: no mark.
     """
-    top = max([*(sum(each.values()) for each in parts), *(limit for limit in limits if limit is not None)]) or 1.0
+    top = max([*(sum(sizes.values()) for sizes in parts), *(limit for limit in limits if limit is not None)]) or 1.0
     words = {size_words(limit) for limit in limits if limit is not None}
     return {
         "bars": [
             {
-                "name": name,
-                "parts": [(part, PART_COLORS[part], f"{100 * size / top:.3f}") for part, size in each.items()],
-                "words": ", ".join(f"{part} {size_words(size)}" for part, size in each.items()),
+                "name": label,
+                "parts": [(name, PART_COLORS[name], f"{100 * size / top:.3f}") for name, size in sizes.items()],
+                "words": ", ".join(f"{name} {size_words(size)}" for name, size in sizes.items()),
                 "limit": "" if limit is None else f"{100 * limit / top:.3f}",
-                "peak": size_words(sum(each.values())),
+                "peak": size_words(sum(sizes.values())),
             }
-            for name, each, limit in zip(names, parts, limits, strict=True)
+            for label, sizes, limit in zip(names, parts, limits, strict=True)
         ],
         "limit": words.pop() if len(words) == 1 else "",
     }

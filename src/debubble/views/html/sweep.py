@@ -1,4 +1,4 @@
-"""The page of a sweep: the step by value as a curve, and a slider over the plans."""
+"""The page of a sweep: a curve of step time by value, and a slider over the plans."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from debubble.views.plan_levers import lever_words
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene, subject
 
-WIDTH, HEIGHT, LEFT, BELOW = 860, 220, 70, 34
-"""Pixels of the curve, and of the room for its axes."""
-LETTER = 7
-"""Pixels that a letter of the axis is wide, at most."""
+WIDTH, HEIGHT, LEFT_MARGIN, BOTTOM_MARGIN = 860, 220, 70, 34
+"""Size of the curve and margins for its axes, in pixels."""
+LETTER_WIDTH = 7
+"""Largest width of a letter of the axis, in pixels."""
 
 
 def sweep_page(sweep: Sweep, pictures: list[str]) -> bytes:
-    """Write the page.
+    """Write the page of a sweep.
 
     Args:
         sweep: The plans.
-        pictures: A small picture of each, in the order of the points; empty where nothing fits.
+        pictures: A small picture of each point's plan; empty if nothing fits.
     """
     first = next((point.plan for point in sweep.points if point.plan is not None), None)
     return render(
@@ -48,14 +48,14 @@ def sweep_page(sweep: Sweep, pictures: list[str]) -> bytes:
 
 
 def sweep_rows(sweep: Sweep) -> Rows:
-    """The table of a sweep: one row a value."""
+    """The table of a sweep, with a row per value."""
     over = sweep.over.replace("_", " ")
     return Rows(
         title=f"Step by {over}",
         columns=(over, "step", "likely", "tokens/s", "MFU", "peak"),
         rows=[_row(point) for point in sweep.points],
         texts=frozenset({over}),
-        whole=frozenset({over, "step", "likely"}),
+        no_wrap=frozenset({over, "step", "likely"}),
         caption=_caption(sweep),
     )
 
@@ -72,31 +72,31 @@ def _row(point: SweepPoint) -> tuple[str, ...]:
 
 
 def _likely(plan: Plan, seconds: float) -> str:
-    """The interval of a step; empty where costs were measured."""
-    found = plan_accuracy("step", plan)
-    if found is None:
+    """The likely interval of the step time; empty if costs were measured."""
+    accuracy = plan_accuracy("step", plan)
+    if accuracy is None:
         return ""
-    low, high = (time_words(end * seconds, seconds=True) for end in (found.low, found.high))
+    low, high = (time_words(end * seconds, seconds=True) for end in (accuracy.low, accuracy.high))
     return f"{low} to {high}"
 
 
 def _caption(sweep: Sweep) -> str:
-    """Explain the intervals, and name the values for which no published runs are on such devices."""
+    """Sentences on the intervals, and on devices of which there are few or no published runs."""
     plans = [point.plan for point in sweep.points if point.plan is not None]
-    known = [(plan, accuracy) for plan in plans if (accuracy := plan_accuracy("step", plan)) is not None]
-    few = dict.fromkeys(str(plan.cluster.slowest.name) for plan, each in known if plan.cluster and not each.of_hardware)
+    known = [(plan, a) for plan in plans if (a := plan_accuracy("step", plan)) is not None]
+    few = dict.fromkeys(str(plan.cluster.slowest.name) for plan, a in known if plan.cluster and not a.of_hardware)
     on = f" Few or none of them ran on {listed([*few])}." if few else ""
     return f"Likely: where nine in ten published runs of such a kind lie.{on}" if known else ""
 
 
 def sweep_words(point: SweepPoint) -> str:
-    """The degrees of a value's plan, what it recomputes and moves, and what runs it; or why nothing fits."""
+    """The degrees of a point's plan, its recomputation, offload and frameworks; or why nothing fits."""
     if point.plan is None:
         return point.reason
-    found = "" if point.found_with is None else f" (the plan of {point.found_with}, as none that is faster was found)"
+    origin = "" if point.found_with is None else f" (the plan of {point.found_with}, as none that is faster was found)"
     why = Scene.predicted(point.plan).why
     assert why is not None
-    return "; ".join([f"{point.plan.degrees}, {point.plan.schedule.name}{found}", *lever_words(point.plan, why)])
+    return "; ".join([f"{point.plan.degrees}, {point.plan.schedule.name}{origin}", *lever_words(point.plan, why)])
 
 
 def _words(point: SweepPoint) -> str:
@@ -105,25 +105,25 @@ def _words(point: SweepPoint) -> str:
 
 
 def sweep_curve(sweep: Sweep) -> dict[str, Any]:
-    """Marks of the plans, and the labels of the axes, in pixels."""
+    """Marks, line and axis labels of the curve, in pixels."""
     steps = [None if point.plan is None else seconds_per_step(point.plan) for point in sweep.points]
-    most = max((step for step in steps if step is not None), default=1.0)
-    margin = (WIDTH - LEFT) / len(steps)
-    xs = [LEFT + margin / 2 + (WIDTH - LEFT - margin) * place for place in _places(sweep)]
-    ys = [None if step is None else (HEIGHT - BELOW) * (1 - 0.9 * step / most) for step in steps]
+    longest = max((step for step in steps if step is not None), default=1.0)
+    margin = (WIDTH - LEFT_MARGIN) / len(steps)
+    xs = [LEFT_MARGIN + margin / 2 + (WIDTH - LEFT_MARGIN - margin) * place for place in _places(sweep)]
+    ys = [None if step is None else (HEIGHT - BOTTOM_MARGIN) * (1 - 0.9 * step / longest) for step in steps]
     labels = _labels(xs, [str(point.value) for point in sweep.points])
     marks = [{"x": x, "y": y, "label": label} for x, y, label in zip(xs, ys, labels, strict=True)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(zip(xs, ys, strict=True)) if y is not None)
     return {
-        "width": WIDTH, "height": HEIGHT, "left": LEFT, "marks": marks, "line": line,
-        "ticks": list(_ticks(most)),
+        "width": WIDTH, "height": HEIGHT, "left": LEFT_MARGIN, "marks": marks, "line": line,
+        "ticks": list(_ticks(longest)),
     }  # fmt: skip
 
 
 def _places(sweep: Sweep) -> list[float]:
-    """The places of the values on the horizontal axis, 0 to 1: to scale if they are numbers, else evenly.
+    """Positions of the values on the horizontal axis, 0 to 1: to scale if they are numbers, else evenly spaced.
 
-    The scale is logarithmic where neighbours are powers of two apart.
+    The scale is logarithmic if all ratios of values are powers of two.
     """
     numbers = _numbers(sweep) or [float(place) for place in range(len(sweep.points))]
     if min(numbers) > 0:
@@ -136,7 +136,7 @@ def _places(sweep: Sweep) -> list[float]:
 
 
 def _numbers(sweep: Sweep) -> list[float] | None:
-    """The values as numbers: sizes in bytes, clusters of one device as their counts; None: they are none."""
+    """The values as numbers: sizes in bytes, clusters of one device type by count; None: they are not numeric."""
     values = [point.value for point in sweep.points]
     if sweep.over == "memory_limit":
         values = [parse_size(value) for value in values if value is not None]
@@ -149,18 +149,18 @@ def _numbers(sweep: Sweep) -> list[float] | None:
 
 
 def _labels(xs: list[float], words: list[str]) -> list[str]:
-    """The words below the marks at these places; empty where they would overlap those before them."""
+    """The labels at these positions; empty where one would overlap the label to its left."""
     end, shown = -math.inf, [""] * len(xs)
     for x, place in sorted(zip(xs, range(len(xs)), strict=True)):
-        half = LETTER * len(words[place]) / 2
+        half = LETTER_WIDTH * len(words[place]) / 2
         if x - half >= end:
-            shown[place], end = words[place], x + half + LETTER
+            shown[place], end = words[place], x + half + LETTER_WIDTH
     return shown
 
 
-def _ticks(most: float) -> Iterator[dict[str, Any]]:
+def _ticks(longest: float) -> Iterator[dict[str, Any]]:
     for share in (0.0, 0.5, 1.0):
         yield {
-            "y": (HEIGHT - BELOW) * (1 - 0.9 * share),
-            "words": time_words(share * most, seconds=True) if share else "0",
+            "y": (HEIGHT - BOTTOM_MARGIN) * (1 - 0.9 * share),
+            "words": time_words(share * longest, seconds=True) if share else "0",
         }

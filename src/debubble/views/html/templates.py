@@ -1,4 +1,4 @@
-"""Templates of the pages."""
+"""Rendering of the pages' templates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.views.palette import THEMES
 
 
 def without_breaks(text: str) -> Markup:
-    """The text, with options of the command line that no line breaks."""
+    """The text as HTML that never breaks a line inside a command-line option."""
     options = re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(with_unbroken_units(text))))
     return Markup(options)
 
@@ -22,12 +22,12 @@ UNITS = re.compile(r"(?<=\d) (?=(?:[KMGT]i?B|B|s|ms|µs|days|hours|tokens|TFLOP)
 
 
 def with_unbroken_units(value: object) -> object:
-    """A text in which no line breaks between a number and its unit; all else, and what is HTML already, as it is."""
+    """Bind numbers to their units in plain text; HTML and other values are returned unchanged."""
     return UNITS.sub("\N{NO-BREAK SPACE}", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def render(template: str, **entries: Any) -> bytes:
-    """A page with these entries, in the colours of both themes."""
+    """Render a template with these entries and the colors of both themes."""
     environment = Environment(
         loader=PackageLoader("debubble.views"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=with_unbroken_units,

@@ -1,4 +1,4 @@
-"""The figures that the page draws: operations, idle time and memory of every scene."""
+"""The data that the report's scripts draw: operations, idle time and memory of every scene."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from debubble.ir import Kind, Lane, Number
 from debubble.simulator import Cause, TimedOperation
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR, ink_on, shade
-from debubble.views.scene import Curve, Scene
+from debubble.views.scene import Scene
 
 _KINDS = list(Kind)
 _CAUSES = list(Cause)
 
 
 def figures(scenes: Sequence[Scene]) -> dict[str, Any]:
-    """All that the page's scripts know."""
+    """The data of the report's scripts."""
     chunks = max(scene.timeline.program.schedule.placement.chunks for scene in scenes)
     return {
         "kinds": [_kind(kind, chunks) for kind in _KINDS],
@@ -60,7 +60,8 @@ def _scene(scene: Scene) -> dict[str, Any]:
                     for b in scene.bubbles[d]
                 ],
                 "around": [[short(p.start), short(p.end), p.what] for p in scene.phases if p.device == d],
-                "memory": [[time, level] for time, level in _levels_by_time(scene.memory[d]).items()],
+                # A dict, which keeps the last of several levels at a time.
+                "memory": list({short(time): short(level) for time, level in scene.memory[d]}.items()),
                 "static": list(parts[d].values()) if parts else [],
                 "limit": None if scene.limits[d] is None else float(scene.limits[d] or 0),
             }
@@ -70,7 +71,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
 
 
 def _columns(scene: Scene, operations: Sequence[TimedOperation], critical: set[Any]) -> dict[str, list[float]]:
-    """The operations of a lane by column, in order of their starts."""
+    """The operations of a lane as columns, in order of start."""
     return {
         "start": [short(o.start) for o in operations],
         "end": [short(o.end) for o in operations],
@@ -82,11 +83,6 @@ def _columns(scene: Scene, operations: Sequence[TimedOperation], critical: set[A
     }
 
 
-def _levels_by_time(curve: Curve) -> dict[float, float]:
-    """Time -> bytes, once everything of that instant has happened."""
-    return {short(time): short(level) for time, level in curve}
-
-
 def short(number: Number) -> float:
-    """Nine digits: less than a pixel at any zoom, and half the file."""
+    """Round to nine digits, which halves the file and moves nothing by a pixel at any zoom."""
     return float(f"{float(number):.9g}")

@@ -27,7 +27,7 @@
     return [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
   }
 
-  /** A colour as ImageData holds it, mixed with the paper where its share is below 1. */
+  /** A color in ImageData's format, mixed with the background if its share is below 1. */
   function pixel(color, share = 1) {
     const paper = channels(colors.paper);
     const [r, g, b] = (typeof color === "string" ? channels(color) : color).map((c, i) => Math.round(c * share + paper[i] * (1 - share)));
@@ -55,7 +55,7 @@
 
   const strip = document.createElement("canvas"), stripContext = strip.getContext("2d", { willReadFrequently: true });
 
-  /** Paint lines of pixels, one for each entry, and stretch each to its place. */
+  /** Paint one line of pixels per entry and stretch it to the entry's height. */
   function stretch(g, width, lines, x) {
     if (!lines.length || width < 1) return;
     strip.width = width;
@@ -79,7 +79,7 @@
     if (row.compute)
       for (const [start, end, cause] of row.scene.devices[row.device].bubbles)
         if (end > from && start < to) fill(line, (start - from) * scale, (end - from) * scale, colors.causePixels[cause], 0);
-    // Where many operations share a pixel, its first one stands for them, and the pinned one for all.
+    // Of several operations in a pixel the first is drawn, but a pinned one always.
     const { length, start: starts, end: ends, microBatch } = row, { pinned } = view, pixelTime = 1 / scale;
     let painted = -Infinity;
     for (let i = row.after(from); i < length && starts[i] < to; i++) {
@@ -181,7 +181,7 @@
     }
   }
 
-  const NARROWEST = 13.5; // pixels of an operation that has room for a digit
+  const NARROWEST = 13.5; // width in pixels that fits a digit
 
   function drawNumbers(g, row, x) {
     if (x(row.longest) - x(0) < NARROWEST) return;
@@ -199,7 +199,7 @@
     }
   }
 
-  /** The curve, with at most two points for each pixel, and below it the parts that stay as they are. */
+  /** The memory curve, with at most two points per pixel, and below it the constant parts. */
   function drawMemory(g, scene, device, x, width) {
     const floor = device.bottom, y = held => floor - held / scene.mostMemory * (MEMORY - 2);
     const { times, levels } = device, right = width - RIGHT, end = Math.min(x(scene.makespan), right + 2);
@@ -246,7 +246,7 @@
     g.setLineDash([]);
   }
 
-  /** The way of the pinned micro-batch through the pipeline. */
+  /** The path of the pinned micro-batch through the pipeline. */
   function drawWay(g, scene, x) {
     g.strokeStyle = colors.ink;
     g.lineWidth = 1.5;
