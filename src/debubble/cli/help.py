@@ -77,7 +77,7 @@ class CommandGroup(TyperGroup):
         """
         if cmd_name.startswith("-") or ctx.resilient_parsing:
             return super().get_command(ctx, cmd_name)
-        return super().get_command(ctx, full_name(cmd_name, sorted(self.commands), what="command"))
+        return super().get_command(ctx, full_name(cmd_name, sorted(self.commands), kind="command"))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each title, in the order of `TITLES`."""
@@ -148,7 +148,7 @@ def _whole_options(arguments: list[str], parameters: list[Any]) -> list[str]:
         if argument == "--":
             return [*whole, argument, *left]
         if name.startswith("--"):
-            name = full_name(name, long, what="option")
+            name = full_name(name, long, kind="option")
         whole.append(name + equals + value)
         if not equals and not flags.get(name, True):
             whole += islice(left, 1)

@@ -108,7 +108,7 @@ def _unknown_entry(key: str, written: str, known: Sequence[str]) -> InputError:
     """The error for an entry that no command knows, in the spelling of the file."""
     dashes = "-" in written
     return unknown_name(
-        written if dashes else key.replace("-", "_"), known if dashes else _underscored(known), what="entry"
+        written if dashes else key.replace("-", "_"), known if dashes else _underscored(known), kind="entry"
     )
 
 

@@ -48,7 +48,7 @@ def name_argument(names: Names, *, what: str, help: str, metavar: str | None = N
 
     def read(value: str) -> str:
         try:
-            return full_name(value, names(), what=what)
+            return full_name(value, names(), kind=what)
         except InputError as error:
             if not Path(value).is_file():
                 raise
@@ -63,10 +63,10 @@ def _one_of(names: Names, what: str, *, several: bool = False, own: str | None =
 
     def read(value: str | None) -> str | None:
         if value is None or not several:
-            return value and full_name(value, names(), what=what)
+            return value and full_name(value, names(), kind=what)
         name_of_own: Callable[[str], str] = str if own is None else resolve_name(f"debubble.{own}")
         parts = [name_of_own(part.strip()).partition(":") for part in value.split(",")]
-        return ",".join(f"{full_name(name.strip(), names(), what=what)}{colon}{n}" for name, colon, n in parts)
+        return ",".join(f"{full_name(name.strip(), names(), kind=what)}{colon}{n}" for name, colon, n in parts)
 
     return {"callback": read, "autocompletion": completion(names)}
 

@@ -164,8 +164,8 @@ def _figure(what: Figure, figure: Deviation, plan: Plan, corrected: ModelOnClust
     now = found.corrected(what, figure.predicted)
     plain = accuracy_of(what, model, replace(cluster, calibration=()), plan.options)
     return CalibratedFigure(
-        predicted=figure.predicted, measured=figure.measured, corrected=now, before=plain.of(figure.predicted),
-        after=plain.corrected(found).of(now),
+        predicted=figure.predicted, measured=figure.measured, corrected=now, before=plain.scaled_to(figure.predicted),
+        after=plain.corrected(found).scaled_to(now),
     )  # fmt: skip
 
 

@@ -68,7 +68,9 @@ class Figures:
             tokens_per_second_per_device=why.tokens_per_second_per_device,
             mfu=why.mfu,
             safe_limit=safe_limit(plan, timeline.peak_memory) if fits else None,
-            accuracy={what: accuracy_of(what, *described, plan.options).of(value) for what, value in predicted.items()},
+            accuracy={
+                what: accuracy_of(what, *described, plan.options).scaled_to(value) for what, value in predicted.items()
+            },
         )
 
     def __str__(self) -> str:

@@ -199,5 +199,5 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
 """What a file of another tool is, and what to do instead -> entries by which it is known."""
 
 imports: Registry[Importer] = Registry(
-    "debubble.imports", folders=(FRAMEWORKS, "import_"), what="framework to import from"
+    "debubble.imports", folders=(FRAMEWORKS, "import_"), kind="framework to import from"
 )

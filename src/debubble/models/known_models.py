@@ -10,7 +10,7 @@ from debubble.models.config import ModelConfig
 from debubble.models.known_configs import CONFIGS
 from debubble.registry import Registry, full_name
 
-models: Registry[ModelConfig] = Registry("debubble.models", what="model")
+models: Registry[ModelConfig] = Registry("debubble.models", kind="model")
 
 
 def named_model(text: str) -> ModelConfig:
@@ -27,7 +27,7 @@ def named_model(text: str) -> ModelConfig:
             f"There is no model or file '{text}'; for a model of the Hugging Face hub, fetch its config, `hf download"
             f" {text} config.json --local-dir {text.rpartition('/')[2]}`, and give that folder."
         )
-    return models[full_name(text, models, what="model or file")]
+    return models[full_name(text, models, kind="model or file")]
 
 
 _TRAINED = re.compile(

@@ -10,7 +10,7 @@ from debubble.views.scene import Scene
 View = Callable[[Sequence[Scene]], bytes]
 """Draws scenes under each other, on one time scale, as the content of a whole file."""
 
-views: Registry[View] = Registry("debubble.views", what="view")
+views: Registry[View] = Registry("debubble.views", kind="view")
 
 
 def view(name: str) -> Callable[[View], View]:
