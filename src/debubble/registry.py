@@ -75,8 +75,7 @@ def _similar(name: str, names: Iterable[str]) -> list[str]:
         return close
     if len(name) >= MIN_SUBSTRING_LENGTH and (containing := [candidate for candidate in known if name in candidate]):
         return containing[:MAX_SUGGESTIONS]
-    first_words = dict.fromkeys(candidate.partition("-")[0] for candidate in known)
-    heads = difflib.get_close_matches(name, first_words, n=1)
+    heads = difflib.get_close_matches(name, dict.fromkeys(n.partition("-")[0] for n in known), n=1)
     return [candidate for candidate in known if candidate.partition("-")[0] in heads][:MAX_SUGGESTIONS]
 
 

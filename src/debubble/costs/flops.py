@@ -24,9 +24,8 @@ def flops_per_token(model: Architecture, length: int, *, lora: int = 0) -> float
     """
     head = model.vocab * model.hidden if model.tied else 0
     vision = model.vision
-    matrices = (
-        model.active_parameters - model.embedding_parameters + head - (0 if vision is None else vision.parameters)
-    )
+    tower = 0 if vision is None else vision.parameters
+    matrices = model.active_parameters - model.embedding_parameters + head - tower
     attention = sum(model.core_flops(layer, length) for layer in range(model.layers))
     trained = model.trained_parameters(lora) if lora else matrices
     images = 0.0 if vision is None else (3 if vision.trained else 1) * vision.images * vision.flops / length

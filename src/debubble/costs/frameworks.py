@@ -174,8 +174,7 @@ FRAMEWORKS: Mapping[str, Mapping[str, Framework]] = {
     name: {version: replace(traits, keeps_copies=False) for version, traits in versions.items()}
     for name, versions in _VERSIONS.items()
 }
-"""Framework -> version -> its traits from that version on.  Measured memory of mixtures of experts is that without
-`keeps_copies`."""
+"""Framework -> version -> its traits from that version on.  Measured memory of mixtures has no `keeps_copies`."""
 FRAMEWORK_NAMES = tuple(f"{name}@{version}" for name, versions in FRAMEWORKS.items() for version in versions)
 """Every known `NAME@VERSION`."""
 

@@ -178,8 +178,8 @@ class Cluster(PickledFields):
         nodes = re.fullmatch(r"\s*(\d{1,7})\s*x\s*([1-9]\d{0,6})\s*x\s*(?!\d+x)([^\s+]+)\s*", file.devices)
         if nodes is not None:
             per_node = int(nodes[2])
-            file.devices = f"{int(nodes[1]) * per_node}x{nodes[3]}"
             file.devices_per_node = file.devices_per_node or per_node
+            file.devices = f"{int(nodes[1]) * per_node}x{nodes[3]}"
         named = _types(file.devices, {name: _user_hardware(name, device) for name, device in file.hardware.items()})
         types = tuple(type_ for count, named_type in named for type_ in [_with_overrides(named_type, file)] * count)
         # A plan has the full names of its devices: a shorter name may become ambiguous.

@@ -189,10 +189,8 @@ def find_hardware(name: str) -> Hardware:
     Vendor words are ignored, and so is the order of words: `RTX-A6000` and `NVIDIA A6000` are `A6000`.  Raises
     InputError if no device matches, or several do.
     """
-    wanted = _normalized(name)
-    matches = [
-        known for known in hardware if wanted in (_normalized(known), _normalized(re.sub(r"-\d+GB$", "", known)))
-    ]
+    wanted = _words(name)
+    matches = [known for known in hardware if wanted in (_words(known), _words(re.sub(r"-\d+GB$", "", known)))]
     if len(matches) == 1:
         return hardware[matches[0]]
     try:
@@ -203,7 +201,7 @@ def find_hardware(name: str) -> Hardware:
         raise InputError(f"{error}  A cluster file describes any other under `hardware` (docs/costs.md).") from None
 
 
-def _normalized(name: str) -> str:
+def _words(name: str) -> str:
     """The words and numbers of a name in alphabetical order, without vendor words."""
     return " ".join(sorted(re.findall(r"[a-z]+|[0-9.]+", re.sub(r"nvidia|geforce|tesla|rtx", "", name.lower()))))
 

@@ -23,10 +23,7 @@ class Layout:
 
     @staticmethod
     def from_options(cluster: Cluster, options: RunOptions, pipeline: int | None) -> Layout:
-        """The layout for these degrees; `pipeline` None: all devices that remain.
-
-        Raises InputError if the degrees do not fit the cluster.
-        """
+        """The layout for these degrees (`pipeline` None: all that remain); InputError if they do not fit."""
         for name in ("tensor", "context", "data", "expert", "expert_tensor"):
             degree = getattr(options, name)
             if degree is not None and degree < 1:
