@@ -140,7 +140,7 @@ def predicted(run: PublishedRun) -> float:
     micro_batches = problem.micro_batches // run.passes
     schedule = schedules[name](devices=problem.devices, micro_batches=micro_batches, chunks=chunks)
     timeline = simulate(replace(schedule, fused_recompute=partition.recomputing), costs)
-    return run.passes * float(timeline.makespan) + problem.tail.of(schedule, costs)
+    return run.passes * float(timeline.makespan) + problem.tail.of_schedule(schedule, costs)
 
 
 def priced(run: PublishedRun) -> float | None:

@@ -28,7 +28,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "library"
     folder.mkdir()
     (folder / "__init__.py").write_text(
-        "from debubble.registry import Registry\nregistry = Registry('library', what='thing')\n"
+        "from debubble.registry import Registry\nregistry = Registry('library', kind='thing')\n"
     )
     for name in ("a", "c"):
         (folder / f"{name}.py").write_text(f"from library import registry\nregistry.add('{name}', '{name}')\n")

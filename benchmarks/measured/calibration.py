@@ -170,7 +170,7 @@ def outcomes(
     for runs in chosen:
         found = correction(what, runs, target.run)
         value = found.corrected(what, predicted)
-        interval = accuracy.corrected(found).of(value)
+        interval = accuracy.corrected(found).scaled_to(value)
         yield Outcome(
             weight=1 / len(chosen), error=abs(value / measured - 1),
             inside=bool(interval.low <= measured <= interval.high), width=interval.high / interval.low,

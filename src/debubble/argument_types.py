@@ -1,4 +1,4 @@
-"""Checks the types of the arguments of public functions, by their annotations: a wrong one is an InputError."""
+"""Runtime checks of the argument types of public functions against their annotations."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _WORDS: Mapping[Any, str] = {
     Sequence: "a list",
     Callable: "a function",
 }
-"""Type -> what a sentence calls it."""
-_MOST_LETTERS = 60
-"""Of a value that a sentence repeats."""
+"""Type -> its name in messages."""
+_MAX_LETTERS = 60
+"""Maximum length of a value that a message repeats."""
 
 
 def with_checked_types(*, but: Sequence[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function, which then refuses arguments that are of no type of their annotation.
+    """Decorate a function so that it checks the types of its arguments.
 
-    Classes, unions and the origins of generic types are checked; other annotations let everything pass.
+    Classes, unions and the origins of generic types are checked; other annotations accept everything.
 
     Args:
         but: Arguments that the function checks itself.
 
     Raises:
-        InputError: By the decorated function, with the argument's name, what it must be and what it is.
+        InputError: In the decorated function, for an argument of a wrong type.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters.values()
-        names = [each.name for each in parameters if each.kind in _BY_PLACE]
-        several = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
+        names = [p.name for p in parameters if p.kind in _POSITIONAL]
+        variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             hints = _hints(function)
-            for name, value in (*zip_longest(names[: len(args)], args, fillvalue=several), *kwargs.items()):
+            for name, value in (*zip_longest(names[: len(args)], args, fillvalue=variadic), *kwargs.items()):
                 if name in hints and name not in but:
                     check_type(name, value, hints[name])
             return function(*args, **kwargs)
@@ -61,29 +61,29 @@ def with_checked_types(*, but: Sequence[str] = ()) -> Callable[[Callable[P, R]],
     return decorate
 
 
-_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @cache
 def _hints(function: Callable[..., object]) -> Mapping[str, Any]:
-    """The annotations of a function, which exist once its module is imported."""
+    """The annotations of a function, resolved at its first call, when its module is complete."""
     return get_type_hints(function)
 
 
 def check_type(name: str, value: object, hint: Any) -> None:
-    """Raise InputError if an argument is of no type of an annotation."""
+    """Raise InputError if an argument does not match an annotation."""
     options = _options(hint)
     if not any(_is_of(value, option) for option in options):
         *kinds, last = dict.fromkeys(_words(option) for option in options if option is not NoneType)
         words = f"{', '.join(kinds)} or {last}" if kinds else last
-        raise InputError(f"{name} must be {words}, not {_said(value)}.")
+        raise InputError(f"{name} must be {words}, not {_shown(value)}.")
 
 
 @cache
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the only one."""
+    """The members of a union, or the type itself."""
     if get_origin(hint) in (Union, UnionType):
-        return tuple(option for each in get_args(hint) for option in _options(each))
+        return tuple(option for member in get_args(hint) for option in _options(member))
     return (hint,)
 
 
@@ -100,8 +100,8 @@ def _words(hint: Any) -> str:
     return _WORDS.get(origin) or f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
 
 
-def _said(value: object) -> str:
-    """The value, if it is short, or its type."""
+def _shown(value: object) -> str:
+    """The value if it is short, else its type."""
     words = repr(value)
-    plain = isinstance(value, str | int | float | NoneType) and len(words) <= _MOST_LETTERS
+    plain = isinstance(value, str | int | float | NoneType) and len(words) <= _MAX_LETTERS
     return words if plain else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Reading a user's file, writing one whole or not at all, and where the user's caches are."""
+"""Reading of users' files, atomic writing of files, and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def read_file(path: Path, what: str) -> bytes:
-    """Read a file that a user named; raises InputError, which calls it `what`, if it cannot be read."""
+def read_file(path: Path, kind: str) -> bytes:
+    """Read a user's file; raises InputError if it cannot be read, with `kind` as the word for it."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"The {what} {path} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The {kind} {path} cannot be read: {error.strerror}.") from error
 
 
 def parse(read: Callable[[S], T], content: S, refusal: str, *errors: type[Exception]) -> T:
-    """Parse content of unknown origin with a library's function.
+    """Parse untrusted content with a library's function.
 
     Args:
         read: The function.
-        content: What it reads.
-        refusal: The beginning of the sentence on content that it cannot read.
-        errors: What it raises for such content, besides ValueError.
+        content: Its argument.
+        refusal: The beginning of the message if it cannot parse the content.
+        errors: Exceptions that it raises for such content, besides ValueError.
 
     Raises:
-        InputError: It cannot read it.
+        InputError: If it cannot parse the content.
     """
     kinds: tuple[type[Exception], ...] = (ValueError, *errors)
     try:
@@ -48,7 +48,7 @@ def parse(read: Callable[[S], T], content: S, refusal: str, *errors: type[Except
 
 
 def decode_json(content: bytes, type_: type[T]) -> T:
-    """Decode JSON of that type; raises msgspec.DecodeError for all other content, whatever it is."""
+    """Decode JSON to a type; raises msgspec.DecodeError, and nothing else, for other content."""
     prepare(type_)
     try:
         content.decode()
@@ -60,7 +60,7 @@ def decode_json(content: bytes, type_: type[T]) -> T:
 
 
 def prepare(type_: Any) -> None:
-    """Have msgspec look up the fields of a type, which crashes where two threads do it at once (0.22)."""
+    """Let msgspec look up the fields of a type, under a lock: it crashes if two threads do so at once (0.22)."""
     with _PREPARING:
         if type_ not in _PREPARED:
             msgspec.json.Decoder(type_)
@@ -72,59 +72,61 @@ _PREPARED: set[Any] = set()
 
 
 def convert(entries: Any, type_: type[T], *, strict: bool = True) -> T:
-    """Convert plain values to that type; raises msgspec.ValidationError for others."""
+    """Convert plain values to a type; raises msgspec.ValidationError if they do not fit."""
     prepare(type_)
     return msgspec.convert(entries, type_, strict=strict)
 
 
-TAKEN_BY = {
+COMMANDS_FOR = {
     "plan": "`debubble show PLAN {0}` compares two plans",
     "trace": "`debubble show PLAN --trace {0}` and `debubble compare PLAN {0}` take it",
 }
-"""The kinds of debubble's own files, and what takes each where another kind is asked for."""
+"""Kind of debubble's files -> advice if such a file is passed in place of another kind."""
 
 
-def decode_versioned(content: bytes, type_: type[T], *, what: str, name: str, version: int, again: str) -> T:
-    """Decode a file of debubble's own: a plan, or a trace.
+def decode_versioned(content: bytes, type_: type[T], *, kind: str, name: str, version: int, advice: str) -> T:
+    """Decode a plan or a trace file.
 
     Args:
-        content: The file's.
-        type_: The type of its content.
-        what: The word for it; its version stands in the entry `debubble_WHAT`.
+        content: The file's content.
+        type_: The type of the content.
+        kind: `plan` or `trace`; the file has its version in the entry `debubble_KIND`.
         name: The file's name, with which errors begin.
-        version: The version that is read.
-        again: How another version's is made again, as the end of a sentence.
+        version: The supported version.
+        advice: How to replace a file of another version, as the end of a sentence.
 
     Raises:
-        InputError: If it is no such file, cut short, or of another version.
+        InputError: If the file is of another kind or version, or truncated.
     """
-    entry = f"debubble_{what}"
+    entry = f"debubble_{kind}"
     if not content.strip():
-        raise InputError(f"{name} is empty: {again}.")
+        raise InputError(f"{name} is empty: {advice}.")
     try:
         header = decode_json(content, dict[str, msgspec.Raw])
-        found = msgspec.json.decode(header.get(entry, b"null"), type=int | None)
-        if found is None:
-            other = next((kind for kind in TAKEN_BY if kind != what and f"debubble_{kind}" in header), None)
+        file_version = msgspec.json.decode(header.get(entry, b"null"), type=int | None)
+        if file_version is None:
+            other = next((k for k in COMMANDS_FOR if k != kind and f"debubble_{k}" in header), None)
             if other is not None:
-                raise InputError(f"{name} is a {other}, not a {what}: {TAKEN_BY[other].format(name)}.")
-            raise InputError(f"{name} is not a debubble {what}: it has no entry '{entry}'.")
-        if found != version:
-            raise InputError(f"{name} has {what} version {found}; this debubble reads version {version}: {again}.")
+                raise InputError(f"{name} is a {other}, not a {kind}: {COMMANDS_FOR[other].format(name)}.")
+            raise InputError(f"{name} is not a debubble {kind}: it has no entry '{entry}'.")
+        if file_version != version:
+            raise InputError(
+                f"{name} has {kind} version {file_version}; this debubble reads version {version}: {advice}."
+            )
         return decode_json(content, type_)
     except msgspec.DecodeError as error:
-        raise InputError(f"{name} is not a whole {what} file: {error}.") from error
+        raise InputError(f"{name} is not a whole {kind} file: {error}.") from error
 
 
 def check_writable(*files: Path | None, makes_folders: bool = False) -> None:
-    """Refuse files that could not be written, before work is done for them; None is no file.
+    """Check, before the work for them starts, that files can be written; None is skipped.
 
     Args:
         files: The files.
-        makes_folders: Whether folders that are missing are made, as a run makes its own.
+        makes_folders: Whether the writer creates missing folders.
 
     Raises:
-        InputError: With the first that is a folder, or whose folder is missing or takes no files.
+        InputError: For the first file that is a folder, or whose folder is missing or not writable.
     """
     for file in files:
         if file is not None:
@@ -137,18 +139,14 @@ def check_writable(*files: Path | None, makes_folders: bool = False) -> None:
 
 
 def _check_replaceable(file: Path) -> None:
-    """Refuse to put a file in the place of a folder, or of something like /dev/null; raises InputError."""
+    """Raise InputError if a path is a folder, or another file that must not be replaced, such as /dev/null."""
     if file.exists() and not file.is_file():
         kind = "a folder" if file.is_dir() else "no ordinary file"
         raise InputError(f"{file} cannot be written: it is {kind}.")
 
 
 def check_folder(folder: Path | None, option: str) -> None:
-    """Refuse a folder, given with this option, in which no files could be written; None is no folder.
-
-    Raises:
-        InputError: If it is a file, or takes no files.
-    """
+    """Raise InputError if the folder of an option is a file, or not writable; None is skipped."""
     if folder is None:
         return
     if folder.exists() and not folder.is_dir():
@@ -158,10 +156,10 @@ def check_folder(folder: Path | None, option: str) -> None:
 
 
 def _takes_files(folder: Path) -> bool:
-    """Tell whether files can be written to a folder, which may have to be made."""
-    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    """Tell whether files can be written to a folder, or to its first existing parent."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        # Permissions alone do not tell of read-only mounts, nor of folders such as /proc.
+        # Permissions do not cover read-only mounts, nor folders such as /proc.
         tempfile.TemporaryFile(dir=existing).close()
     except OSError:
         return False
@@ -169,15 +167,15 @@ def _takes_files(folder: Path) -> bool:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write the file next to its place and rename it, so that it is never half there.
+    """Write a file atomically: under a temporary name in the same folder, then rename it.
 
-    Raises InputError if it cannot be written there.
+    Raises InputError if it cannot be written.
     """
     _check_replaceable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-        # Not mkstemp, whose files are the user's alone whatever the umask says.
+        # Not mkstemp, whose files are private whatever the umask.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.") from error
@@ -194,11 +192,11 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a JSON file with indents, whole or not at all, as `write_whole` does."""
+    """Write an indented JSON file atomically."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
 def user_cache(name: str) -> Path:
-    """The user's cache folder of that name: $XDG_CACHE_HOME/debubble/NAME, by default under ~/.cache."""
+    """The user's cache folder `name`: $XDG_CACHE_HOME/debubble/NAME, by default under ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "debubble" / name

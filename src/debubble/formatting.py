@@ -1,4 +1,4 @@
-"""Times and sizes as people read them, and the version of what programs read."""
+"""Formatting of times, sizes and counts for people, and the version of answers for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWER_VERSION = 2
 
 
 def time_words(time: Number, *, seconds: bool) -> str:
-    """Seconds with the unit that suits them; abstract times as they are."""
+    """A time in s, ms or µs; an abstract time as it is."""
     value = float(time)
     if not seconds:
         return f"{value:.6g}"
@@ -26,35 +26,35 @@ def time_words(time: Number, *, seconds: bool) -> str:
 
 
 def size_words(size: Number | None) -> str:
-    """Bytes, or an abstract size; `-` for none."""
+    """Bytes, or an abstract size; `-` for None."""
     return "-" if size is None else readable(float(size))
 
 
-def percent(part: Number, whole: Number, *, digits: int = 1) -> str:
-    """A share with that many decimals."""
-    share = round(100 * float(part) / float(whole), digits) + 0.0  # a sum's rounding error is no -0.0
+def percent(value: Number, total: Number, *, digits: int = 1) -> str:
+    """A fraction as a percentage."""
+    share = round(100 * float(value) / float(total), digits) + 0.0  # turns -0.0 into 0.0
     return f"{share:.{digits}f}%"
 
 
 def mfu_words(mfu: float | None) -> str:
-    """Model FLOPs utilization as a percentage; `-` where the devices' peak is not known."""
+    """Model FLOPs utilization as a percentage; `-` if the devices' peak is not known."""
     return "-" if mfu is None else percent(mfu, 1)
 
 
 def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with each line broken between words at a width; what continues an indented line is indented further."""
+    """Wrap every line of a text at a width; continuations of an indented line are indented further."""
     lines = text.split("\n")
     return "\n".join(_wrapper(width, " " * (len(line) - len(line.lstrip()))).fill(line) for line in lines)
 
 
 def _wrapper(width: int, indent: str) -> TextWrapper:
-    """Breaks a line of this indent."""
+    """The wrapper for a line with this indent."""
     further = indent and f"{indent}  "
     return TextWrapper(width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
 
@@ -65,32 +65,32 @@ def cores_words(cores: int) -> str:
 
 
 def days_words(days: float) -> str:
-    """Days, or hours where they are few: `12.5 days`, `3.3 hours`."""
-    return f"{days:,.1f} days" if days >= FEWEST_DAYS else f"{24 * days:,.1f} hours"
+    """Days, or hours if there are few: `12.5 days`, `3.3 hours`."""
+    return f"{days:,.1f} days" if days >= MIN_DAYS else f"{24 * days:,.1f} hours"
 
 
-FEWEST_DAYS = 2
-"""Days below which hours are told."""
+MIN_DAYS = 2
+"""Durations below this number of days are shown in hours."""
 
 
-def read_count(text: str, what: str) -> float:
-    """The number of a text such as `300B`, `1.5T` or `1e12`; `what` names it where it is refused.
+def read_count(text: str, name: str) -> float:
+    """Parse a number such as `300B`, `1.5T` or `1e12`; `name` is the subject of the error message.
 
-    Raises InputError if it is no positive number.
+    Raises InputError if it is not a positive number.
     """
     number, scale = (text[:-1], SCALES[text[-1].upper()]) if text[-1:].upper() in SCALES else (text, 1.0)
     with suppress(ValueError):
         if 0 < (count := float(number) * scale) < math.inf:
             return count
-    raise InputError(f"{what} must be a positive number, such as 300B, 1.5T or 1e12, not {text}.")
+    raise InputError(f"{name} must be a positive number, such as 300B, 1.5T or 1e12, not {text}.")
 
 
 SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-"""Letters after a count, and what they stand for."""
+"""Suffix of a count -> its factor."""
 
 
 def count_words(count: float) -> str:
-    """A large number with three digits and a word: 20 billion."""
+    """A large number with three digits and a word: `20 billion`."""
     sizes = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
     size, word = next(((size, f" {word}") for size, word in sizes if count >= size), (1.0, ""))
     return f"{count / size:.3g}{word}"

@@ -33,60 +33,60 @@ from debubble.errors import DebubbleError, InputError, PluginError
 T = TypeVar("T")
 
 PAPERS, FRAMEWORKS = "debubble.papers", "debubble.frameworks"
-"""The packages with one folder per paper and per framework.  They import the registries, which know them by name."""
+"""The packages with a folder per paper and per framework.  They import the registries, which know only their names."""
 
 
-def full_name(name: str, names: Iterable[str], *, what: str) -> str:
-    """The one of these names that is meant: the same, or the only one that begins so, in capitals or not.
+def full_name(name: str, names: Iterable[str], *, kind: str) -> str:
+    """Resolve a name: an exact match, or the only name with it as a prefix, in any case.
 
     Raises:
-        InputError: If several begin so, or none does.
+        InputError: If several names match, or none does.
     """
     known = tuple(names)
     if name in known:
         return name
-    if (what, name.lower()) in _OTHER_METHODS:
-        raise InputError(f"There is no {what} '{name}', which {_OTHER_METHODS[what, name.lower()]}.")
-    beginning = [each for each in known if name and each.lower().startswith(name.lower())]
-    if len(beginning) > 1:
-        raise InputError(f"'{name}' may be {', '.join(beginning[:-1])} or {beginning[-1]}: write more of it.")
-    if not beginning:
-        raise unknown_name(name, known, what=what)
-    return beginning[0]
+    if (kind, name.lower()) in _OTHER_METHODS:
+        raise InputError(f"There is no {kind} '{name}', which {_OTHER_METHODS[kind, name.lower()]}.")
+    matches = [candidate for candidate in known if name and candidate.lower().startswith(name.lower())]
+    if len(matches) > 1:
+        raise InputError(f"'{name}' may be {', '.join(matches[:-1])} or {matches[-1]}: write more of it.")
+    if not matches:
+        raise unknown_name(name, known, kind=kind)
+    return matches[0]
 
 
-def unknown_name(name: str, names: Iterable[str], *, what: str) -> InputError:
-    """The error for a name that is none of these, with those like it, or with all of them or the command for them."""
-    known = {each.lower(): each for each in names}
-    meant = _MEANT.get((what, str(name).lower()))
+def unknown_name(name: str, names: Iterable[str], *, kind: str) -> InputError:
+    """The error for an unknown name: it suggests similar names, or lists all of them or the command that does."""
+    known = {candidate.lower(): candidate for candidate in names}
+    meant = _MEANT.get((kind, str(name).lower()))
     if meant in known:
-        return InputError(f"There is no {what} '{name}', which is a schedule; did you mean '{meant}'?")
-    listed = f"see `debubble {_COMMANDS[what]}`." if what in _COMMANDS else f"there are: {', '.join(known.values())}."
-    close = [known[each] for each in _like(str(name).lower(), known)]
+        return InputError(f"There is no {kind} '{name}', which is a schedule; did you mean '{meant}'?")
+    listed = f"see `debubble {_COMMANDS[kind]}`." if kind in _COMMANDS else f"there are: {', '.join(known.values())}."
+    close = [known[candidate] for candidate in _similar(str(name).lower(), known)]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else listed
-    return InputError(f"There is no {what} '{name}'; {hint}")
+    return InputError(f"There is no {kind} '{name}'; {hint}")
 
 
-def _like(name: str, names: Iterable[str]) -> list[str]:
-    """Up to three names that are like one, that contain it, or whose part before the first dash is like it."""
+def _similar(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three names that are similar to one, that contain it, or whose first word is similar to it."""
     known = [*names]
     name = re.sub("zero-?bubble", "zb", name)
     if close := difflib.get_close_matches(name, known, n=MAX_SUGGESTIONS):
         return close
-    if len(name) >= MIN_PART_LENGTH and (within := [each for each in known if name in each]):
-        return within[:MAX_SUGGESTIONS]
-    heads = difflib.get_close_matches(name, dict.fromkeys(each.partition("-")[0] for each in known), n=1)
-    return [each for each in known if each.partition("-")[0] in heads][:MAX_SUGGESTIONS]
+    if len(name) >= MIN_SUBSTRING_LENGTH and (containing := [candidate for candidate in known if name in candidate]):
+        return containing[:MAX_SUGGESTIONS]
+    heads = difflib.get_close_matches(name, dict.fromkeys(n.partition("-")[0] for n in known), n=1)
+    return [candidate for candidate in known if candidate.partition("-")[0] in heads][:MAX_SUGGESTIONS]
 
 
 MAX_SUGGESTIONS = 3
-"""Names that are offered in place of an unknown one."""
-MIN_PART_LENGTH = 3
-"""Letters from which a part of a name is looked for."""
+"""Maximum names that an error suggests in place of an unknown one."""
+MIN_SUBSTRING_LENGTH = 3
+"""Minimum letters of an unknown name to suggest names that contain it."""
 _COMMANDS = {"device": "hardware", "model": "models", "model or file": "models"}
-"""Kinds of which there are too many to list -> the command that does."""
+"""Kind with too many names to list -> the command that lists them."""
 _MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe", "interleaved", "interleaved1f1b")}
-"""A kind and a name that is of another kind -> the one of the kind that is meant."""
+"""(kind, name of another kind) -> the name of this kind that the user means."""
 
 _TRAINERS = ("accelerate", "axolotl", "llama-factory", "llamafactory", "transformers", "trl")
 _OTHER_METHODS = {
@@ -96,55 +96,55 @@ _OTHER_METHODS = {
         for name in _TRAINERS
     },
 }
-"""A kind and a published name that there is not -> what it does, and what there is."""
+"""(kind, published name that is not supported) -> what it does, and what to use instead."""
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The members of `package` and of the folders of another package, by name.
+    """A mapping from names to members, which the modules of `package` register when they are imported.
 
     Args:
-        package: The package whose modules register members when they are imported.
-        what: The word for a member in messages.
-        folders: A package, and the module of each of its folders that registers members too, if the folder has it.
-        order: Names that come first, in this order; the others follow as they are registered.
+        package: The package; it is imported at the first access, and so are its entry points.
+        kind: The word for a member in messages.
+        folders: Another package, and the name of the module in its folders that registers further members.
+        order: Names that come first, in this order; all others follow in the order of registration.
     """
 
     def __init__(
-        self, package: str, *, what: str, folders: tuple[str, str] | None = None, order: Sequence[str] = ()
+        self, package: str, *, kind: str, folders: tuple[str, str] | None = None, order: Sequence[str] = ()
     ) -> None:
         self._package = package
-        self._what = what
+        self._kind = kind
         self._folders = folders
-        self._order = {name: place for place, name in enumerate(order)}
+        self._order = {name: index for index, name in enumerate(order)}
         self._members: dict[str, T] = {}
         self._loaded = self._loading = False
         self._broken: dict[str, InputError] = {}
-        """Name of an entry point that cannot be loaded, which is mostly the member's, and why."""
-        self._again: set[str] = set()
-        """Names registered by an import that failed; the next one registers some of them anew."""
-        # A module of the package may look into its registry while it is imported.
+        """Name of an entry point that cannot be loaded -> the error."""
+        self._stale: set[str] = set()
+        """Names registered by an import that failed; a retry may register them again."""
+        # Reentrant, as a module of the package may access its registry while it is imported.
         self._lock = threading.RLock()
 
     def add(self, name: str, member: T) -> T:
-        """Register a member under a name that is not taken, and return it."""
-        taken = name in self._members and name not in self._again
-        assert not taken, f"The {self._what} '{name}' is registered already: by {self._members[name]}."
+        """Register a member under a new name, and return it."""
+        taken = name in self._members and name not in self._stale
+        assert not taken, f"The {self._kind} '{name}' is registered already: by {self._members[name]}."
         self._members[name] = member
         return member
 
     def __getitem__(self, name: str) -> T:
         self._load()
         if name not in self._members:
-            raise self._broken.get(name) or unknown_name(name, self._members, what=self._what)
+            raise self._broken.get(name) or unknown_name(name, self._members, kind=self._kind)
         return self._members[name]
 
     def full_name(self, name: str) -> str:
-        """The name of a member, from itself or from a beginning that only one member has.
+        """Resolve a member's name or a unique prefix of it.
 
         Raises:
-            InputError: If there is no such member, or there are several.
+            InputError: If no member matches, or several do.
         """
-        return full_name(name, self, what=self._what)
+        return full_name(name, self, kind=self._kind)
 
     def __contains__(self, name: object) -> bool:
         self._load()
@@ -174,14 +174,14 @@ class Registry(Mapping[str, T], Generic[T]):
                 self._members = dict(members)
                 self._loaded = True
             finally:
-                self._again = set() if self._loaded else set(self._members)
+                self._stale = set() if self._loaded else set(self._members)
                 self._loading = False
 
     def _load_entry_point(self, entry_point: EntryPoint) -> None:
-        """Import what another distribution adds; if that fails, say which, and continue without it."""
+        """Import another distribution's entry point; if that fails, log a warning, and continue without it."""
         try:
             entry_point.load()
-        except Exception as error:  # others' code, without which all else works
+        except Exception as error:  # a plugin may raise anything
             owner = "an unknown distribution" if entry_point.dist is None else entry_point.dist.name
             sentence = (
                 f"The entry point '{entry_point.name}' that {owner} adds to {entry_point.group} cannot be loaded"
@@ -191,18 +191,18 @@ class Registry(Mapping[str, T], Generic[T]):
             self._broken[entry_point.name] = InputError(sentence)
 
     def _modules(self) -> list[str]:
-        """Full names of the modules to import, in the order of their own names and those of folders."""
+        """Full names of the modules to import, sorted by the name of the module or of its folder."""
         modules = [(name, f"{self._package}.{name}") for name, _ in _contents(self._package)]
         if self._folders is not None:
-            package, own = self._folders
+            package, module_name = self._folders
             folders = [name for name, is_folder in _contents(package) if is_folder]
-            in_folders = [(name, f"{package}.{name}.{own}") for name in folders]
+            in_folders = [(name, f"{package}.{name}.{module_name}") for name in folders]
             modules += [(name, module) for name, module in in_folders if importlib.util.find_spec(module)]
         return [module for _, module in sorted(modules)]
 
 
 def _contents(package: str) -> list[tuple[str, bool]]:
-    """Name of each module in a package, and whether it is a package itself."""
+    """The modules in a package as (name, whether it is a package)."""
     path = importlib.import_module(package).__path__
     return [(module.name, module.ispkg) for module in pkgutil.iter_modules(path)]
 
@@ -213,12 +213,12 @@ def is_own(function: Callable[..., object]) -> bool:
 
 
 @contextmanager
-def guarding_plugins(function: Callable[..., object], *, what: str) -> Iterator[None]:
-    """Turn what a function of another distribution raises into a PluginError that says where; debubble's stays.
+def guarding_plugins(function: Callable[..., object], *, name: str) -> Iterator[None]:
+    """Turn exceptions of another distribution's function into a PluginError that says where it failed.
 
     Args:
         function: The function that is called inside.
-        what: The words for it.
+        name: A phrase for it in the message.
     """
     try:
         yield
@@ -229,11 +229,11 @@ def guarding_plugins(function: Callable[..., object], *, what: str) -> Iterator[
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         words = f"{type(error).__name__}{f': {error}' * bool(str(error))}"
-        raise PluginError(f"{what} fails at {Path(place.filename).name}, line {place.lineno} ({words}).") from error
+        raise PluginError(f"{name} fails at {Path(place.filename).name}, line {place.lineno} ({words}).") from error
 
 
 class _Folder(ModuleType, Mapping[str, Any]):
-    """A package that is indexed like the registry it is named after."""
+    """A package that can be indexed like the registry with its name."""
 
     # Modules are compared and hashed by identity.
     __eq__ = object.__eq__
@@ -258,5 +258,5 @@ class _Folder(ModuleType, Mapping[str, Any]):
 
 
 def index_by_name(package: str) -> None:
-    """Let `debubble.schedules["1f1b"]` work although importing the folder makes that attribute a module."""
+    """Make `debubble.schedules["1f1b"]` work although importing the package makes that attribute a module."""
     sys.modules[package].__class__ = _Folder

@@ -1,4 +1,4 @@
-"""Environment variables of ranks that torchrun has started; without torch, whose import takes seconds."""
+"""Environment variables of ranks that torchrun starts; without torch, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import time
 from debubble.errors import InputError
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Environment variables that a rank has from its launcher."""
+"""Environment variables that every launcher sets for a rank."""
 TORCHRUN_VARIABLES = (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-"""Environment variables that torchrun gives every rank."""
+"""Environment variables that torchrun sets for a rank."""
 REFUSAL_SECONDS = 5.0
-"""Seconds that rank 0 has to refuse a run; torchrun ends all ranks once one of them ends."""
+"""Seconds that other ranks wait for rank 0 to report an error; torchrun ends all ranks once one of them ends."""
 
 
 def is_torchrun_rank() -> bool:
-    """Tell whether this process is already a rank, started by torchrun.
+    """Tell whether torchrun started this process as a rank.
 
-    Raises InputError if the environment has some of a rank's variables, as another program leaves them.
+    Raises InputError if the environment has only some of a rank's variables, as left by another program.
     """
     missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
-    found = [name for name in RANK_VARIABLES if name in os.environ]
-    if found and missing:
+    present = [name for name in RANK_VARIABLES if name in os.environ]
+    if present and missing:
         raise InputError(
-            f"The environment has {', '.join(found)}, as a rank has, but not torchrun's {', '.join(missing)}: unset"
+            f"The environment has {', '.join(present)}, as a rank has, but not torchrun's {', '.join(missing)}: unset"
             " them to start the ranks here, or start with torchrun."
         )
     return not missing
 
 
 def check_started(ranks: int) -> None:
-    """Raise InputError on rank 0 if torchrun has started another number of ranks; the others end without a word."""
+    """Raise InputError on rank 0 if torchrun started another number of ranks; other ranks exit silently."""
     started = int(os.environ["WORLD_SIZE"]) if is_torchrun_rank() else ranks
     if started == ranks:
         return

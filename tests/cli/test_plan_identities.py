@@ -41,7 +41,7 @@ def test_the_figures_of_a_plan_agree(
     assert answer["tokens_per_second"] == pytest.approx(tokens / step)
     assert answer["tokens_per_second_per_device"] == pytest.approx(tokens / step / ranks)
     if not plan.options.lora:
-        peak = sum(Speed.of(each, plan.options.dtype).product_peak for each in cluster.types)
+        peak = sum(Speed.from_hardware(each, plan.options.dtype).product_peak for each in cluster.types)
         worked = _operations(db.models[name], plan.options.sequence_length)
         assert answer["mfu"] == pytest.approx(worked * tokens / step / peak, rel=2e-3)
 

@@ -67,7 +67,7 @@ def test_the_narrowest_group_with_runs_gives_the_interval() -> None:
     stated = accuracy_of("step", models["llama3-8b"], cluster, RunOptions(dtype="fp8"))
 
     assert stated.group == "dense, Hopper, fp8"
-    assert stated.of(2.0).high == pytest.approx(2 * stated.high)
+    assert stated.scaled_to(2.0).high == pytest.approx(2 * stated.high)
     cpu = accuracy_of("step", models["llama3-8b"], Cluster.parse("2xCPU"), RunOptions())
     assert (cpu.group, cpu.of_hardware) == ("dense", False)
     mixed = accuracy_of("step", models["llama3-8b"], Cluster.parse("4xH100-80GB+4xA100-80GB"), RunOptions())

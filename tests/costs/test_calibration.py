@@ -20,7 +20,7 @@ from debubble.costs import model_units
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import (
     FIGURES,
-    LEAST_UNCERTAINTY,
+    MIN_UNCERTAINTY,
     Deviation,
     Figure,
     MeasuredRun,
@@ -123,7 +123,7 @@ def test_a_run_of_the_same_job_says_most(what: Figure) -> None:
     assert own.deviation == pytest.approx(SHARES[what].of_job * (run.deviation(what) or 0.0))
     assert other.deviation == pytest.approx(SHARES[what].of_model * (run.deviation(what) or 0.0))
     assert SHARES[what].of_model < SHARES[what].of_job <= 0.9
-    assert own.uncertainty == LEAST_UNCERTAINTY < other.uncertainty
+    assert own.uncertainty == MIN_UNCERTAINTY < other.uncertainty
 
 
 def test_the_plan_of_a_measured_job_takes_about_what_it_measured() -> None:

@@ -17,7 +17,7 @@ LLAMA = models["llama3.1-8b"]
 
 
 def test_fp8_takes_88_percent_of_twice_the_pace_and_casts() -> None:
-    bf16, fp8 = (Speed.of(H100S.slowest, dtype) for dtype in ("bf16", "fp8"))
+    bf16, fp8 = (Speed.from_hardware(H100S.slowest, dtype) for dtype in ("bf16", "fp8"))
     n = 8192
     launch = H100S.slowest.efficiency.launch
     products = (bf16.linear(n, n, n) - launch) * 989 / 1979 / 0.88

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from debubble.costs import MEGATRON, Cluster, Framework
-from debubble.costs.analytical.half_layers import DIRECT, mlp
+from debubble.costs.analytical.half_layers import DEEPEP_EFFICIENCY, mlp
 from debubble.costs.analytical.operators import TENSOR_OVERLAP_SLOWDOWN, Operator, Shapes, collectives
 from debubble.costs.devices.speed import Speed
 from debubble.ir import RunOptions
@@ -23,7 +23,7 @@ SIZE = 2 * LENGTH * MIXTRAL.hidden
 
 
 def shapes(cluster: str, *, framework: Framework = MEGATRON, model: ModelConfig = MIXTRAL, **options: Any) -> Shapes:
-    speed = Speed.of(Cluster.parse(cluster).slowest, "bf16")
+    speed = Speed.from_hardware(Cluster.parse(cluster).slowest, "bf16")
     return Shapes(
         model=model, options=RunOptions(sequence_length=LENGTH, **options), framework=framework, speed=speed
     )  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_token_that_is_dispatched_once_crosses_to_a_node_once() -> None:
     two_nodes = replace(once, speed=Speed(replace(once.speed.hardware, devices_per_node=4, link_bandwidth=1e15), 2))
     hw = two_nodes.speed.hardware
     nodes = 2 * (1 - (1 - 1 / 2) ** 2)
-    travel = hw.network_latency + SIZE * nodes / 2 / (hw.network_bandwidth * DIRECT)
+    travel = hw.network_latency + SIZE * nodes / 2 / (hw.network_bandwidth * DEEPEP_EFFICIENCY)
     assert dispatch(two_nodes).forward == pytest.approx(sorting(two_nodes) + 2 * travel, rel=1e-9)
 
 

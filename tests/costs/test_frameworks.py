@@ -92,7 +92,7 @@ def test_a_graph_of_layers_leaves_the_host_the_experts() -> None:
 
 
 def test_a_graph_of_the_step_launches_kernels_one_after_another() -> None:
-    assert Speed.of(hardware["H100-80GB"], "bf16", replace(MEGATRON, graphs="step")).launch == 3e-6
+    assert Speed.from_hardware(hardware["H100-80GB"], "bf16", replace(MEGATRON, graphs="step")).launch == 3e-6
 
 
 def test_inputs_of_fp8_products_are_kept_in_8_bits() -> None:
@@ -153,14 +153,14 @@ def test_buckets_take_memory_on_every_device() -> None:
 
 
 def test_flash_attention_2_is_slower_on_hopper() -> None:
-    speed = Speed.of(hardware["H100-80GB"], "bf16", replace(MEGATRON, attention="flash-2"))
-    newest = Speed.of(hardware["H100-80GB"], "bf16")
+    speed = Speed.from_hardware(hardware["H100-80GB"], "bf16", replace(MEGATRON, attention="flash-2"))
+    newest = Speed.from_hardware(hardware["H100-80GB"], "bf16")
 
     assert speed.attention(1e12, rows=1e6) - 15e-6 == pytest.approx((newest.attention(1e12, rows=1e6) - 15e-6) / 0.55)
 
 
 def test_narrow_heads_are_slower() -> None:
-    speed = Speed.of(hardware["H100-80GB"], "bf16")
+    speed = Speed.from_hardware(hardware["H100-80GB"], "bf16")
     wide, narrow = (speed.attention(1e12, rows=1e6, width=width) - 15e-6 for width in (128, 64))
 
     assert narrow == pytest.approx(wide * 2**0.6)
@@ -168,14 +168,14 @@ def test_narrow_heads_are_slower() -> None:
 
 @pytest.mark.parametrize(("dtype", "share", "peak"), [("fp8", 1.2, 4500e12), ("mxfp8", 1.14, 4500e12)])
 def test_products_in_8_bits_reach_their_share_on_blackwell(dtype: str, share: float, peak: float) -> None:
-    speed = Speed.of(BLACKWELL.slowest, dtype)
+    speed = Speed.from_hardware(BLACKWELL.slowest, dtype)
 
     assert speed.linear(8192, 8192, 8192) - 15e-6 == pytest.approx(2 * 8192**3 / (peak * share * 0.45))
 
 
 def test_four_bits_need_hardware_that_has_them() -> None:
     with pytest.raises(InputError, match="H100-80GB has no nvfp4: give --dtype bf16, or fp4_flops in a cluster file"):
-        Speed.of(hardware["H100-80GB"], "nvfp4")
+        Speed.from_hardware(hardware["H100-80GB"], "nvfp4")
 
 
 def test_less_power_lowers_the_clock_by_its_cube_root() -> None:

@@ -67,7 +67,7 @@ def test_context_ranks_gather_before_the_core_or_ring_beside_it(
     mixer = Attention(window=window)
     model = replace(LLAMA, attention_cap=cap)
     options = RunOptions(sequence_length=S, context=2)
-    speed = Speed.of(A100S.slowest, "bf16")
+    speed = Speed.from_hardware(A100S.slowest, "bf16")
     rows = S / 2 * model.heads
     flops = 4 * S / 2 * mixer.keys_per_token(S) * model.attention_width
     computing = speed.attention(flops, rows=rows), speed.attention(2.5 * flops, rows=rows, backward=True)
@@ -508,7 +508,7 @@ def test_messages_within_a_node_take_its_links() -> None:
     (within,) = {units.message(a, a + 1) for a in (0, 1, 2, 4, 5, 6)}
     costs = units.stage_costs(Partition.cut(units, [8] * 7 + [10]), Placement.linear(8))
 
-    speed = Speed.of(cluster.slowest, "bf16", MEGATRON)
+    speed = Speed.from_hardware(cluster.slowest, "bf16", MEGATRON)
     assert within == speed.message(2 * S * LLAMA.hidden, across_nodes=False)
     assert units.message(3, 4) == speed.message(2 * S * LLAMA.hidden, across_nodes=True)
     assert costs.communication[:7] == (within, within, within, units.communication, within, within, within)
@@ -518,7 +518,7 @@ def test_messages_of_whole_nodes_take_the_network() -> None:
     units = model_units(LLAMA, Cluster.parse("2x4xRTX-4090-24GB"), RunOptions(sequence_length=S, tensor=4))
 
     assert units.communication_within_node is None
-    assert units.message(0, 1) == units.least_communication == units.communication
+    assert units.message(0, 1) == units.min_communication == units.communication
 
 
 GPT2_SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "n_positions": S}

@@ -86,7 +86,7 @@ def step_tail(options: RunOptions, *, model: Model = MODEL, pipeline: int = 2) -
 
 def tail(schedule: Schedule | None = None, costs: StageCosts = ALIKE, **options: int | str) -> float:
     whole = step_tail(RunOptions(**options))  # type: ignore[arg-type]
-    return whole.after() if schedule is None else whole.of(schedule, costs)
+    return whole.after() if schedule is None else whole.of_schedule(schedule, costs)
 
 
 def test_experts_of_one_rank_are_not_exchanged_in_the_tail() -> None:

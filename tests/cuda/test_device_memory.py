@@ -14,7 +14,7 @@ def test_a_workspace_is_what_an_operation_frees_itself(device: torch.device) -> 
         kept, temporary = (torch.empty(2**20, dtype=torch.uint8, device=device) for _ in range(2))
         del temporary
     assert len(kept) == 2**20
-    assert meter.most == (2**20 if device.type == "cuda" else 0)
+    assert meter.peak == (2**20 if device.type == "cuda" else 0)
 
 
 @pytest.mark.cuda

@@ -152,7 +152,7 @@ def test_a_gain_within_the_interval_is_told() -> None:
         Figures(
             step_time=step, peak_memory=1.0, memory_limit=2.0, host_memory=0.0,
             host_memory_limit=None, fits=True, tokens_per_second_per_device=1.0, mfu=0.5,
-            accuracy={"step": accuracy.of(step), "memory": accuracy.of(1.0)},
+            accuracy={"step": accuracy.scaled_to(step), "memory": accuracy.scaled_to(1.0)},
         )
         for step in (1.0, 0.95, 0.8)
     )  # fmt: skip

@@ -29,10 +29,10 @@ def problem() -> db.Problem:
 def test_a_planners_answer_takes_what_follows_its_pipeline_too() -> None:
     asked = problem()
     result = db.planners["dapple"](asked)
-    assert result.time == result.timeline.makespan + TAIL.of(result.solution.schedule, result.solution.costs)
+    assert result.time == result.timeline.makespan + TAIL.of_schedule(result.solution.schedule, result.solution.costs)
     assert result.summary.step_time == result.time
     # Nothing but the optimizer's step is behind the pipeline, and no plan hides it all.
-    assert TAIL.least == 0
+    assert TAIL.min_seconds == 0
     assert result.lower_bound == proven_step_bound(asked).time > result.pipeline_bound
 
 
@@ -41,7 +41,7 @@ def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
     steps = [c.step_time for c in best.candidates if c.step_time is not None]
     assert steps == sorted(steps)
     assert steps[0] == pytest.approx(
-        float(db.simulate(best.schedule, best.costs).makespan) + TAIL.of(best.schedule, best.costs)
+        float(db.simulate(best.schedule, best.costs).makespan) + TAIL.of_schedule(best.schedule, best.costs)
     )
 
 
@@ -87,9 +87,11 @@ def test_a_stage_stepped_inside_the_pipeline_leaves_less_behind_it() -> None:
     costs = db.StageCosts.of(stages=4)
     slower = db.simulate(hosted, costs.replace(host_step=1))
     assert problem().step_time(db.simulate(made, costs)) - problem().step_time(slower) == pytest.approx(
-        TAIL.of(made, costs) - TAIL.of(hosted, costs) - float(slower.makespan - db.simulate(made, costs).makespan)
+        TAIL.of_schedule(made, costs)
+        - TAIL.of_schedule(hosted, costs)
+        - float(slower.makespan - db.simulate(made, costs).makespan)
     )
-    assert TAIL.least < TAIL.of(hosted, costs) < TAIL.of(made, costs)
+    assert TAIL.min_seconds < TAIL.of_schedule(hosted, costs) < TAIL.of_schedule(made, costs)
 
 
 NAMES = ("chronos", "adapipe", "scope", "dapple", "dapple+", "pipeoffload")

@@ -24,14 +24,14 @@ def test_a_workspace_is_beyond_what_an_operation_finds_and_leaves(monkeypatch: p
         allocates(monkeypatch, before=before, peak=peak, after=after)
         with meter.operation():
             pass
-    assert meter.most == 30
+    assert meter.peak == 30
 
 
 def test_there_is_no_workspace_to_measure_on_a_cpu() -> None:
     meter = WorkspaceMeter(torch.device("cpu"))
     with meter.operation():
         pass
-    assert meter.most == 0
+    assert meter.peak == 0
 
 
 def test_the_context_is_what_is_taken_without_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:

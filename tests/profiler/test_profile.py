@@ -173,8 +173,8 @@ def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
     run = RunOptions(sequence_length=256, dtype="bf16")
     measured = ModelSlice(config, run, torch.device("cpu")).measure(repetitions=1, warm_up=0)
     priced = costs.model_units(db.Model.from_hf(config), db.Cluster.parse("2xA100-80GB"), run, pipeline=1).units[1]
-    assert measured[1, "none"].kept == pytest.approx(priced.activation, rel=0.02)
-    assert measured[1, "full"].kept == priced.strategies["full"].activation
+    assert measured[1, "none"].saved_bytes == pytest.approx(priced.activation, rel=0.02)
+    assert measured[1, "full"].saved_bytes == priced.strategies["full"].activation
 
 
 def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:

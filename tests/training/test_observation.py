@@ -49,11 +49,11 @@ def test_a_tokens_operations_are_those_of_matrices_and_attention() -> None:
 
 def test_utilization_is_of_all_devices_peak_in_the_runs_dtype() -> None:
     model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB")
-    utilization = Utilization.of(model, cluster, RunOptions(sequence_length=512), devices=2)
+    utilization = Utilization.of_run(model, cluster, RunOptions(sequence_length=512), devices=2)
     assert utilization.peak == 2 * 312e12
     assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(model, 512) / (2 * 312e12))
     options = RunOptions(sequence_length=512, dtype="fp32")
-    assert Utilization.of(model, db.Cluster.parse("2xCPU"), options, devices=2).mfu(1e6) is None
+    assert Utilization.of_run(model, db.Cluster.parse("2xCPU"), options, devices=2).mfu(1e6) is None
 
 
 def test_the_line_of_a_step_has_all_its_figures() -> None:

@@ -74,7 +74,7 @@ class CommandGroup(TyperGroup):
         """
         if cmd_name.startswith("-") or ctx.resilient_parsing:
             return super().get_command(ctx, cmd_name)
-        return super().get_command(ctx, full_name(cmd_name, sorted(self.commands), what="command"))
+        return super().get_command(ctx, full_name(cmd_name, sorted(self.commands), kind="command"))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a list per section, in the order of `TITLES`."""
@@ -145,7 +145,7 @@ def _expanded_options(arguments: list[str], parameters: list[Any]) -> list[str]:
         if argument == "--":
             return [*expanded, argument, *remaining]
         if name.startswith("--"):
-            name = full_name(name, long, what="option")
+            name = full_name(name, long, kind="option")
         expanded.append(name + equals + value)
         if not equals and not flags.get(name, True):
             expanded += islice(remaining, 1)

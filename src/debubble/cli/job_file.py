@@ -107,9 +107,9 @@ def _written(file: Path) -> dict[str, str]:
 def _unknown_entry(key: str, written: str, known: Sequence[str]) -> InputError:
     """The error for an unknown entry, in the file's spelling."""
     if "-" in written:
-        return unknown_name(written, known, what="entry")
+        return unknown_name(written, known, kind="entry")
     name, *names = (dashed.replace("-", "_") for dashed in (key, *known))
-    return unknown_name(name, names, what="entry")
+    return unknown_name(name, names, kind="entry")
 
 
 def job_text(entries: Mapping[str, Any], notes: Mapping[str, str]) -> str:

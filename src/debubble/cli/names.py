@@ -48,7 +48,7 @@ def name_argument(names: Names, *, noun: str, help: str, metavar: str | None = N
 
     def read(value: str) -> str:
         try:
-            return full_name(value, names(), what=noun)
+            return full_name(value, names(), kind=noun)
         except InputError as error:
             if not Path(value).is_file():
                 raise
@@ -66,9 +66,9 @@ def _one_of(names: Names, noun: str, *, several: bool = False, loader: str | Non
             return None
         load: Callable[[str], str] = str if loader is None else resolve_name(f"debubble.{loader}")
         if not several:
-            return full_name(load(value), names(), what=noun)
+            return full_name(load(value), names(), kind=noun)
         entries = [load(entry.strip()).partition(":") for entry in value.split(",")]
-        return ",".join(f"{full_name(name.strip(), names(), what=noun)}{colon}{n}" for name, colon, n in entries)
+        return ",".join(f"{full_name(name.strip(), names(), kind=noun)}{colon}{n}" for name, colon, n in entries)
 
     return {"callback": read, "autocompletion": completion(names)}
 

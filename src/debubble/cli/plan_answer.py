@@ -76,7 +76,7 @@ def _accuracy_dict(plan: Plan, scene: Scene) -> dict[str, dict[str, Accuracy]]:
     if step is None or memory is None:
         return {}
     peak = max(map(float, scene.peak_memory))
-    return {"accuracy": {"step": step.of(float(scene.step_time)), "memory": memory.of(peak)}}
+    return {"accuracy": {"step": step.scaled_to(float(scene.step_time)), "memory": memory.scaled_to(peak)}}
 
 
 def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def _scene_of_model(name: str, choice: ScheduleChoice, inputs: AbstractCosts, ru
         fastest = min(((step(way), way) for way in ways), default=(math.inf, ""))
         if fastest[0] == math.inf:
             raise
-        sentence = error.found if isinstance(error, OutOfMemoryError) else str(error).partition(";")[0]
+        sentence = error.problem if isinstance(error, OutOfMemoryError) else str(error).partition(";")[0]
         raise InfeasibleError(f"{sentence}; --recompute {fastest[1]} fits.", missing=error.missing) from error
 
 
@@ -291,7 +291,7 @@ def _scene_of_costs(choice: ScheduleChoice, inputs: AbstractCosts, run: o.ModelR
     try:
         timeline = simulated(hosted, costs)
     except OutOfMemoryError as error:
-        error.args = (f"{error.found}; raise the memory limit, or take another schedule.",)
+        error.args = (f"{error.problem}; raise the memory limit, or take another schedule.",)
         raise
     scene = Scene(
         timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)

@@ -1,7 +1,7 @@
-"""Errors of predictions on measured runs that no cost was fitted to, and the interval that this gives a plan.
+"""Prediction errors on held-out measured runs, and the confidence interval that they give a plan's figures.
 
-Source: `python -m measured --docs` in benchmarks/, which writes `accuracy.json`: residuals of the half of its records
-that is kept for testing, by group (dense or a mixture of experts, generation of the hardware, dtype of products).
+`python -m measured --docs` in benchmarks/ writes `accuracy.json`: residuals of the half of its records that is held out
+for testing, by group (dense or mixture of experts, hardware generation, dtype of products).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ GENERATIONS: Mapping[str, str] = {
     "V100": "Volta", "A100": "Ampere", "A800": "Ampere", "H": "Hopper", "GH": "Hopper", "B200": "Blackwell",
     "B300": "Blackwell", "GB": "Blackwell", "RTX4": "Ada", "RTX6000-Ada": "Ada", "L4": "Ada", "MI": "Instinct",
 }  # fmt: skip
-"""Beginnings of devices' names -> the generation of their hardware."""
+"""Prefix of a device's name -> its hardware generation."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors of predictions on published runs, as shares of what was measured, and the interval that they give one.
+    """Prediction errors on published runs, as fractions of the measured values, and a confidence interval.
 
     Attributes:
-        runs: Measured runs.
-        half: The error that half of them do not exceed.
-        most: The error that nine in ten do not exceed.
+        runs: Number of measured runs.
+        half: Median error.
+        most: 90th percentile of the error.
         group: The runs' group.
-        low: The least that a value is likely to be, as a share of the predicted one, or in its unit.
-        high: The most; nine in ten measured values of the group are between them.
-        of_hardware: Whether enough runs are on hardware of the same generation, or on one's own cluster.
+        low: Lower end of the interval, as a fraction of the predicted value, or in its unit.
+        high: Upper end of the interval, which has nine in ten measured values of the group.
+        of_hardware: Whether enough runs are on hardware of the same generation, or on the user's own cluster.
     """
 
     runs: int
@@ -50,38 +50,38 @@ class Accuracy:
 
     @property
     def words(self) -> str:
-        """The group and the two errors."""
+        """A phrase with the number of runs, the group and the two errors."""
         errors = f"half within {100 * self.half:.0f}%, nine in ten within {100 * self.most:.0f}%"
         return f"{self.runs} published runs ({self.group}), {errors}"
 
-    def of(self, predicted: float) -> Accuracy:
-        """The accuracy with the interval of a predicted value, in its unit."""
+    def scaled_to(self, predicted: float) -> Accuracy:
+        """The accuracy with its interval in the unit of a predicted value."""
         return replace(self, low=predicted * self.low, high=predicted * self.high)
 
     def corrected(self, correction: Correction) -> Accuracy:
-        """The accuracy where measured runs of one's own leave less uncertainty."""
+        """The accuracy after a correction by the user's own measured runs, which lower the uncertainty."""
         if not correction.runs:
             return self
         low, high = math.log(self.low), math.log(self.high)
-        middle, left = (low + high) / 2, correction.uncertainty
-        # What the group's runs have in common is corrected as far as the runs weigh.
-        common = (1 - correction.weight) * middle
+        middle, scale = (low + high) / 2, correction.uncertainty
+        # The correction removes this fraction of the bias that the group's runs have in common.
+        bias = (1 - correction.weight) * middle
         return replace(
-            self, half=left * self.half, most=left * self.most,
+            self, half=scale * self.half, most=scale * self.most,
             group=f"{self.group}, {correction.runs} {MEASURED_HERE}", of_hardware=True,
-            low=math.exp(common + left * (low - middle)), high=math.exp(common + left * (high - middle)),
+            low=math.exp(bias + scale * (low - middle)), high=math.exp(bias + scale * (high - middle)),
         )  # fmt: skip
 
 
 def group_of(model: Architecture, device: str, dtype: str) -> tuple[str, str, str]:
-    """The group of a run: kind of model, generation of its hardware, dtype of products."""
+    """The group of a run: kind of model, hardware generation, dtype of products."""
     kind = "dense" if model.experts is None else "MoE"
     generation = next((name for start, name in GENERATIONS.items() if device.startswith(start)), OTHER)
     return kind, generation, dtype
 
 
 def groups_of(model: Architecture, device: str, dtype: str) -> Iterator[str]:
-    """The run's group, and wider ones that it is in, the narrowest first."""
+    """The groups that contain a run, narrowest first."""
     kind, generation, dtype = group_of(model, device, dtype)
     yield f"{kind}, {generation}, {dtype}"
     yield f"{kind}, {generation}"
@@ -90,22 +90,22 @@ def groups_of(model: Architecture, device: str, dtype: str) -> Iterator[str]:
 
 
 MEASURED_HERE = "measured here"
-"""Said of a group that has runs of one's own cluster."""
+"""Suffix of the name of a group that includes runs of the user's own cluster."""
 ALL, OTHER = "all", "other hardware"
-"""The group of all runs, and the generation of hardware on which none was measured."""
+"""The group of all runs, and the generation of hardware without measured runs."""
 
 
-def accuracy_of(what: Figure, model: Architecture, cluster: Cluster, options: RunOptions) -> Accuracy:
-    """The accuracy of predictions for runs like this: of the narrowest group with enough measured runs.
+def accuracy_of(figure: Figure, model: Architecture, cluster: Cluster, options: RunOptions) -> Accuracy:
+    """The accuracy of a prediction: that of the narrowest group of the run that has enough measured runs.
 
-    The cluster's own measured runs narrow it.
+    The cluster's own measured runs narrow its interval.
     """
-    known, device = stated_accuracies()[what], cluster.slowest.name
-    found = next(known[name] for name in groups_of(model, device, options.dtype) if name in known)
-    generations = {group_of(model, each.name, options.dtype)[1] for each in cluster.types}
-    found = replace(found, of_hardware=generations <= {*found.group.split(", ")})
+    known, device = stated_accuracies()[figure], cluster.slowest.name
+    accuracy = next(known[name] for name in groups_of(model, device, options.dtype) if name in known)
+    generations = {group_of(model, type_.name, options.dtype)[1] for type_ in cluster.types}
+    accuracy = replace(accuracy, of_hardware=generations <= {*accuracy.group.split(", ")})
     step, memory = corrections(model, cluster, options)
-    return found.corrected(step if what == "step" else memory)
+    return accuracy.corrected(step if figure == "step" else memory)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Costs files, units files and profiles: abstract or measured costs as JSON.
 
-A profile is a units file whose entries were measured; `apply_profile` puts them in place of computed ones.  It says
-what it was measured of, so that it is not taken for another model's or another run's.
+A profile is a units file of measured costs; `apply_profile` replaces computed costs with them.  It names the model and
+the run that it measured, so that it is not applied to others.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class ProfileSource(msgspec.Struct, omit_defaults=True):
     micro_batch_size: int
     lora: int
     device: str
-    """The device that it ran on, in words."""
+    """The device's name."""
     unplanned_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Bytes of the device for its context, and for operations while they run; None: not measured, as on a CPU."""
+    """Device bytes of the CUDA context and of kernels' workspaces; None: not measured, as on a CPU."""
     spread: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """The range of the middle half of repeated forwards and backwards over their medians; None: not measured."""
+    """Interquartile range over median of repeated forwards and backwards; None: not measured."""
 
 
 class _ProfileHeader(msgspec.Struct):
@@ -53,7 +53,7 @@ class _ProfileHeader(msgspec.Struct):
 
 
 def measured_source(profile: Mapping[str, Any]) -> ProfileSource | None:
-    """The source that a profile names; None for a units file that was written by hand."""
+    """The `measured` entry of a profile; None for a units file written by hand."""
     try:
         return convert(profile, _ProfileHeader).measured
     except msgspec.ValidationError as error:
@@ -61,7 +61,7 @@ def measured_source(profile: Mapping[str, Any]) -> ProfileSource | None:
 
 
 def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunOptions) -> None:
-    """Raise InputError if the profile says that it measures another model or another kind of run."""
+    """Raise InputError if the profile measured another model or another kind of run."""
     measured = measured_source(profile)
     if measured is None:
         return
@@ -70,16 +70,17 @@ def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunO
     if options.quantize:
         raise InputError("Profiles measure no quantised weights: plan with --quantize without a profile.")
     for name in ("dtype", "sequence_length", "micro_batch_size", "lora"):
-        then, now = getattr(measured, name), getattr(options, name)
-        if then != now:
+        profiled, planned = getattr(measured, name), getattr(options, name)
+        if profiled != planned:
             option = f"--{name.replace('_', '-')}"
             raise InputError(
-                f"The profile was measured with {option} {then}, not {now}: give {option} {then}, or profile again."
+                f"The profile was measured with {option} {profiled}, not {planned}: give {option} {profiled}, or"
+                " profile again."
             )
 
 
-MOST_UNITS = 100_000
-"""Far more than any model has; a plan names each of them."""
+MAX_UNITS = 100_000
+"""Maximum units of a units file, far more than any model has; a plan lists all of them."""
 _PER_STAGE_ENTRIES = (
     "optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather",
 )  # fmt: skip
@@ -87,7 +88,7 @@ _PARAMETER_NUMBERS = ("gradient_reduce", "optimizer_step", "parameter_gather", "
 
 
 class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One strategy of a unit."""
+    """A recomputation strategy of a unit."""
 
     activation: int | float
     recompute: int | float = 0
@@ -97,7 +98,7 @@ class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class HostFile(msgspec.Struct, forbid_unknown_fields=True):
-    """A unit whose optimizer states are the host's."""
+    """Costs of a unit whose optimizer states are offloaded to the host."""
 
     static: int | float
     gradients: int | float
@@ -106,7 +107,7 @@ class HostFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """`count` equal units in a row."""
+    """`count` consecutive equal units."""
 
     type: str
     forward: int | float
@@ -162,11 +163,11 @@ _UNIT_NUMBERS = set(UnitFile.__struct_fields__) - {"type", "strategies", "count"
 _UNITS_NUMBERS = set(UnitsFile.__struct_fields__).difference(
     _PER_STAGE_ENTRIES, ("units", "link_groups", "memory_limit", "micro_batch_scale", "attention_scale")
 )
-"""Entries that a unit, and Units, have as their file has them; the others are built."""
+"""Entries that Unit and Units have unchanged from the file; all others are converted."""
 
 
 def load_costs(path: str | Path, *, stages: int | None = None) -> StageCosts:
-    """Read a costs file.  Raises InputError with one sentence if it is malformed or for another number of stages."""
+    """Read a costs file.  Raises InputError if it is malformed or for another number of stages."""
     file = Path(path)
     entries = _json(file, "costs file")
     try:
@@ -186,12 +187,12 @@ def load_units(path: str | Path, *, memory_limit: int | float | None = None) -> 
 
 
 def load_profile(path: str | Path) -> Units:
-    """Read what `debubble profile` measured.  Raises InputError if it is malformed."""
+    """Read the units of a profile (`debubble profile`).  Raises InputError if it is malformed."""
     return units_from_dict(read_profile(path))
 
 
 def read_profile(path: str | Path) -> dict[str, Any]:
-    """The content of a profile, as a plan keeps it.  Raises InputError if it is malformed."""
+    """Read the content of a profile, which a plan includes.  Raises InputError if it is malformed."""
     content = _json(Path(path), "profile")
     try:
         units_from_dict(content)
@@ -201,11 +202,11 @@ def read_profile(path: str | Path) -> dict[str, Any]:
 
 
 def with_profile(units: Units, profile: Mapping[str, Any], *, model: ModelConfig, options: RunOptions) -> Units:
-    """Put what a profile measured in place of computed costs.
+    """Replace computed costs with a profile's.
 
-    Bytes of parameters and states stay computed: they follow ZeRO, tensor parallelism and post-validation, which a
-    profile does not have.  A units file that was written by hand says its own.  Raises InputError if it was measured of
-    another model or run than these.
+    Bytes of parameters and states stay computed, as they depend on ZeRO, tensor parallelism and post-validation, which
+    a profile does not have.  A units file written by hand replaces them, too.  Raises InputError if the profile
+    measured another model or run.
     """
     check_measured(profile, model, options)
     applied = apply_profile(units, units_from_dict(profile))
@@ -216,9 +217,9 @@ def with_profile(units: Units, profile: Mapping[str, Any], *, model: ModelConfig
 
 
 def units_from_dict(entries: Any) -> Units:
-    """The units of a units file's content."""
+    """Build units from a units file's content."""
     if isinstance(entries, Mapping):
-        entries = {name: entry for name, entry in entries.items() if name != "measured"}  # where they were measured
+        entries = {name: entry for name, entry in entries.items() if name != "measured"}
     try:
         file = convert(entries, UnitsFile)
     except msgspec.ValidationError as error:
@@ -231,13 +232,9 @@ def units_from_dict(entries: Any) -> Units:
     if file.host_step_bandwidth is not None and file.host_step_bandwidth < 1 / LARGEST:
         raise InputError("'host_step_bandwidth' must be positive; leave it out if it was not measured.")
     limit = file.memory_limit
-    lists = {
-        "memory_limit": limit,
-        "micro_batch_scale": file.micro_batch_scale,
-        "attention_scale": file.attention_scale,
-    }
-    for name in (name for name, given in lists.items() if given == []):
-        raise InputError(f"'{name}' must be a number or a list of numbers, not an empty list.")
+    for name in ("memory_limit", "micro_batch_scale", "attention_scale"):
+        if getattr(file, name) == []:
+            raise InputError(f"'{name}' must be a number or a list of numbers, not an empty list.")
     check_slices(file.slices, file.attention_scale)
     check_step_time((u.forward + u.backward_input + u.backward_weight for u in file.units), file.micro_batch_scale)
     return Units(
@@ -252,7 +249,7 @@ def units_from_dict(entries: Any) -> Units:
 
 
 def units_to_dict(units: Units) -> dict[str, Any]:
-    """The units file's content; equal neighbours become one entry with a count."""
+    """The content of a units file; consecutive equal units become one entry with a count."""
     entries: list[UnitFile] = []
     for unit in units.units:
         entry = UnitFile(
@@ -278,11 +275,11 @@ def units_to_dict(units: Units) -> dict[str, Any]:
 
 
 def apply_profile(units: Units, profile: Units) -> Units:
-    """Put measured units in place of computed ones.
+    """Replace computed units with measured ones.
 
-    A layer that was measured takes its own measurement, another one that of the last measured unit of its type; types
-    that were not measured stay computed.  Communication, offload bandwidth and the pace of the host's optimizer step
-    are replaced where they were measured; memory limit, static bytes per device and link groups stay.
+    A layer takes its own measurement, or else that of the last measured unit of its type; types without a measurement
+    stay computed.  Communication, offload bandwidth and the bandwidth of the CPU optimizer step are replaced if they
+    were measured; memory limit, static bytes per device and link groups stay.
     """
     measured: dict[str, dict[int | None, Unit]] = {}
     for unit in profile.units:
@@ -315,7 +312,7 @@ def _with_measurement(unit: Unit, measurements: Mapping[int | None, Unit] | None
 
 
 def _with_measured_step(unit: Unit, profile: Units) -> Unit:
-    """The unit with its step on the host at the pace that was measured."""
+    """The unit with its CPU optimizer step at the measured host bandwidth."""
     if unit.on_host is None or profile.host_step_bandwidth is None:
         return unit
     step = unit.on_host.step * HOST_MEMORY_BANDWIDTH / profile.host_step_bandwidth
@@ -324,9 +321,9 @@ def _with_measured_step(unit: Unit, profile: Units) -> Unit:
 
 def _expand(entries: list[UnitFile]) -> list[Unit]:
     units: list[Unit] = []
-    seen: dict[str, int] = {}
-    if sum(entry.count for entry in entries) > MOST_UNITS:
-        raise InputError(f"A units file may have up to {MOST_UNITS} units.")
+    next_index: dict[str, int] = {}
+    if sum(entry.count for entry in entries) > MAX_UNITS:
+        raise InputError(f"A units file may have up to {MAX_UNITS} units.")
     for entry in entries:
         if entry.count < 1:
             raise InputError(f"The count of '{entry.type}' must be at least 1, not {entry.count}.")
@@ -336,35 +333,35 @@ def _expand(entries: list[UnitFile]) -> list[Unit]:
         on_host = None if entry.on_host is None else HostStates(**msgspec.structs.asdict(entry.on_host))
         numbers = {name: getattr(entry, name) for name in _UNIT_NUMBERS}
         for _ in range(entry.count):
-            index = seen.get(entry.type, 0)
-            seen[entry.type] = index + 1
+            index = next_index.get(entry.type, 0)
+            next_index[entry.type] = index + 1
             layer = None if entry.type in ("embedding", "mtp", "head") else index
             units.append(Unit(type=entry.type, layer=layer, strategies=strategies, on_host=on_host, **numbers))
     return units
 
 
-def _check_numbers(where: str, value: Any) -> None:
+def _check_numbers(field: str, value: Any) -> None:
     if isinstance(value, dict):
         for key, entry in value.items():
             _check_numbers(key, entry)
     elif isinstance(value, list):
         for entry in value:
-            _check_numbers(where, entry)
+            _check_numbers(field, entry)
     elif isinstance(value, int | float):
-        check_number(where, value)
+        check_number(field, value)
 
 
-def _json(path: Path, what: str) -> Any:
-    content = read_file(path, what)
+def _json(path: Path, kind: str) -> Any:
+    content = read_file(path, kind)
     try:
         return decode_json(content, object)
     except msgspec.DecodeError as error:
-        raise InputError(f"The {what} {path} is not JSON: {error}.") from error
+        raise InputError(f"The {kind} {path} is not JSON: {error}.") from error
 
 
 def _sentence(error: msgspec.ValidationError) -> str:
-    what, at, where = str(error).partition(" - at `$")
-    return f"{what} (at `{where.lstrip('.')})" if at else what
+    message, separator, place = str(error).partition(" - at `$")
+    return f"{message} (at `{place.lstrip('.')})" if separator else message
 
 
 def _entries(value: Strategy | HostStates) -> dict[str, Any]:
@@ -372,5 +369,5 @@ def _entries(value: Strategy | HostStates) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number as JSON has it; everything else unchanged."""
+    """A fraction as a float, for JSON; all other values unchanged."""
     return float(value) if isinstance(value, Fraction) else value

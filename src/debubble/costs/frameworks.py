@@ -1,8 +1,8 @@
-"""Training frameworks: what their kernels fuse, overlap, keep and capture.
+"""Training frameworks, described by traits: what their kernels fuse, overlap, keep and capture in CUDA graphs.
 
-`NAME@VERSION` is the newest entry that is not newer than the version; without a version, the newest of all.  Single
-traits follow after commas: `megatron-bridge@26.02,graphs=layers`.  The name `target` is what is priced without a name,
-which depends on the target of a plan: `target,tensor_overlap=true`.
+`NAME@VERSION` is the newest known version up to VERSION; without a version, the newest of all.  Single traits follow
+after commas: `megatron-bridge@26.02,graphs=layers`.  The name `target` is the default framework of a plan's target:
+`target,tensor_overlap=true`.
 """
 
 from __future__ import annotations
@@ -24,77 +24,77 @@ Adapted = Literal["all", "qkv"]
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """A training framework's way to run the model: what its kernels fuse and what they keep."""
+    """The traits of a training framework that a model's costs depend on."""
 
     flash: bool = True
-    """A fused attention core, which keeps no attention scores."""
+    """The attention core is fused and keeps no attention scores."""
     attention: Attention = "fused"
     """The generation of the fused attention core: FlashAttention-1 or -2, or the hardware's newest (cuDNN 9, FA 3)."""
     fused_activation: bool = True
-    """Activation function and multiply in one kernel, which keeps only its input."""
+    """Activation function and multiply are one kernel, which keeps only its input."""
     compiled: bool = True
-    """Chains of elementwise operators in one kernel, written by hand or by a compiler."""
+    """Chains of elementwise operators are one kernel, written by hand or by a compiler."""
     fused_loss: bool = True
-    """Softmax and loss in the logits' own memory."""
+    """Softmax and loss are computed in place, in the memory of the logits."""
     narrow_loss: bool = False
-    """A loss that is not fused reads the logits in their own 16 bits, and does not widen them to fp32."""
+    """A loss that is not fused reads the logits in 16 bits, and does not widen them to fp32."""
     loss_parallel: bool = True
-    """Tensor-parallel ranks divide the logits through the loss, rather than gather them."""
+    """The loss reads logits that stay sharded over tensor-parallel ranks, not gathered ones."""
     sequence_parallel: bool = True
-    """Norms and residual stream divided over the tensor-parallel ranks."""
+    """Norms and residual stream are sharded over the tensor-parallel ranks."""
     whole_layers: bool = True
     """Full recomputation of both halves of a layer keeps one input, not two."""
     stops_recomputing: bool = False
     """Full recomputation of a layer stops before its last product, whose result no backward reads (torch's checkpoint
     since 2.1, and its compiler)."""
     gradient_bytes: int = 4
-    """Per parameter, in mixed precision."""
+    """Bytes of a parameter's gradient in mixed precision."""
     bucket_bytes: int = 0
-    """Bytes of the buffers in which gradients are reduced and parameters gathered, on every device."""
+    """Bytes, on every device, of the buckets in which gradients are reduced and parameters gathered."""
     keeps_8_bits: bool = False
-    """The inputs of fp8 products are kept in 8 bits for their weights' gradients (Transformer Engine)."""
+    """The inputs of fp8 products are kept in 8 bits for the weight gradients (Transformer Engine)."""
     tensor_overlap: bool = False
-    """Tensor-parallel collectives next to the products that they feed or follow (Megatron's --tp-comm-overlap)."""
+    """Tensor-parallel collectives overlap with the products before or after them (Megatron's --tp-comm-overlap)."""
     gradient_overlap: bool = False
-    """Gradients are reduced next to the last backward, and parameters gathered next to the first forward."""
+    """Gradient reduction overlaps with the last backward, and parameter gathering with the first forward."""
     keeps_gathered: bool = False
-    """Inputs of tensor-parallel products are kept as gathered, not gathered again backward (torch's DTensor)."""
+    """Inputs of tensor-parallel products are kept gathered, and not gathered again backward (torch's DTensor)."""
     adapted: Adapted = "all"
     """The linear layers that LoRA gives adapters; the inputs of others are not kept, as their weights are frozen."""
     keeps_copies: bool = True
-    """The copies of tokens that are sent to experts are kept for the backward, next to those that have arrived."""
+    """The copies of tokens sent to experts are kept for the backward, in addition to the received ones."""
     grouped_experts: bool = True
-    """The products of a device's experts, and their casts, in one kernel; otherwise one after another."""
+    """The products of a device's experts, and their casts, are one kernel each; otherwise one kernel per expert."""
     dispatches_once: bool = False
-    """A token travels once to a device and to a node, however many of its experts are there (DeepEP, HybridEP)."""
+    """A token is sent once to a device and to a node, however many of its experts are there (DeepEP, HybridEP)."""
     dispatch_overlap: bool = False
-    """Tokens travel next to the experts' computing of another micro-batch (DualPipe)."""
+    """Dispatch and combine overlap with the experts' computing of another micro-batch (DualPipe)."""
     gathers_units: bool = False
     """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
     copies_gathered: bool = False
-    """Parameters are copied out of the buffer that a unit is gathered in, and gradients into the one that is scattered
-    (FSDP2, whose parameters are tensors of their own)."""
+    """Parameters are copied out of the all-gather buffer, and gradients into the reduce-scatter buffer (FSDP2, whose
+    parameters are separate tensors)."""
     merges_rings: bool = False
-    """Context-parallel attention sums results and gradients of every hop in fp32, by operators of its own (torch)."""
+    """Context-parallel attention merges results and gradients of every hop in fp32 by separate operators (torch)."""
     defers_gradients: bool = False
-    """With ZeRO-2 and 3 gradients stay whole on every rank until the last micro-batch (FSDP without its sync)."""
+    """With ZeRO-2 and 3 gradients stay unsharded on every rank until the last micro-batch (FSDP's `no_sync`)."""
     frees_gradients: bool = False
-    """Gradients are there from their backward to the optimizer's step alone (torch's `set_to_none`)."""
+    """Gradients exist only from their backward to the optimizer step (torch's `set_to_none`)."""
     gathers_masters: bool = False
-    """ZeRO-3 divides the weights that the optimizer steps, which are cast as they are gathered (torch's FSDP)."""
+    """ZeRO-3 shards the weights that the optimizer steps, which are cast as they are gathered (torch's FSDP)."""
     copies_masters: bool = False
-    """The optimizer steps copies of the weights even where these have its dtype (DeepSpeed)."""
+    """The optimizer steps copies of the weights even if these have its dtype (DeepSpeed)."""
     keeps_remainders: bool = False
-    """Of a master weight the optimizer keeps the 16 bits that its weight in bf16 lacks (Transformer Engine)."""
+    """The optimizer keeps only the 16 bits of a master weight that its bf16 weight lacks (Transformer Engine)."""
     blocking_messages: bool = False
-    """A stage computes nothing while it sends to or receives from another (DeepSpeed's pipeline engine)."""
+    """A stage computes nothing while it sends or receives (DeepSpeed's pipeline engine)."""
     receives_ahead: bool = False
-    """A stage has buffers for what both sides send it in every micro-batch of a step (torch's PipelineStage)."""
+    """A stage has a receive buffer per neighbor and micro-batch of a step (torch's PipelineStage)."""
     keeps_outputs: bool = False
     """The last stage keeps the logits of all micro-batches to the end of a step (torch's `return_outputs`)."""
     graphs: Graphs | None = None
-    """Kernels that CUDA graphs launch: none, those of dense layers and routers, or all.  None: the host is not priced,
-    as if it always kept ahead of its device."""
+    """Kernels that CUDA graphs launch: none, those of dense layers and routers, or all of a step.  None: kernel
+    launches of the host are not priced, as if it always ran ahead of the device."""
 
 
 MEGATRON = Framework()
@@ -105,7 +105,7 @@ FSDP = Framework(gathers_units=True, gathers_masters=True)
 TORCH = replace(FSDP, receives_ahead=True)
 
 TARGET = "target"
-"""The name of what is priced where no framework is named."""
+"""The name of the default framework of a plan's target."""
 
 _NVIDIA = Framework(
     gradient_bytes=2, keeps_8_bits=True, tensor_overlap=True, gradient_overlap=True, gathers_units=True,
@@ -132,7 +132,7 @@ _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     # The performance recipes: gradients in bf16, overlapped collectives, LoRA on queries, keys and values.
     "megatron-bridge": {"25.09": _NVIDIA},
     "nemo": {"24.05": _NVIDIA},
-    # BigScience's fork: fused softmax of scores, gradients in 16 bits, no sequence parallelism.
+    # BigScience's fork: fused softmax of scores, 16-bit gradients, no sequence parallelism.
     "megatron-deepspeed": {
         "2021": replace(_OF_2021, gradient_bytes=2, bucket_bytes=_ZERO_BUCKETS, blocking_messages=True),
     },
@@ -161,7 +161,7 @@ _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     # FSDP1 with Triton's flash attention.
     "llm-foundry": {"2023": replace(FSDP, attention="flash-1", graphs="none", **_UNCOMPILED)},
     "maxtext": {"2024": replace(FSDP, gradient_bytes=2, graphs="step")},
-    # Its own kernels are the model's: transformers as they are.
+    # It runs the eager kernels of transformers.
     "deepspeed": {
         "2023": replace(
             DEEPSPEED, attention="flash-2", bucket_bytes=_ZERO_BUCKETS, graphs="none", **_UNCOMPILED
@@ -174,44 +174,44 @@ FRAMEWORKS: Mapping[str, Mapping[str, Framework]] = {
     name: {version: replace(traits, keeps_copies=False) for version, traits in versions.items()}
     for name, versions in _VERSIONS.items()
 }
-"""Framework -> version -> its traits from that version on; measured memory of mixtures has no copies that were sent."""
+"""Framework -> version -> its traits from that version on.  Measured memory of mixtures has no `keeps_copies`."""
 FRAMEWORK_NAMES = tuple(f"{name}@{version}" for name, versions in FRAMEWORKS.items() for version in versions)
-"""Every `NAME@VERSION` that there is."""
+"""Every known `NAME@VERSION`."""
 
 
 def framework_with(name: str, **traits: bool | int | str | None) -> str:
-    """The value of `--framework` for a framework with these traits; None: as it has them."""
-    given = [f"{trait}={str(value).lower()}" for trait, value in traits.items() if value is not None]
-    return ",".join([name, *given])
+    """The value of `--framework` for a framework with these traits; None leaves a trait as it is."""
+    changes = [f"{trait}={str(value).lower()}" for trait, value in traits.items() if value is not None]
+    return ",".join([name, *changes])
 
 
 def framework_of_options(text: str, default: Framework = DEBUBBLE) -> Framework:
-    """The framework that a run's options name; `default`, if they name none."""
+    """The framework that a run's options name, or `default` if they name none."""
     return named_framework(text, default) if text else default
 
 
 def framework_name(text: str) -> str:
-    """The name in `NAME[@VERSION][,TRAIT=VALUE ...]`; empty for what is priced without one."""
+    """The name in `NAME[@VERSION][,TRAIT=VALUE ...]`; empty for the default framework."""
     name = text.partition(",")[0].partition("@")[0].strip()
     return "" if name == TARGET else name
 
 
 @lru_cache
 def named_framework(text: str, default: Framework = DEBUBBLE) -> Framework:
-    """The framework that `NAME[@VERSION][,TRAIT=VALUE ...]` means; `default` is what `target` is.
+    """Parse `NAME[@VERSION][,TRAIT=VALUE ...]` to a framework; the name `target` means `default`.
 
     Raises:
         InputError: If there is no such framework, version or trait.
     """
-    name, *traits = [part.strip() for part in text.split(",")]
+    name, *traits = [field.strip() for field in text.split(",")]
     name, _, version = name.partition("@")
     versions = {"": default} if name == TARGET else FRAMEWORKS.get(name)
     if versions is None:
         near = get_close_matches(name, FRAMEWORKS, 1)
         known = f"did you mean {near[0]}?" if near else f"there are: {', '.join(FRAMEWORKS)}."
         raise InputError(f"There is no framework '{name}'; {known}")
-    given = {key.strip(): value.strip() for key, _, value in (trait.partition("=") for trait in traits)}
-    return replace(_version_of(name, versions, version), **{key: _trait(key, value) for key, value in given.items()})
+    changes = {key.strip(): value.strip() for key, _, value in (trait.partition("=") for trait in traits)}
+    return replace(_version_of(name, versions, version), **{key: _trait(key, value) for key, value in changes.items()})
 
 
 def _version_of(name: str, versions: Mapping[str, Framework], version: str) -> Framework:
@@ -229,7 +229,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _trait(name: str, value: str) -> Any:
-    """The value of a trait, of the trait's own type; raises InputError if it is none."""
+    """Parse the value of a trait to the trait's type; raises InputError if it does not fit."""
     hints = get_type_hints(Framework)
     if name not in {f.name for f in fields(Framework)}:
         near = get_close_matches(name, hints, 1)
@@ -246,9 +246,9 @@ def _trait(name: str, value: str) -> Any:
 
 
 def _words_of(hint: Any) -> Iterator[str]:
-    """The words of a Literal, or of the Literals of a union."""
+    """The values of a Literal, or of the Literals of a union."""
     if get_origin(hint) in (Union, types.UnionType):
-        for part in get_args(hint):
-            yield from _words_of(part)
+        for member in get_args(hint):
+            yield from _words_of(member)
     elif get_origin(hint) is Literal:
         yield from get_args(hint)

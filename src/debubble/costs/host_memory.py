@@ -1,4 +1,4 @@
-"""Memory of the hosts that a plan uses: offloaded activations, and the optimizer states that hosts step."""
+"""Host memory that a plan uses: offloaded activations, and optimizer states whose step runs on the host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ OFFLOAD, RELOAD = CODE[Kind.O], CODE[Kind.L]
 
 
 def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[float]:
-    """The most that each device has on its host at a time.
+    """Peak host memory of every device.
 
-    Optimizer states are there throughout, next to a copy of the gradients and of the weights.
+    Optimizer states, with a copy of the gradients and of the weights, stay on the host for the whole step.
 
     Args:
         units: The model's units.
@@ -37,20 +37,20 @@ def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[f
 
 
 def _states(units: Units, partition: Partition, schedule: Schedule) -> list[float]:
-    """The bytes of optimizer states, with copies of gradients and weights, that each device has on its host."""
+    """Bytes of optimizer states, with copies of gradients and weights, that each device has on its host."""
 
     def states_of(stage: int) -> float:
-        own = [units.units[index] for index, _ in partition[stage]]
-        stepped = states_on_host(own) if stage in schedule.host_steps else 0.0
-        return stepped + sum(float(unit.hosted) for unit in own)
+        stage_units = [units.units[index] for index, _ in partition[stage]]
+        stepped = states_on_host(stage_units) if stage in schedule.host_steps else 0.0
+        return stepped + sum(float(unit.hosted) for unit in stage_units)
 
-    return [sum(map(states_of, own)) for own in schedule.placement.stages_of]
+    return [sum(map(states_of, stages)) for stages in schedule.placement.stages_of]
 
 
 def offloaded_peaks(timeline: Timeline) -> list[Number]:
-    """The most bytes of activations that each device has on its host at a time; what a peer device takes is not.
+    """Peak bytes of each device's activations on its host; those that move to a peer device do not count.
 
-    An activation is there from the start of its offload to the end of its reload.
+    An activation occupies the host from the start of its offload to the end of its reload.
     """
     program = timeline.program
     moves = np.isin(program.kind, [OFFLOAD, RELOAD]) & ~np.isin(program.device, [*program.schedule.peers])
@@ -58,42 +58,41 @@ def offloaded_peaks(timeline: Timeline) -> list[Number]:
     columns = (program.kind, program.device, timeline.start, timeline.end, program.freed, program.allocated)
     for kind, device, start, end, leaves, returns in zip(*(column[moves].tolist() for column in columns), strict=True):
         changes[device].append((start, leaves) if kind == OFFLOAD else (end, -returns))
-    # At one instant, frees come before allocations.
-    return [max(accumulate((size for _, size in sorted(of)), initial=0)) for of in changes]
+    # At equal times, frees come before allocations.
+    return [max(accumulate((size for _, size in sorted(device)), initial=0)) for device in changes]
 
 
 def check_host_memory(units: Units, partition: Partition, timeline: Timeline) -> None:
-    """Refuse a plan that keeps more on a host than there is for a device; raises HostMemoryError."""
+    """Raise HostMemoryError if a plan needs more host memory than there is per device."""
     if units.host_memory is not None:
         _check(units, host_peaks(units, partition, timeline))
 
 
 def check_host_states(units: Units, partition: Partition, schedule: Schedule) -> None:
-    """Refuse a plan whose optimizer states alone need more than a host has for a device; raises HostMemoryError."""
+    """Raise HostMemoryError if a plan's optimizer states alone need more host memory than there is per device."""
     if units.host_memory is not None:
         _check(units, _states(units, partition, schedule))
 
 
 def _check(units: Units, peaks: Sequence[float]) -> None:
-    """Raise HostMemoryError if a device needs more of its host's memory than there is for it."""
     limit = float(units.host_memory or 0)
-    device, most = max(enumerate(peaks), key=lambda peak: peak[1])
-    if most > limit:
+    device, peak = max(enumerate(peaks), key=lambda entry: entry[1])
+    if peak > limit:
         raise HostMemoryError(
-            f"Device {device} needs {size_words(most)} of its host's memory, which has {size_words(limit)} for it: plan"
+            f"Device {device} needs {size_words(peak)} of its host's memory, which has {size_words(limit)} for it: plan"
             " with less offload, or say in a cluster file how much there is (host_memory).",
-            missing=most - limit,
+            missing=peak - limit,
         )
 
 
 def states_on_host(units: Iterable[Unit]) -> float:
-    """Bytes that units whose optimizer the host steps have there: its states, and copies of gradients and weights."""
+    """Host bytes of units whose optimizer step runs there: optimizer states, and copies of gradients and weights."""
     return sum(map(_hosted, units))
 
 
 def _hosted(unit: Unit) -> float:
-    """Bytes of a unit on the host: the states that do not stay on the device, and what moves between the two."""
+    """Host bytes of a unit: the states that leave the device, and buffers for gradients and parameters."""
     if unit.on_host is None:
         return 0.0 if unit.states is None else float(unit.states.optimizer)
-    left = 0.0 if unit.states is None else float(unit.states.total - unit.on_host.static)
-    return left + float(unit.on_host.gradients + unit.on_host.parameters)
+    offloaded = 0.0 if unit.states is None else float(unit.states.total - unit.on_host.static)
+    return offloaded + float(unit.on_host.gradients + unit.on_host.parameters)

@@ -1,8 +1,8 @@
 """Sequences of different lengths: their histogram, and the micro-batches of a typical step.
 
-Each micro-batch has at most `micro_batch_size` sequences, one after the other without padding.  Its activations and
-linear layers cost in proportion to its tokens, its attention in proportion to the keys that these attend to: half of
-their own sequence's on average.
+A micro-batch packs at most `micro_batch_size` sequences without padding.  Its activations and linear layers cost in
+proportion to its tokens, its attention in proportion to the keys that they attend to: on average half of the tokens of
+their own sequence.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from debubble.files import read_file
 from debubble.ir import InputError
 
 Histogram = Mapping[int, int]
-"""Sequences by their number of tokens."""
+"""Number of tokens -> number of sequences."""
 
 
 class MicroBatchSize(NamedTuple):
-    """The size of a micro-batch.
+    """The size of a micro-batch, relative to one of sequences of full length.
 
     Attributes:
-        tokens: Its tokens over those of a full one.
+        tokens: Its tokens, over those of a full micro-batch.
         keys: The keys that a token attends to on average, over those in a sequence of full length.
     """
 
@@ -32,8 +32,8 @@ class MicroBatchSize(NamedTuple):
     keys: float = 1.0
 
     @staticmethod
-    def of(lengths: Sequence[int], *, micro_batch_size: int, sequence_length: int) -> MicroBatchSize:
-        """The size of a micro-batch of sequences of these lengths, where full ones have `sequence_length` tokens."""
+    def from_lengths(lengths: Sequence[int], *, micro_batch_size: int, sequence_length: int) -> MicroBatchSize:
+        """The size of a micro-batch of sequences of these lengths; a sequence of full length has `sequence_length`."""
         return MicroBatchSize(
             tokens=sum(lengths) / (micro_batch_size * sequence_length),
             keys=sum(length**2 for length in lengths) / (sum(lengths) * sequence_length),
@@ -46,7 +46,7 @@ _FORMS = (
 
 
 def read_lengths(path: Path) -> dict[int, int]:
-    """Read how long the sequences of a data set are.
+    """Read the lengths of a data set's sequences.
 
     Args:
         path: A JSON object `{"length": count}`, a JSON list of lengths, a text file with a length in each line, or JSON
@@ -58,7 +58,7 @@ def read_lengths(path: Path) -> dict[int, int]:
     Raises:
         InputError: If the file cannot be read as one of these, or has no sequence.
     """
-    text = read_file(path, what="lengths file").decode(errors="replace")
+    text = read_file(path, kind="lengths file").decode(errors="replace")
     try:
         counts = _counted(_entries(text))
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -69,7 +69,7 @@ def read_lengths(path: Path) -> dict[int, int]:
 
 
 def checked_lengths(histogram: Histogram) -> dict[int, int]:
-    """The histogram, shortest first; raises InputError if it is none, or has no sequence."""
+    """The histogram, shortest first; raises InputError if it is not a histogram, or has no sequence."""
     try:
         counts = _counted(histogram.items())
     except (ValueError, TypeError, AttributeError):
@@ -80,7 +80,7 @@ def checked_lengths(histogram: Histogram) -> dict[int, int]:
 
 
 def _counted(entries: Iterable[tuple[float, float]]) -> dict[int, int]:
-    """Sequences by their number of tokens; none if there are none.  Raises ValueError for what counts nothing."""
+    """The histogram of (length, count) pairs, {} if it has no sequence; raises ValueError for a wrong number."""
     counts: dict[int, int] = {}
     for length, count in entries:
         if length < 1 or count < 0 or length != int(length) or count != int(count):
@@ -116,14 +116,15 @@ def typical_step(
 ) -> list[MicroBatchSize]:
     """The micro-batches of a step whose sequences are the quantiles of a histogram, balanced by their tokens.
 
-    The micro-batches (see `packed`) go, longest first, one to each replica in turn; of every round the longest counts.
+    The micro-batches (see `packed`), longest first, are assigned to replicas round-robin; of each round the longest is
+    returned, as all replicas wait for it.
 
     Args:
-        histogram: Sequences by their number of tokens.
-        micro_batches: Of each pipeline and step.
-        micro_batch_size: Sequences that a micro-batch has.
-        sequence_length: Tokens that a sequence may have.
-        replicas: Pipelines that share the step.
+        histogram: Number of tokens -> number of sequences.
+        micro_batches: Micro-batches of one pipeline in a step.
+        micro_batch_size: Sequences of a micro-batch.
+        sequence_length: Maximum tokens of a sequence.
+        replicas: Number of data-parallel pipelines.
 
     Returns:
         The micro-batches of a pipeline, longest first.
@@ -140,47 +141,46 @@ def typical_step(
     lengths = _quantiles(histogram, micro_batches * replicas * micro_batch_size)
     full = packed(lengths, micro_batches=micro_batches * replicas)
     return [
-        MicroBatchSize.of(
-            [lengths[at] for at in places], micro_batch_size=micro_batch_size, sequence_length=sequence_length
+        MicroBatchSize.from_lengths(
+            [lengths[i] for i in indices], micro_batch_size=micro_batch_size, sequence_length=sequence_length
         )
-        for places in full[::replicas]
+        for indices in full[::replicas]
     ]
 
 
 def packed(lengths: Sequence[int], *, micro_batches: int) -> list[list[int]]:
-    """Places of sequences, assigned to micro-batches of equally many; the micro-batch with the most tokens first.
+    """Indices of the sequences of every micro-batch, the one with the most tokens first; all have equally many.
 
-    The longest sequences are assigned first, each to the micro-batch with the fewest tokens that has a place left.
+    Greedy: the longest remaining sequence goes to the unfilled micro-batch with the fewest tokens.
     """
     size = len(lengths) // micro_batches
-    # The numbers put micro-batches of equally many tokens in order.
+    # The index k breaks ties between micro-batches with equal numbers of tokens.
     unfilled: list[tuple[int, int, list[int]]] = [(0, k, []) for k in range(micro_batches)]
     full: list[tuple[int, list[int]]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
-        tokens, k, places = heapq.heappop(unfilled)
-        places.append(place)
-        if len(places) < size:
-            heapq.heappush(unfilled, (tokens + lengths[place], k, places))
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        tokens, k, indices = heapq.heappop(unfilled)
+        indices.append(index)
+        if len(indices) < size:
+            heapq.heappush(unfilled, (tokens + lengths[index], k, indices))
         else:
-            full.append((tokens + lengths[place], places))
-    full.sort(key=lambda each: each[0], reverse=True)
-    return [places for _, places in full]
+            full.append((tokens + lengths[index], indices))
+    full.sort(key=lambda entry: entry[0], reverse=True)
+    return [indices for _, indices in full]
 
 
 def _quantiles(histogram: Histogram, count: int) -> list[int]:
-    """Choose as many lengths as asked for, at even distances through the sorted sequences."""
-    total, at, seen = sum(histogram.values()), 0, 0
+    """The lengths at `count` evenly spaced quantiles of the sorted sequences."""
+    total, cumulative = sum(histogram.values()), 0
     lengths: list[int] = []
     for length, number in sorted(histogram.items()):
-        seen += number
-        while at < count and (2 * at + 1) * total <= 2 * count * seen:
+        cumulative += number
+        while len(lengths) < count and (2 * len(lengths) + 1) * total <= 2 * count * cumulative:
             lengths.append(length)
-            at += 1
     return lengths
 
 
 def orders_of(sizes: Sequence[MicroBatchSize]) -> list[tuple[MicroBatchSize, ...]]:
-    """Orders of micro-batches that may be fast: longest first, last, in the middle, and at both ends.
+    """Candidate orders of micro-batches: the longest first, last, in the middle, and at both ends.
 
     Args:
         sizes: Their sizes, in any order.

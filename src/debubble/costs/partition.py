@@ -24,9 +24,9 @@ class Partition(tuple[tuple[tuple[int, str], ...], ...]):
 
     @classmethod
     def cut(cls, units: Units, lengths: Iterable[int], *, strategy: str = "none") -> Self:
-        """The model cut into stages of so many units, all with one strategy (those that lack it: `none`).
+        """Cut the model into stages of these numbers of units, all with one strategy (`none` for units without it).
 
-        Raises InputError if these are not as many as the model has.
+        Raises InputError if the lengths do not add up to the model's units.
         """
         strategies = [strategy if strategy in unit.strategies else "none" for unit in units.units]
         ends = list(accumulate(lengths, initial=0))
@@ -45,9 +45,9 @@ class Partition(tuple[tuple[tuple[int, str], ...], ...]):
 
 
 def partition_named(stages: Sequence[Sequence[PlannedUnit]], units: Units) -> Partition:
-    """The partition of units that a plan lists, stage by stage in model order.
+    """The partition of the units that a plan lists, stage by stage in model order.
 
-    Raises InputError if these are not as many as the model has.
+    Raises InputError if the plan lists another number of units than the model has.
     """
     _check_count(sum(map(len, stages)), units)
     index = count()

@@ -1,4 +1,4 @@
-"""Sums over a stage's units: its times and bytes, with recomputation, and how far transfers run next to computing."""
+"""Sums over a stage's units: its times and bytes with recomputation, and how far transfers overlap with computing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.ir import Number
 
 ADDED = ("gradient_reduce", "optimizer_step", "parameter_gather")
-"""Entries of which units have a part."""
-_OF_UNITS = ("forward", "backward_input", "backward_weight", "activation", "static", "gathered", *ADDED)
-"""Entries of a stage that are sums of the same ones of its units."""
+"""Entries that have a term per unit and a term per stage."""
+_SUMMED = ("forward", "backward_input", "backward_weight", "activation", "static", "gathered", *ADDED)
+"""Entries of a stage that are sums of its units' entries of the same name."""
 
 
 class StageSums(NamedTuple):
@@ -41,52 +41,52 @@ class StageSums(NamedTuple):
 def sums_of(stage: Sequence[tuple[Unit, str]]) -> StageSums:
     """Add up units with their strategies, in model order."""
     runs = _recomputed_runs(stage)
-    # Micro-batches of a stage that recomputes may yet keep everything.
-    apart = _recomputed_runs([(unit, "none") for unit, _ in stage])
-    ways = [runs, apart] if any(name != "none" for _, name in stage) else [apart]
+    # Some micro-batches of a stage that recomputes may keep everything.
+    uncheckpointed = _recomputed_runs([(unit, "none") for unit, _ in stage])
+    variants = [runs, uncheckpointed] if any(name != "none" for _, name in stage) else [uncheckpointed]
     return StageSums(
-        **{name: sum(getattr(unit, name) for unit, _ in stage) for name in _OF_UNITS},
+        **{name: sum(getattr(unit, name) for unit, _ in stage) for name in _SUMMED},
         recompute=sum(u.strategies[s].recompute for u, s in stage),
         activation_after_input=sum(_after_input(u) for u, _ in stage),
-        activation_recomputed=sum(run.kept for run in runs),
-        recompute_workspace=_workspace(runs, left=[0] * len(runs)),
-        recompute_workspace_input=_workspace(runs, left=[run.after_input for run in runs]),
+        activation_recomputed=sum(run.saved for run in runs),
+        recompute_workspace=_workspace(runs, retained=[0] * len(runs)),
+        recompute_workspace_input=_workspace(runs, retained=[run.after_input for run in runs]),
         static_on_host=sum(u.on_host.static if u.on_host else u.static for u, _ in stage),
         workspace=max((u.workspace for u, _ in stage), default=0),
-        offload_overlap=min(_overlap([(run.forward, run.kept) for run in way]) for way in ways),
+        offload_overlap=min(_overlap([(run.forward, run.saved) for run in variant]) for variant in variants),
         reload_overlap=min(
-            _overlap([(run.recompute + time, run.kept) for run, time in zip(way, times, strict=True)])
-            for way in ways
-            for times in ([run.backward_input for run in way], [run.backward for run in way])
+            _overlap([(run.recompute + time, run.saved) for run, time in zip(variant, times, strict=True)])
+            for variant in variants
+            for times in ([run.backward_input for run in variant], [run.backward for run in variant])
         ),
-        recompute_overlap=_overlap([(run.recompute, run.kept) for run in reversed(runs)]),
+        recompute_overlap=_overlap([(run.recompute, run.saved) for run in reversed(runs)]),
     )
 
 
-def _overlap(parts: Sequence[tuple[Number, Number]]) -> Number:
-    """The overlap of a transfer with the computing of a stage's parts, given as (time, bytes kept).
+def _overlap(runs: Sequence[tuple[Number, Number]]) -> Number:
+    """The fraction of a transfer that overlaps with the computing of a stage's runs, given as (time, saved bytes).
 
-    They are in model order, or in the opposite one where the first that computes is the first to come back.
+    Runs are in model order, or in reverse where the one that computes first is reloaded first.
 
-    `streaming_lead` says what it means: at every part that keeps something, the share of time after it and that of the
-    bytes before it together are at least that.
+    The overlap (see `streaming_lead`) is the minimum, over all runs that save something, of the fraction of time after
+    the run plus the fraction of bytes before it.
     """
-    whole, kept = sum(time for time, _ in parts), sum(size for _, size in parts)
-    least: Number = 1 if whole and kept else 0
+    total_time, total_bytes = sum(time for time, _ in runs), sum(size for _, size in runs)
+    overlap: Number = 1 if total_time and total_bytes else 0
     spent: Number = 0
     before: Number = 0
-    for time, size in parts:
+    for time, size in runs:
         spent += time
         if size:
-            least = min(least, 1 - spent / whole + before / kept) if whole else 0
+            overlap = min(overlap, 1 - spent / total_time + before / total_bytes) if total_time else 0
         before += size
-    return max(least, 0)
+    return max(overlap, 0)
 
 
 class _RecomputedRun(NamedTuple):
-    """Units of a stage that recompute together: bytes, and times."""
+    """Bytes and times of consecutive units of a stage that recompute together."""
 
-    kept: Number
+    saved: Number
     restored: Number
     after_input: Number
     forward: Number
@@ -95,21 +95,21 @@ class _RecomputedRun(NamedTuple):
     recompute: Number
 
 
-def _workspace(runs: Sequence[_RecomputedRun], *, left: Sequence[Number]) -> Number:
-    """The most bytes that going back through the runs needs beyond what the forward kept.
+def _workspace(runs: Sequence[_RecomputedRun], *, retained: Sequence[Number]) -> Number:
+    """Peak bytes that the backward through the runs needs beyond what the forward saved.
 
-    A run's are restored when those after it have freed what they kept but for what they have `left`.
+    Runs are recomputed one at a time, from the last; a finished one has freed what it saved but for `retained` bytes.
     """
-    most: Number = 0
+    peak: Number = 0
     after: Number = 0
-    for run, stays in zip(reversed(runs), reversed(left), strict=True):
-        most = max(most, after + run.restored)
-        after += stays - run.kept
-    return most
+    for run, remaining in zip(reversed(runs), reversed(retained), strict=True):
+        peak = max(peak, after + run.restored)
+        after += remaining - run.saved
+    return peak
 
 
 def _recomputed_runs(stage: Sequence[tuple[Unit, str]]) -> list[_RecomputedRun]:
-    """Unit by unit, or layer by layer where two halves share one input."""
+    """One run per unit, or per layer where its two halves share one saved input."""
     runs: list[_RecomputedRun] = []
     previous: tuple[int | None, str] = (None, "none")
     for unit, name in stage:
@@ -124,11 +124,11 @@ def _recomputed_runs(stage: Sequence[tuple[Unit, str]]) -> list[_RecomputedRun]:
     return runs
 
 
-def _run(unit: Unit, strategy: Strategy, kept: Number) -> _RecomputedRun:
-    """A unit that recomputes alone and keeps so many bytes."""
+def _run(unit: Unit, strategy: Strategy, saved: Number) -> _RecomputedRun:
+    """The run of one unit that saves these bytes."""
     backward = unit.backward_input + unit.backward_weight
-    restored, after = unit.activation - kept, _after_input(unit)
-    return _RecomputedRun(kept, restored, after, unit.forward, unit.backward_input, backward, strategy.recompute)
+    restored, after = unit.activation - saved, _after_input(unit)
+    return _RecomputedRun(saved, restored, after, unit.forward, unit.backward_input, backward, strategy.recompute)
 
 
 def _after_input(unit: Unit) -> Number:

@@ -1,12 +1,12 @@
-"""Model states, and what a training step takes next to its pipeline: summing gradients, and the optimizer.
+"""Bytes of model states, and the time that a step takes outside its pipeline: gradient reduction and optimizer step.
 
 Bytes per parameter are those of Megatron-LM's mixed precision: bf16 weights (2), fp32 gradients (4), fp32 master
 weights (4) and moments (8 for Adam): 18 bytes without ZeRO, 6 + 12/n with a distributed optimizer (ZeRO-1) over n
-ranks.  In fp32 there are no master weights: 16 bytes.  Full bf16 training has none either, and 16 bits for the rest: 8
-bytes.  FSDP with ZeRO-3 divides the weights that the optimizer steps, which are cast as they are gathered: 16/n bytes.
-Post-validation copies what a step changes: master weights and moments once more.
+ranks.  In fp32 there are no master weights: 16 bytes.  Full bf16 training has none either, and its gradients and
+moments have 16 bits: 8 bytes.  FSDP with ZeRO-3 shards the weights that the optimizer steps, which are cast as they are
+gathered: 16/n bytes.  Post-validation keeps a copy of what a step changes, master weights and moments.
 
-What the program does itself (G, S) is priced there and overlaps.  The rest follows the pipeline, as in Megatron-LM
+Operations of the program (G, S) are priced there and overlap.  All others follow the pipeline, as in Megatron-LM
 without `--overlap-grad-reduce`.
 """
 
@@ -36,10 +36,10 @@ MOMENTS: Mapping[str, int] = {
     "momentum": 4,
     "sgd": 0,
 }
-"""Bytes per parameter that each optimizer keeps next to the weights."""
+"""Bytes per parameter of each optimizer's moments."""
 
 HOST_MEMORY_BANDWIDTH = 25e9
-"""Bytes per second that the optimizer step of one device gets of its host: an eighth of a two-socket server's."""
+"""Bytes per second of host memory for the CPU optimizer step of one device: an eighth of a two-socket server's."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class ParameterBytes:
     gradient: float
     optimizer: float
     summed: float
-    """Bytes of a whole gradient, which the ranks that share the parameter sum; 0 if it is not trained."""
+    """Bytes of an unsharded gradient, as the ranks reduce it; 0 if the parameter is not trained."""
     shards: float
-    """Ranks that share the parameter."""
+    """Number of ranks that share the parameter."""
     of_experts: bool = False
-    """True if it is an expert's."""
+    """True for a parameter of an expert."""
     hosted: float = 0.0
-    """Bytes on the host of what `--host-optimizer` puts there: the optimizer states, and a gradient of their dtype."""
+    """Host bytes under `--host-optimizer`: the optimizer states, and a gradient of their dtype."""
     quantized: float | None = None
-    """Bytes of a whole weight that is quantised, which ZeRO-3 gathers so (FSDP-QLoRA); None: it is not."""
+    """Bytes of an unsharded quantized weight, which ZeRO-3 gathers as it is (FSDP-QLoRA); None: not quantized."""
 
     @property
     def total(self) -> float:
@@ -67,14 +67,14 @@ class ParameterBytes:
 
     @property
     def frozen(self) -> ParameterBytes:
-        """The bytes of a parameter that is not trained: it has no gradient and no optimizer state."""
+        """The bytes of a frozen parameter, which has no gradient and no optimizer state."""
         return replace(self, gradient=0, optimizer=0, summed=0, hosted=0)
 
 
 def parameter_bytes(options: RunOptions, *, shards: float, framework: Framework) -> ParameterBytes:
-    """Bytes per parameter in a framework, when `shards` ranks divide what ZeRO divides.
+    """Bytes per parameter in a framework where ZeRO shards over `shards` ranks.
 
-    Raises InputError for an unknown optimizer, dtype or ZeRO level, or a share that is none.
+    Raises InputError for an unknown optimizer, dtype or ZeRO level, or a share outside [0, 1].
     """
     if not 0 <= options.host_optimizer <= 1:
         raise InputError(f"--host-optimizer is a share between 0 and 1, not {options.host_optimizer}.")
@@ -82,7 +82,7 @@ def parameter_bytes(options: RunOptions, *, shards: float, framework: Framework)
         raise InputError(f"ZeRO has the levels 0, 1, 2 and 3, not {options.zero}.")
     weight, master = _weight_bytes(options, framework)
     summed = bytes_of_gradient(options, framework.gradient_bytes)
-    gradient = kept_gradient_bytes(options, framework)
+    gradient = stored_gradient_bytes(options, framework)
     states = moment_bytes(options) + master + copied_bytes(options)
     optimizer = states * (1 - options.host_optimizer)
     hosted = (states + stepped_bytes(options)) * options.host_optimizer
@@ -97,9 +97,9 @@ def parameter_bytes(options: RunOptions, *, shards: float, framework: Framework)
 
 
 def _weight_bytes(options: RunOptions, framework: Framework) -> tuple[int, int]:
-    """Bytes of a weight, and of the master weight next to it; 0 if the optimizer steps the weight itself.
+    """Bytes of a weight, and of its master weight; the latter is 0 if the optimizer steps the weight itself.
 
-    Where hosts step, the device has weights of the computing dtype alone.
+    With a CPU optimizer the device has no master weights.
     """
     weight, stepped = element_bytes(options.dtype), stepped_bytes(options)
     if framework.gathers_masters and options.zero >= 3 and not (options.lora or options.host_optimizer):
@@ -114,7 +114,7 @@ def _keeps_remainders(options: RunOptions, framework: Framework) -> bool:
 
 
 def stepped_bytes(options: RunOptions) -> int:
-    """Bytes of a weight that the optimizer steps; raises InputError for a dtype that it cannot have."""
+    """Bytes of a weight that the optimizer steps; raises InputError for a master dtype that is not supported."""
     if options.master_dtype not in MASTER_DTYPES:
         raise InputError(f"There is no master dtype '{options.master_dtype}'; there are: {', '.join(MASTER_DTYPES)}.")
     if options.master_dtype == "bf16" and options.dtype in ("fp16", "fp32", "fp64"):
@@ -125,19 +125,19 @@ def stepped_bytes(options: RunOptions) -> int:
     return MASTER_DTYPES[options.master_dtype]
 
 
-def kept_gradient_bytes(options: RunOptions, framework: Framework) -> int:
-    """Bytes of a gradient that the optimizer reads: where it steps weights in 16 bits, it has their dtype."""
+def stored_gradient_bytes(options: RunOptions, framework: Framework) -> int:
+    """Bytes of a gradient that the optimizer reads: in the weights' dtype where it steps weights in 16 bits."""
     summed = bytes_of_gradient(options, framework.gradient_bytes)
     return summed if options.master_dtype == "fp32" else min(summed, stepped_bytes(options))
 
 
 def copied_bytes(options: RunOptions) -> int:
-    """Bytes per parameter of the copies that take an update back: the stepped parameter and its moments."""
+    """Bytes per parameter of post-validation's copies for a rollback: the stepped parameter and its moments."""
     return moment_bytes(options) + stepped_bytes(options) if options.post_validation else 0
 
 
 def step_traffic(options: RunOptions, *, framework: Framework) -> int:
-    """Bytes per parameter that an update reads and writes in memory, each once (a fused kernel).
+    """Bytes per parameter that an optimizer step reads and writes in memory, as one fused kernel.
 
     Every optimizer reads the gradient and reads and writes the fp32 parameter and its moments (`MOMENTS`); in mixed
     precision the parameter is the master copy, and the 16-bit weight is written next to it.  Read + written:
@@ -155,31 +155,31 @@ def step_traffic(options: RunOptions, *, framework: Framework) -> int:
 
     Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon) orthogonalizes the momentum in bf16: it writes the
     matrix (2), in each of five Newton-Schulz steps reads it twice and writes it once (5 x 6), and reads the result (2);
-    the products of the smaller sides are left out.  Full bf16 training reads and writes 2 bytes of each in place of 4,
-    and no copy.  With post-validation a copy of what changes, master and moments, is read and written too.
+    the products of the smaller sides are neglected.  Full bf16 training moves 2 bytes in place of 4, and has no master
+    copy.  Post-validation reads and writes a copy of master weight and moments, too.
 
     Args:
         options: Optimizer, dtypes and post-validation of the run.
-        framework: Whose gradients they are in mixed precision; in fp32 they have 4 bytes.
+        framework: Sets the bytes of gradients in mixed precision; in fp32 they have 4.
     """
     stepped, weight = stepped_bytes(options), element_bytes(options.dtype)
     changed = stepped + moment_bytes(options)
-    gradient = kept_gradient_bytes(options, framework)
+    gradient = stored_gradient_bytes(options, framework)
     copied = weight if weight < stepped or (framework.copies_masters and weight == 2) else 0
     if _keeps_remainders(options, framework):
-        copied = 0  # the weight is half of what is read and written
+        copied = 0  # the bf16 weight is the upper half of the stepped one
     orthogonalized = 2 + 6 * NEWTON_SCHULZ_STEPS + 2 if options.optimizer == "muon" else 0
     return gradient + 2 * changed + copied + orthogonalized + 2 * copied_bytes(options)
 
 
 NEWTON_SCHULZ_STEPS = 5
-"""Muon's iterations, by its authors' default."""
+"""Muon's Newton-Schulz iterations (its authors' default)."""
 
 
 def step_operations(options: RunOptions, *, side: int) -> int:
-    """Floating-point operations per parameter of an update, next to those that its memory traffic hides.
+    """Floating-point operations per parameter of an optimizer step that its memory traffic does not hide.
 
-    Muon alone has them.  A Newton-Schulz step on an n x m matrix, m <= n, takes X X^T, its square, and their sum times
+    Only Muon has them.  A Newton-Schulz step on an n x m matrix, m <= n, takes X X^T, its square, and their sum times
     X: 4 n m^2 + 2 m^3 operations, at most 6 m per parameter (Jordan et al., 2024).
 
     Args:
@@ -190,9 +190,9 @@ def step_operations(options: RunOptions, *, side: int) -> int:
 
 
 STATE_DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Dtypes of gradients and moments -> bytes."""
+"""Dtype of gradients and moments -> bytes."""
 MASTER_DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
-"""Dtypes of the weights that the optimizer steps -> bytes."""
+"""Dtype of the weights that the optimizer steps -> bytes."""
 
 
 def moment_bytes(options: RunOptions) -> int:
@@ -200,30 +200,29 @@ def moment_bytes(options: RunOptions) -> int:
     if options.optimizer not in MOMENTS:
         raise InputError(f"There is no optimizer '{options.optimizer}'; there are: {', '.join(MOMENTS)}.")
     element = min(_state_bytes("moment", options.moment_dtype), stepped_bytes(options))
-    return (
-        MOMENTS[options.optimizer] if options.optimizer == "adamw-8bit" else MOMENTS[options.optimizer] * element // 4
-    )
+    moments = MOMENTS[options.optimizer]
+    return moments if options.optimizer == "adamw-8bit" else moments * element // 4
 
 
 def bytes_of_gradient(options: RunOptions, framework: int) -> int:
-    """Bytes of a gradient: in mixed precision the framework's, or two where the run keeps gradients in 16 bits."""
+    """Bytes of a gradient: in mixed precision the `framework`'s, or two where the run keeps gradients in 16 bits."""
     element = _state_bytes("gradient", options.gradient_dtype)
     if element_bytes(options.dtype) != 2:
         return 4
     return element if element < 4 else framework
 
 
-def _state_bytes(what: str, dtype: str) -> int:
+def _state_bytes(state: str, dtype: str) -> int:
     if dtype not in STATE_DTYPES:
-        raise InputError(f"There is no {what} dtype '{dtype}'; there are: {', '.join(STATE_DTYPES)}.")
+        raise InputError(f"There is no {state} dtype '{dtype}'; there are: {', '.join(STATE_DTYPES)}.")
     return STATE_DTYPES[dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTail:
-    """Seconds from the last backward to the end of a model's step, on a device with its even share of the parameters.
+    """Seconds from a step's last backward to its end, on a device with an even share of the parameters.
 
-    What the schedule sums (G) or steps (S) itself, on device or host, is not in them.
+    Gradient reductions (G) and optimizer steps (S) of the schedule itself, on device or host, are not included.
     """
 
     model: ModelConfig
@@ -237,40 +236,40 @@ class StepTail:
     def _framework(self) -> Framework:
         return self.framework or framework_of_options(self.options.framework)
 
-    def of(self, schedule: Schedule, costs: StageCosts) -> float:
-        """Seconds after this schedule's pipeline, with these costs of its stages."""
+    def of_schedule(self, schedule: Schedule, costs: StageCosts) -> float:
+        """Seconds after the pipeline of a schedule with these stage costs."""
         return self.after(
-            unsummed=_share_left(schedule, Kind.G, costs.gradient_reduce),
-            unstepped=_share_left(schedule, Kind.S, costs.optimizer_step),
-            hidden_by=_Computing.of(schedule, costs),
+            unsummed=_remaining_share(schedule, Kind.G, costs.gradient_reduce),
+            unstepped=_remaining_share(schedule, Kind.S, costs.optimizer_step),
+            hidden_by=_Computing.from_schedule(schedule, costs),
         )
 
     @property
-    def least(self) -> float:
-        """Seconds after any schedule's pipeline at least: with all gradients summed and all stages stepped inside."""
+    def min_seconds(self) -> float:
+        """Lower bound on the tail of any schedule: all gradients are reduced and all stages stepped inside it."""
         return self.after(unsummed=0.0, unstepped=0.0)
 
     @property
     def optimizer(self) -> float:
-        """Seconds that the tail of a schedule that leaves a share x of the steps takes beyond `least`, over x at least.
+        """Seconds: a schedule that leaves a share x of the optimizer steps has a tail of min_seconds + x times this.
 
-        A share of the states that hosts step after every pipeline may hide them: then it is 0.
+        It is a lower bound: 0 under `--host-optimizer`, as the CPU step after every pipeline may hide them.
         """
-        return 0.0 if self.options.host_optimizer else self.after(unsummed=0.0) - self.least
+        return 0.0 if self.options.host_optimizer else self.after(unsummed=0.0) - self.min_seconds
 
     def after(
         self, *, unsummed: float = 1.0, unstepped: float = 1.0, hidden_by: _Computing | None = None
     ) -> float:  # fmt: skip
-        """Seconds after a pipeline that leaves these shares of a device's gradients and of its stages' steps.
+        """Seconds after a pipeline that leaves these shares of gradient reduction and optimizer step.
 
         Args:
-            unsummed: The share of a device's gradients that are still to be summed over replicas.
-            unstepped: The share of a device's optimizer step that is still to be taken.
-            hidden_by: The computing next to which a framework that overlaps them runs collectives; None: it hides all.
+            unsummed: Share of a device's gradients that remain to be reduced over replicas.
+            unstepped: Share of a device's optimizer step that remains.
+            hidden_by: Computing with which a framework with `gradient_overlap` overlaps collectives; None: hides all.
         """
         options, framework = self.options, self._framework
-        layout = Layout.of(self.cluster, options, self.pipeline)
-        speed = Speed.of(self.cluster.slowest, options.dtype, framework)
+        layout = Layout.from_options(self.cluster, options, self.pipeline)
+        speed = Speed.from_hardware(self.cluster.slowest, options.dtype, framework)
         factor = corrections(self.model, self.cluster, options)[0].factor
         trained, in_matrices, in_experts = _trained_counts(as_trained(self.model, options), options.lora)
         between = options.expert * options.expert_shards
@@ -280,10 +279,10 @@ class StepTail:
         replicas = options.tensor * ranks // between
         scattered = scattered_bytes(options, gradient=bytes_of_gradient(options, framework.gradient_bytes))
         if options.zero >= 2:
-            # They were scattered after every backward.
+            # Gradients were scattered after every backward.
             unsummed = 0.0
-        # ZeRO-3 gathers inside the pipeline.  So does FSDP that keeps weights whole after their first forward, but not
-        # DeepSpeed, which has buckets to gather them in after the step.
+        # ZeRO-3 gathers inside the pipeline.  So does FSDP that keeps weights gathered after their first forward, but
+        # not DeepSpeed, which gathers them in buckets after the step.
         in_forward = options.zero == 2 and framework.gathers_units and not framework.bucket_bytes
         gathered = speed.element if options.zero in (1, 2) and not in_forward else 0
         rings = (
@@ -305,47 +304,49 @@ class StepTail:
             reduce = max(0.0, ring(scattered * unsummed) - hidden_by.backward) + max(
                 0.0, ring(gathered) - hidden_by.forward
             )
-        own = dense / ranks + experts / replicas if options.zero else dense + experts
-        on_host = self._host_seconds(own * options.host_optimizer, sharing=layout.ranks_per_host_link)
-        stepped = own * (1 - options.host_optimizer) * unstepped
+        local = dense / ranks + experts / replicas if options.zero else dense + experts
+        on_host = self._host_seconds(local * options.host_optimizer, sharing=layout.ranks_per_host_link)
+        stepped = local * (1 - options.host_optimizer) * unstepped
         matrices = stepped * in_matrices / trained
         launch = speed.hardware.efficiency.launch if stepped else 0.0
         on_device = launch + step_seconds(self.model, speed, options, framework, stepped, matrices=matrices)
         return reduce + factor * max(on_device, on_host)
 
     def _host_seconds(self, parameters: float, *, sharing: float) -> float:
-        """The hosts' step of so many parameters, with gradients down and parameters up in its dtype next to it."""
+        """Seconds of the CPU optimizer step of these parameters, which overlaps with moving gradients and parameters.
+
+        `sharing` ranks use one host link.
+        """
         hardware = self.cluster.slowest
         if not parameters:
             return 0.0
         bandwidth = hardware.host_bandwidth * hardware.efficiency.host / sharing
-        ways = 2 if hardware.host_link == "half-duplex" else 1
-        moved = stepped_bytes(self.options) * parameters * ways / bandwidth
+        directions = 2 if hardware.host_link == "half-duplex" else 1
+        moved = stepped_bytes(self.options) * parameters * directions / bandwidth
         traffic = step_traffic(self.options, framework=self._framework)
         return max(moved, traffic * parameters / HOST_MEMORY_BANDWIDTH)
 
 
 @dataclass(frozen=True)
 class _Computing:
-    """Seconds in which every device computes its stages for one micro-batch, at least."""
+    """Seconds of computing of one micro-batch, of the device with the fewest."""
 
     forward: float
     backward: float
 
     @staticmethod
-    def of(schedule: Schedule, costs: StageCosts) -> _Computing:
-        forwards = [float(sum(costs.forward[s] for s in own)) for own in schedule.placement.stages_of if own]
+    def from_schedule(schedule: Schedule, costs: StageCosts) -> _Computing:
+        devices = [stages for stages in schedule.placement.stages_of if stages]
+        forwards = [float(sum(costs.forward[s] for s in stages)) for stages in devices]
         backwards = [
-            float(sum(costs.backward_input[s] + costs.backward_weight[s] for s in own))
-            for own in schedule.placement.stages_of
-            if own
+            float(sum(costs.backward_input[s] + costs.backward_weight[s] for s in stages)) for stages in devices
         ]
         return _Computing(min(forwards, default=0.0), min(backwards, default=0.0))
 
 
 @lru_cache
 def _trained_counts(model: Architecture, lora: int) -> tuple[int, int, int]:
-    """Parameters that are trained, those of them in matrices, and those in experts, of which LoRA trains none."""
+    """Trained parameters: all, those in matrices, and those in experts (none with LoRA)."""
     experts = 0 if lora else sum(model.expert_parameters(layer) for layer in range(model.layers))
     return model.trained_parameters(lora), model.matrix_parameters(lora), experts
 
@@ -353,10 +354,10 @@ def _trained_counts(model: Architecture, lora: int) -> tuple[int, int, int]:
 def step_seconds(
     model: Architecture, speed: Speed, options: RunOptions, framework: Framework, parameters: float, *, matrices: float
 ) -> float:
-    """The optimizer step of so many parameters, so many of which are in matrices that Muon orthogonalizes.
+    """Seconds of the optimizer step of these parameters, of which those in `matrices` are orthogonalized by Muon.
 
-    The smaller side of these matrices is taken to be the hidden size (or the rank of LoRA), which is the most that it
-    can be; embedding and head, which are Adam's next to Muon, count with Muon's traffic.
+    The smaller side of the matrices is taken to be the hidden size (or the rank of LoRA), its upper limit.  Embedding
+    and head, which Adam steps next to Muon, count with Muon's traffic.
     """
     side = options.lora or model.hidden
     traffic = step_traffic(options, framework=framework) / speed.traffic
@@ -365,33 +366,33 @@ def step_seconds(
 
 
 def scattered_bytes(options: RunOptions, *, gradient: float) -> float:
-    """Bytes per parameter that a ring carries to sum gradients of `gradient` bytes.
+    """Bytes per parameter that a ring carries to reduce gradients of `gradient` bytes.
 
-    ZeRO scatters them once, and gathers weights after the step; an all-reduce does both with gradients.
+    ZeRO reduce-scatters them; an all-reduce gathers them as well.
     """
     return gradient if options.zero else 2 * gradient
 
 
 def ranks_in_node(speed: Speed, options: RunOptions) -> int:
-    """Data- and context-parallel ranks that share a node: tensor-parallel ones are between them."""
+    """Number of data- and context-parallel ranks in a node; tensor-parallel ranks lie between them."""
     return max(1, min(options.data * options.context, speed.hardware.devices_per_node // options.tensor))
 
 
 def expert_replicas_in_node(speed: Speed, options: RunOptions) -> int:
-    """Ranks of a node that have the same experts: all expert-parallel ranks are between them."""
+    """Number of ranks in a node with the same experts; all expert-parallel ranks lie between them."""
     return max(1, speed.hardware.devices_per_node // (options.expert * options.expert_shards))
 
 
-def _share_left(schedule: Schedule, kind: Kind, seconds: Sequence[Number]) -> float:
-    """The largest share of a device's seconds of this kind for which the schedule has no operation."""
+def _remaining_share(schedule: Schedule, kind: Kind, seconds: Sequence[Number]) -> float:
+    """The largest share, over devices, of the seconds of this kind for which the schedule has no operation."""
     done = {op.stage for op in schedule.operations if op.kind is kind}
     if not done:
         return 1.0
-    return max(_share_outside(own, done, seconds) for own in schedule.placement.stages_of)
+    return max(_share_outside(stages, done, seconds) for stages in schedule.placement.stages_of)
 
 
 def _share_outside(stages: Collection[int], done: Collection[int], seconds: Sequence[Number]) -> float:
-    """Stages are alike where none of them takes time."""
+    """The share of the stages' seconds outside `done`; stages count equally where none of them takes time."""
     weights = {stage: float(seconds[stage]) for stage in stages}
     if not any(weights.values()):
         weights = dict.fromkeys(stages, 1.0)

@@ -1,4 +1,4 @@
-"""A unit of a model: its costs, the ways to recompute it, and its states on device and host."""
+"""A unit of a model: its costs, its recomputation strategies, and its model states on device and host."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from debubble.ir import Number
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to recompute a unit: bytes that its forward keeps, and time to bring the rest back."""
+    """A recomputation strategy of a unit: bytes that its forward keeps, and time to recompute the others."""
 
     activation: Number
     recompute: Number = 0
     operators: str | None = None
-    """The operators that it recomputes, as a plan names them; None: the strategy's name says it."""
+    """The recomputed operators, as a plan names them; None: the strategy's name."""
     after_full: Number | None = None
-    """Bytes kept where the unit before it, of the same layer, is in its stage and recomputes in full: a framework that
-    recomputes whole layers keeps one input for both.  None: as elsewhere."""
+    """Bytes kept if the previous unit of the same layer is in the same stage and recomputes in full: a framework that
+    recomputes whole layers keeps one input for both.  None: `activation`."""
     attention: Number = 0
-    """The part of `recompute` that grows with the keys that a token attends to."""
+    """Time within `recompute` that is proportional to the keys that a token attends to."""
 
     def with_keys(self, keys: Number) -> Strategy:
-        """The strategy where a token attends to so many times as many keys."""
+        """The strategy where a token attends to `keys` times as many keys."""
         return replace(self, recompute=self.recompute + (keys - 1) * self.attention, attention=keys * self.attention)
 
     def scaled(self, factor: float) -> Strategy:
-        """The strategy where everything takes so many times as long."""
+        """The strategy with all times scaled by a factor."""
         return replace(self, recompute=factor * self.recompute, attention=factor * self.attention)
 
 
 class Saving(NamedTuple):
-    """A step to a strategy that recomputes more: the seconds that it adds, and the bytes that it saves."""
+    """A step to a strategy that recomputes more, with the seconds that it adds and the bytes that it saves."""
 
     strategy: str
     seconds: float
@@ -45,22 +45,17 @@ class Saving(NamedTuple):
         return self.seconds / self.saved
 
 
-def whole_activation(strategy: Strategy) -> Number:
-    """Bytes that a unit keeps with a strategy, whatever its neighbours do."""
-    return strategy.activation
-
-
 Costs = TypeVar("Costs", "StateBytes", "HostStates")
 
 
-def added(costs: type[Costs], parts: Sequence[Costs]) -> Costs:
-    """The sum of such costs, entry by entry."""
-    return costs(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(costs)})
+def added(costs: type[Costs], terms: Sequence[Costs]) -> Costs:
+    """The sum of the terms, field by field."""
+    return costs(**{f.name: sum(getattr(term, f.name) for term in terms) for f in fields(costs)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """Bytes of a unit's model states on one device, by part."""
+    """Bytes of a unit's model states on one device, by kind."""
 
     weights: Number
     gradients: Number
@@ -73,27 +68,27 @@ class StateBytes:
 
     @staticmethod
     def sum(units: Iterable[Unit]) -> StateBytes:
-        """The bytes of several units together, as far as they say them."""
+        """The bytes of several units together; units without `states` count as 0."""
         return added(StateBytes, [unit.states for unit in units if unit.states is not None])
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostStates:
-    """Costs of a unit whose optimizer states and step are the host's."""
+    """Costs of a unit whose optimizer states and step are offloaded to the host."""
 
     static: Number
     """Bytes that stay on the device."""
     gradients: Number
-    """Bytes that go down to the host, once per step."""
+    """Bytes offloaded to the host once per step."""
     parameters: Number
-    """Bytes that come up from it."""
+    """Bytes loaded from the host once per step."""
     step: Number
-    """Time of the optimizer step on the host."""
+    """Time of the CPU optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """One model unit.  `strategies` always has `none`."""
+    """Costs of one model unit, such as a half-layer.  `strategies` always has `none`."""
 
     type: str
     layer: int | None
@@ -105,37 +100,37 @@ class Unit:
     activation_after_input: Number | None = None
     """Bytes that remain between I and W; None: half of what `none` keeps."""
     workspace: Number = 0
-    """Bytes that its forward or backward needs while it runs; a stage needs the largest of its units'."""
+    """Transient bytes of its forward or backward; a stage needs the maximum over its units."""
     states: StateBytes | None = field(default=None, compare=False)
-    """The parts of `static`; None: a units file does not say."""
+    """The breakdown of `static`; None: unknown, as in a units file."""
     on_host: HostStates | None = None
-    """None: its optimizer states stay on the device."""
+    """Costs if its optimizer is offloaded; None: it cannot be."""
     hosted: Number = 0
-    """Bytes on the host of what `--host-optimizer` puts there."""
+    """Host bytes under `--host-optimizer`."""
     gradient_reduce: Number = 0
-    """Time of summing its gradients over the data-parallel ranks, next to what every stage takes."""
+    """Time to reduce its gradients over the data-parallel ranks, in addition to the time per stage."""
     optimizer_step: Number = 0
-    """Time of its optimizer step on the device, next to what every stage takes."""
+    """Time of its optimizer step on the device, in addition to the time per stage."""
     module_bytes: Mapping[str, Number] = field(default_factory=dict)
-    """Bytes of what `none` keeps, by the module that it is the input of, where a framework offloads by module."""
+    """Module -> bytes that `none` keeps as its input, where a framework offloads by module."""
     parameter_gather: Number = 0
-    """Time of gathering its parameters, where ranks divide them (ZeRO-3), next to what every stage takes."""
+    """Time to gather its parameters where they are sharded (ZeRO-3), in addition to the time per stage."""
     gathered: Number = 0
-    """Bytes of its whole parameters, once they are gathered."""
+    """Bytes of its gathered parameters."""
     undivided: Number = 0
-    """Bytes that its gradients have beyond this rank's part (ZeRO-2), where they stay whole until they are summed."""
+    """Bytes of its unsharded gradients beyond this rank's shard (ZeRO-2), where they stay unsharded until reduced."""
     attention_forward: Number = 0
-    """The part of `forward` that grows with the keys that a token attends to."""
+    """Time within `forward` that is proportional to the keys that a token attends to."""
     attention_backward: Number = 0
-    """The part of `backward_input` that does."""
+    """Time within `backward_input` that is."""
     keys_and_values: Number = 0
     """Bytes of a slice's keys and values, which stay on the device from its forward to its backward."""
     key_value_gradient: Number = 0
-    """Bytes of the gradients of a slice's keys and values, while slices after it add to them."""
+    """Bytes of the gradients of a slice's keys and values, to which the slices after it add."""
 
     @property
     def activation(self) -> Number:
-        """Bytes per micro-batch that the forward keeps for the backward if nothing is recomputed."""
+        """Bytes per micro-batch that the forward keeps for the backward without recomputation."""
         return self.strategies["none"].activation
 
     @property
@@ -144,31 +139,31 @@ class Unit:
         return self.forward + self.backward_input + self.backward_weight
 
     def savings(
-        self, allowed: Collection[str] | None = None, *, kept_by: Callable[[Strategy], Number] = whole_activation
+        self, allowed: Collection[str] | None = None, *, activation_of: Callable[[Strategy], Number] | None = None
     ) -> list[Saving]:
-        """Steps from `none` along the convex hull of the strategies, cheapest byte first: no mix of them saves more.
+        """Steps from `none` along the lower convex hull of (bytes, seconds) of the strategies, cheapest byte first.
 
         Args:
-            allowed: The only names to choose from next to `none`; None: all.
-            kept_by: Bytes that the unit keeps with a strategy other than `none`.
+            allowed: The names to choose from, besides `none`; None: all.
+            activation_of: Bytes that the unit keeps with a strategy other than `none`; None: its `activation`.
         """
-        ways = [
-            (name, float(kept_by(strategy)), float(strategy.recompute))
+        candidates = [
+            (name, float(activation_of(strategy) if activation_of else strategy.activation), float(strategy.recompute))
             for name, strategy in self.strategies.items()
             if allowed is None or name == "none" or name in allowed
         ]
-        kept, spent = float(self.activation), 0.0
+        current, spent = float(self.activation), 0.0
         steps: list[Saving] = []
         while smaller := [
-            ((time - spent) / (kept - size), -size, name, time) for name, size, time in ways if size < kept
+            ((time - spent) / (current - size), -size, name, time) for name, size, time in candidates if size < current
         ]:
             _, size, name, time = min(smaller)
-            steps.append(Saving(name, time - spent, kept + size))
-            kept, spent = -size, time
+            steps.append(Saving(name, time - spent, current + size))
+            current, spent = -size, time
         return steps
 
     def with_keys(self, keys: Number, strategies: Mapping[str, Strategy]) -> Unit:
-        """The unit where a token attends to so many times as many keys, with its strategies there."""
+        """The unit where a token attends to `keys` times as many keys, with the strategies for that."""
         return replace(
             self,
             forward=self.forward + (keys - 1) * self.attention_forward,
@@ -179,7 +174,7 @@ class Unit:
         )
 
     def scaled(self, factor: float, strategies: Mapping[str, Strategy]) -> Unit:
-        """The unit where everything takes so many times as long, with its strategies, scaled."""
+        """The unit with all times scaled by a factor, and its scaled strategies."""
         host = self.on_host
         return replace(
             self,
@@ -189,52 +184,49 @@ class Unit:
         )
 
     def strategy_named(self, operators: str) -> str | None:
-        """The name of the strategy that recomputes what a plan says, of the operators that the unit has.
+        """The name of the strategy that recomputes the operators that a plan names, ignoring those that the unit lacks.
 
-        None if it has none of them in a strategy of their own.
+        None if no strategy recomputes exactly these.
         """
         for name, strategy in self.strategies.items():
             if operators in (name, strategy.operators):
                 return name
-        known = {part for name in self.strategies for part in name.split("+")}
+        known = {operator for name in self.strategies for operator in name.split("+")}
         wanted = known.intersection(operators.split("+"))
         return next((name for name in self.strategies if set(name.split("+")) == wanted), None)
 
 
 def changed_by_kind(units: Iterable[Unit], change: Callable[[Unit], Unit]) -> Iterator[Unit]:
-    """Every unit changed; of units that have the same entries but for the layer, as equal layers do, only the first.
-
-    A search of degrees changes thousands of models.
-    """
-    made: dict[tuple[int, ...], Unit] = {}
+    """Apply a change to every unit, only once per kind: a search of degrees changes thousands of models."""
+    changed: dict[tuple[int, ...], Unit] = {}
     for unit in units:
         kind = kind_of(unit)
-        if kind not in made:
-            made[kind] = change(unit)
-        yield at_layer(made[kind], unit.layer)
+        if kind not in changed:
+            changed[kind] = change(unit)
+        yield at_layer(changed[kind], unit.layer)
 
 
 def kind_of(unit: Unit) -> tuple[int, ...]:
-    """The identities of a unit's entries but for the layer: equal layers, which are priced once, have the same."""
+    """The kind of a unit: the ids of its entries except `layer`, which equal layers share as they are priced once."""
     entries = dict(vars(unit))
     del entries["layer"]
     return tuple(map(id, entries.values()))
 
 
 def at_layer(unit: Unit, layer: int | None) -> Unit:
-    """The unit of another layer, of which a job has thousands: `replace` checks every entry again."""
+    """A copy of the unit for another layer; thousands are made, and `dataclasses.replace` is too slow for that."""
     moved = object.__new__(Unit)
     moved.__dict__.update(unit.__dict__, layer=layer)
     return moved
 
 
 def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:
-    """The units with the least time that they take on any type of device; sizes are the same on all."""
+    """The units with the minimum of their times over all types of device; sizes are the same on all."""
     merged: dict[int, Mapping[str, Strategy]] = {}
     fastest = []
     for equal in zip(*tables, strict=True):
         first = equal[0]
-        # Layers of one kind have one table of strategies, and keep one.
+        # Equal layers share one table of strategies, before and after.
         if id(first.strategies) not in merged:
             merged[id(first.strategies)] = {
                 name: replace(
@@ -248,31 +240,33 @@ def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:
             "forward", "backward_input", "backward_weight", "attention_forward", "attention_backward",
             "gradient_reduce", "optimizer_step",
         )  # fmt: skip
-        least = {time: min(getattr(unit, time) for unit in equal) for time in times}
-        fastest.append(replace(first, strategies=merged[id(first.strategies)], **least))
+        fastest_times = {time: min(getattr(unit, time) for unit in equal) for time in times}
+        fastest.append(replace(first, strategies=merged[id(first.strategies)], **fastest_times))
     return tuple(fastest)
 
 
 TIMES = ("forward", "backward_input", "backward_weight", "attention_forward", "attention_backward")
+"""Entries of a unit that are times per micro-batch."""
 STEP_TIMES = ("gradient_reduce", "optimizer_step", "parameter_gather")
-"""Times of a unit's parameters."""
-OF_TOKENS = ("keys_and_values", "key_value_gradient")
-OF_PARAMETERS = ("static", "hosted", *STEP_TIMES, "gathered", "undivided")
-"""The entries of a unit that its parameters cost."""
+"""Entries of a unit that are times per step."""
+SLICE_ENTRIES = ("keys_and_values", "key_value_gradient")
+"""Entries of a unit that only slices of sequences have."""
+PARAMETER_ENTRIES = ("static", "hosted", *STEP_TIMES, "gathered", "undivided")
+"""Entries of a unit that are costs of its parameters."""
 
 
 def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
-    """The halves of a layer, and perhaps more, as one unit, which recomputes in full or not at all.
+    """Join the halves of a layer, and other units, into one unit, which recomputes in full or not at all.
 
     Args:
         kind: The unit's type.
-        layer: Index of its decoder layer; None: it is none.
-        halves: Its parts, in order.
+        layer: Index of its decoder layer; None: it is not a layer.
+        halves: The units to join, in order.
     """
     hosts = [half.on_host for half in halves if half.on_host is not None]
     full = [half.strategies["full"] for half in halves]
     return Unit(
-        **{name: sum(getattr(half, name) for half in halves) for name in (*TIMES, *OF_TOKENS, *OF_PARAMETERS)},
+        **{name: sum(getattr(half, name) for half in halves) for name in (*TIMES, *SLICE_ENTRIES, *PARAMETER_ENTRIES)},
         type=kind,
         layer=layer,
         strategies={

@@ -1,4 +1,4 @@
-"""The units of a model, measured or computed or given as a units file, and the costs of the stages that they form."""
+"""The units of a model, whether measured, computed or read from a units file, and the costs of stages of them."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ class Units(PickledFields):
 
     units: tuple[Unit, ...]
     seconds: bool = False
-    """True if times are seconds, as measured; others have the unit of whoever gives them."""
+    """True if times are in seconds; False if they have a unit of the user's choice."""
     dtype: str | None = None
-    """The dtype of computing that they were measured in, which a plan of them runs in; None: not said."""
+    """The compute dtype in which the units were measured, and a plan of them runs; None: unknown."""
     communication: Number = 0
-    """Time of the activation between two stages on two devices, of different nodes if the pipeline has several."""
+    """Time to send an activation to another device, in another node if the pipeline has several."""
     communication_within_node: Number | None = None
-    """Time of one between two devices of a node; None: as between all others."""
+    """Time to send an activation to a device of the same node; None: `communication`."""
     devices_per_node: int = 1
-    """Pipeline devices in a node, where messages within it take another time."""
+    """Pipeline devices per node; it matters where `communication_within_node` is set."""
     communication_model: CommunicationModel = "latency"
     offload_bandwidth: Number | None = None
     """Bytes per second of the host link, per direction; None: no offload."""
     module_bandwidth: Number | None = None
-    """Bytes per second of a host link over which planners move nothing, but a framework moves modules' inputs."""
+    """Bytes per second of a host link that a framework uses to offload modules' inputs, and planners do not use."""
     host_memory: Number | None = None
-    """Bytes of the host's memory for each device; None: no limit."""
+    """Bytes of host memory per device; None: no limit."""
     host_step_bandwidth: Number | None = None
-    """Bytes per second that one device's share of the host's optimizer step gets of its memory; None: not measured."""
+    """Bytes per second of host memory for one device's CPU optimizer step; None: not measured."""
     host_link: HostLink = "full-duplex"
     link_groups: tuple[tuple[int, ...], ...] = ()
     memory_limit: tuple[Number, ...] | None = None
     """Per device, or one for all."""
     static: Number = 0
-    """Bytes on every device besides its units' own."""
+    """Bytes on every device besides those of its units."""
     receive_buffers: Number = 0
-    """Bytes of a stage's buffers for what one side sends, where a framework has one for every micro-batch."""
+    """Bytes of a stage's receive buffers for one neighbor, where a framework has a buffer per micro-batch."""
     kept_outputs: Number = 0
     """Bytes of the logits that the last stage keeps to the end of a step, where a framework keeps them."""
     micro_batch_scale: tuple[Number, ...] | None = None
     slices: int = 1
-    """Slices of every sequence: the units are those of its first one."""
+    """Slices per sequence; the units have the costs of the first slice."""
     attention_scale: tuple[Number, ...] | None = None
-    """Keys that tokens attend to, as in StageCosts; the units are those of tokens that attend to the fewest."""
+    """Keys that a token attends to, as in StageCosts; the units have the costs of tokens that attend to the fewest."""
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of StageCosts that every stage has, besides what its units add up to."""
+    """Entries of StageCosts that every stage has in addition to the sums over its units."""
     on_devices: tuple[tuple[Unit, ...], ...] = ()
-    """The units as each pipeline device runs them, where devices differ: `units` then take the least time that they
-    take on any.  Empty: they are the same on all."""
+    """The units as each pipeline device runs them; empty: the same on all.  Where devices differ, `units` have the
+    minimum of the devices' times."""
     streams: bool = True
-    """True if what moves to the host is the activations of a stage's first units, each of which leaves and comes back
-    next to the computing of the others.  A framework that moves parts of all units does not."""
+    """True if offload moves the activations of a stage's first units, each while the others compute.  False for a
+    framework that offloads a fraction of every unit."""
     divides_gradients: bool = True
-    """True if a rank keeps only its part of the summed gradients (ZeRO-2), so that they are summed inside the step."""
+    """True if a rank keeps only its shard of the reduced gradients (ZeRO-2), so that they are reduced in the step."""
 
     def check_for(self, *, devices: int, micro_batches: int) -> None:
-        """Raise InputError if an entry is for another number of devices or micro-batches."""
+        """Raise InputError if the length of an entry does not match the devices or micro-batches."""
         check_counts(
             devices=devices,
             micro_batches=micro_batches,
@@ -83,48 +83,48 @@ class Units(PickledFields):
 
     @cached_property
     def work(self) -> Number:
-        """Recompute-free compute time of one micro-batch on the whole model."""
+        """Compute time of one micro-batch on the whole model without recomputation."""
         return sum(unit.work for unit in self.units)
 
     @cached_property
     def hostable(self) -> bool:
-        """True if optimizer states can be offloaded: every unit says what that costs, and there is a link."""
+        """True if optimizer states can be offloaded: every unit has its costs, and there is a host link."""
         return self.offload_bandwidth is not None and all(unit.on_host is not None for unit in self.units)
 
     @cached_property
     def gathers(self) -> bool:
-        """True if ranks divide parameters (ZeRO-3): with more chunks, a device then has less of them whole."""
+        """True if parameters are sharded (ZeRO-3): with more chunks per device, fewer bytes are gathered at a time."""
         return any(unit.gathered for unit in self.units)
 
     @cached_property
     def reduces_inside(self) -> bool:
-        """True if gradients are summed inside the step, which takes time and frees memory."""
+        """True if gradients are reduced inside the step, which takes time and frees memory."""
         entry = self.stage_entries.get("gradient_reduce", 0)
         return self.divides_gradients and bool(entry or any(unit.gradient_reduce for unit in self.units))
 
     @property
-    def least_communication(self) -> Number:
-        """The least time of an activation between two devices."""
+    def min_communication(self) -> Number:
+        """The minimum time to send an activation to another device."""
         within = self.communication_within_node
         return self.communication if within is None else min(within, self.communication)
 
     def communication_between(self, placement: Placement) -> tuple[Number, ...]:
-        """Time of an activation from every stage to the next; of the last stage an entry that nothing reads."""
+        """Time to send an activation from every stage to the next; the last stage's entry is not used."""
         return (*(self.message(a, b) for a, b in pairwise(placement.device_of)), self.communication)
 
     def message(self, device: int, other: int) -> Number:
-        """Time of an activation from one pipeline device to another."""
+        """Time to send an activation from one pipeline device to another."""
         within = self.communication_within_node
-        apart = device // self.devices_per_node != other // self.devices_per_node
-        return self.communication if within is None or apart else within
+        crosses_nodes = device // self.devices_per_node != other // self.devices_per_node
+        return self.communication if within is None or crosses_nodes else within
 
     def stage_costs(
         self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement, *, on_host: Collection[int] = ()
     ) -> StageCosts:
-        """Costs of the stages that a partition makes; the optimizer states of the stages `on_host` are the host's.
+        """Costs of the stages of a partition; the optimizer states of the stages `on_host` are offloaded.
 
-        `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
-        is not `none` belongs in the schedule's `fused_recompute` (or gets R operations).
+        `recompute`, `activation_recomputed` and the workspace follow the units' strategies; a stage with a strategy
+        other than `none` belongs in the schedule's `fused_recompute` (or gets R operations).
         """
         stages = [self.stage_sums(tuple(stage), d) for stage, d in zip(partition, placement.device_of, strict=True)]
         bandwidth = self.offload_bandwidth
@@ -135,7 +135,7 @@ class Units(PickledFields):
         of_stages |= dict.fromkeys(("host_step", "gradient_offload", "parameter_load", *SLICED), (0,) * len(stages))
         if bandwidth is not None and self.streams:
             of_stages |= {name: sums[name] for name in OVERLAPS}
-        # Built directly: `StageCosts.of` would check again, for every point of a search, what `Units` has checked.
+        # Built directly: `StageCosts.of` would repeat the checks of `Units` for every candidate of a search.
         costs = StageCosts(
             **of_stages,
             communication=self.communication_between(placement),
@@ -145,21 +145,21 @@ class Units(PickledFields):
             host_link=self.host_link,
             link_groups=self.link_groups,
             static=tuple(
-                self._static([stages[s] for s in own], own, on_host) + self.buffers(own, placement.stages)
-                for own in placement.stages_of
+                self._static([stages[s] for s in local], local, on_host) + self.buffers(local, placement.stages)
+                for local in placement.stages_of
             ),
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
         )
-        others = {name: value for name, value in self.stage_entries.items() if name not in ADDED}
+        fixed = {name: value for name, value in self.stage_entries.items() if name not in ADDED}
         attention = {} if self.attention_scale is None else self._attention_entries(partition, placement)
-        entries = {**others, **(self._host_entries(partition, on_host) if on_host else {}), **attention}
+        entries = {**fixed, **(self._host_entries(partition, on_host) if on_host else {}), **attention}
         return costs.replace(**entries) if entries else costs
 
     def with_deeper_level(
         self, costs: StageCosts, deeper: Sequence[Sequence[tuple[int, str]]], placement: Placement
     ) -> StageCosts:
-        """Costs of stages that recompute by the strategies of another partition for some of their micro-batches."""
+        """The costs with a deeper recomputation level: the strategies of partition `deeper`, for some micro-batches."""
         deep = self.stage_costs(deeper, placement)
         overlaps = {name: [*map(min, getattr(costs, name), getattr(deep, name))] for name in OVERLAPS}
         return costs.replace(recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed, **overlaps)
@@ -167,7 +167,7 @@ class Units(PickledFields):
     def _attention_entries(
         self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement
     ) -> Mapping[str, int | Sequence[Number]]:
-        """The entries that slices of sequences, or micro-batches of different lengths, add to the stages' costs."""
+        """The entries of StageCosts for slices of sequences, or micro-batches of different lengths."""
         tables = [self.on(device) for device in placement.device_of]
         stages = [[(table[i], s) for i, s in stage] for table, stage in zip(tables, partition, strict=True)]
         return {
@@ -181,13 +181,13 @@ class Units(PickledFields):
         }
 
     def offloading_modules(self) -> Units:
-        """The units with a link for the inputs of their modules."""
+        """The units where a framework offloads the inputs of their modules."""
         return replace(self, offload_bandwidth=self.module_bandwidth, streams=False)
 
     def planned(
         self, partition: Sequence[Sequence[tuple[int, str]]], deeper: Sequence[Sequence[tuple[int, str]]] | None = None
     ) -> tuple[tuple[PlannedUnit, ...], ...]:
-        """The partition as a plan lists it, with the strategies of micro-batches that recompute deeper if there are."""
+        """The partition as a plan lists it, with the strategies of the deeper recomputation level, if there is one."""
 
         def planned(index: int, strategy: str, deep: str | None) -> PlannedUnit:
             unit = self.units[index]
@@ -206,15 +206,15 @@ class Units(PickledFields):
         """A cache of `sums_of`: planners ask for the same stages thousands of times."""
         return {}
 
-    def with_whole_gradients(self) -> Units:
-        """The units where gradients stay whole until the program sums them, and not until the end of a backward."""
+    def with_unsharded_gradients(self) -> Units:
+        """The units where gradients stay unsharded until the program reduces them, not only during a backward."""
 
-        def whole(unit: Unit) -> Unit:
+        def unsharded(unit: Unit) -> Unit:
             host = unit.on_host
-            kept = None if host is None else replace(host, static=host.static + unit.undivided)
-            return replace(unit, static=unit.static + unit.undivided, on_host=kept)
+            on_host = None if host is None else replace(host, static=host.static + unit.undivided)
+            return replace(unit, static=unit.static + unit.undivided, on_host=on_host)
 
-        return self.map_units(whole)
+        return self.map_units(unsharded)
 
     def map_units(self, change: Callable[[Unit], Unit]) -> Units:
         """Change every unit of the model, on every device."""
@@ -223,17 +223,17 @@ class Units(PickledFields):
         return replace(self, units=units, on_devices=tables)
 
     def _tables_with(self, change: Callable[[Strategy], Strategy]) -> dict[int, dict[str, Strategy]]:
-        """All tables of strategies with every strategy changed, by the id of the table; layers of a kind share one."""
-        tables = {id(unit.strategies): unit.strategies for each in (self.units, *self.on_devices) for unit in each}
-        return {key: {name: change(each) for name, each in table.items()} for key, table in tables.items()}
+        """All tables of strategies with every strategy changed, by the id of the table; equal layers share one."""
+        tables = {id(unit.strategies): unit.strategies for units in (self.units, *self.on_devices) for unit in units}
+        return {key: {name: change(entry) for name, entry in table.items()} for key, table in tables.items()}
 
     def _with_keys(self, keys: Number) -> Units:
-        """The units where a token attends to so many times as many keys."""
+        """The units where a token attends to `keys` times as many keys."""
         tables = self._tables_with(lambda strategy: strategy.with_keys(keys))
         return self.map_units(lambda unit: unit.with_keys(keys, tables[id(unit.strategies)]))
 
     def corrected(self, factor: float, static: float) -> Units:
-        """The units where everything takes so many times as long, and every device has so many bytes more."""
+        """The units with all times scaled by `factor`, and `static` more bytes on every device."""
 
         def slower(bandwidth: Number | None) -> Number | None:
             return None if bandwidth is None else bandwidth / factor
@@ -253,7 +253,7 @@ class Units(PickledFields):
 
     @cached_property
     def average(self) -> Units:
-        """The units with the attention of the average token; themselves if all tokens attend to equally many."""
+        """The units with the attention of the average token; the same object if all tokens attend to equally many."""
         if self.attention_scale is None:
             return self
         tokens = self.micro_batch_scale or (1,) * len(self.attention_scale)
@@ -261,22 +261,22 @@ class Units(PickledFields):
         return self._with_keys(keys)
 
     def of_lengths(self, tokens: tuple[Number, ...], keys: tuple[Number, ...]) -> Units:
-        """The units of whole sequences for micro-batches of different lengths.
+        """The units for micro-batches of sequences of different lengths.
 
         Args:
             tokens: Per micro-batch, its tokens over those of a full one.
             keys: Per micro-batch, the keys that a token attends to on average, over those in a full one.
         """
-        least = min(keys)
-        units = self._with_keys(least)
-        return replace(units, micro_batch_scale=tokens, attention_scale=tuple(each / least for each in keys))
+        min_keys = min(keys)
+        units = self._with_keys(min_keys)
+        return replace(units, micro_batch_scale=tokens, attention_scale=tuple(count / min_keys for count in keys))
 
     def of_slices(self, cuts: Sequence[float], *, sequences: int) -> Units:
-        """The units where the slices of a sequence differ in length.
+        """The units for slices of different lengths.
 
         Args:
-            cuts: Where the slices of a sequence end, as shares of it, the last one 1.
-            sequences: Micro-batches of a step, each of whole sequences.
+            cuts: The ends of the slices, as fractions of a sequence; the last one is 1.
+            sequences: Micro-batches per step before slicing.
         """
         edges = [*pairwise((0.0, *cuts))]
         return replace(
@@ -286,13 +286,13 @@ class Units(PickledFields):
         )
 
     def cuts_of_equal_work(self) -> tuple[float, ...]:
-        """The ends of slices that take equally long, as shares of a sequence: 1024ths, so that products stay even.
+        """The ends of slices of equal compute time, as fractions of a sequence, rounded to 1/1024 for even GEMM shapes.
 
-        A token takes the same time of linear layers, and attention in proportion to the tokens before it.
+        Linear layers take the same time for every token, attention a time in proportion to the tokens before it.
         """
         n = self.slices
         attention = float(sum(unit.attention_forward + unit.attention_backward for unit in self.units))
-        # The work up to a share x is linear x + square x^2.
+        # The work up to a fraction x is linear x + square x^2.
         square, linear = n * n * attention, n * (float(sum(unit.work for unit in self.units)) - attention)
         ends = []
         for k in range(1, n + 1):
@@ -310,7 +310,7 @@ class Units(PickledFields):
 
         Args:
             stage: The units.
-            device: The pipeline device that runs them; None: the fastest for each.
+            device: The pipeline device that runs them; None: the fastest one for every unit.
         """
         units = self.units if device is None else self.on(device)
         key = id(units), stage
@@ -321,7 +321,7 @@ class Units(PickledFields):
     def _host_entries(
         self, partition: Sequence[Sequence[tuple[int, str]]], on_host: Collection[int]
     ) -> Mapping[str, list[Number]]:
-        """Times of offload, step and load of the stages that step on the host, by name and stage."""
+        """Times of gradient offload, CPU step and parameter load of the stages `on_host`, by name and stage."""
         assert self.offload_bandwidth is not None
         hosted = [
             [h for index, _ in stage if s in on_host and (h := self.units[index].on_host)]
@@ -333,20 +333,20 @@ class Units(PickledFields):
             "parameter_load": [sum(h.parameters for h in stage) / self.offload_bandwidth for stage in hosted],
         }
 
-    def buffers(self, own: Collection[int], stages: int) -> Number:
-        """Bytes of a device's buffers for the messages and outputs of a whole step.
+    def buffers(self, local: Collection[int], stages: int) -> Number:
+        """Bytes of a device's buffers for the messages and outputs of a step.
 
         Args:
-            own: The device's stages.
+            local: The device's stages.
             stages: The number of all stages.
         """
-        sides = sum((s > 0) + (s < stages - 1) for s in own)
-        return sides * self.receive_buffers + (stages - 1 in own) * self.kept_outputs
+        neighbors = sum((s > 0) + (s < stages - 1) for s in local)
+        return neighbors * self.receive_buffers + (stages - 1 in local) * self.kept_outputs
 
-    def _static(self, sums: Sequence[StageSums], own: Sequence[int], on_host: Collection[int]) -> Number:
-        states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(own, sums, strict=True))
+    def _static(self, sums: Sequence[StageSums], local: Sequence[int], on_host: Collection[int]) -> Number:
+        states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(local, sums, strict=True))
         gathered = sum(sorted((s.gathered for s in sums), reverse=True)[:2])
-        # Measured runs may have taken less than is predicted, and small stages less than that.
+        # A correction by measured runs may make `self.static` negative, and the sum with it for small stages.
         return max(0, self.static + states + max((s.workspace for s in sums), default=0) + gathered)
 
 
@@ -354,4 +354,4 @@ _OF_STAGES = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
     "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "gathered",
 )  # fmt: skip
-"""Entries that are sums of their units'."""
+"""Entries of StageCosts that are copied from StageSums."""

@@ -74,7 +74,7 @@ class ExportDraft:
     losses: tuple[str, ...] = ()
 
 
-exports: Registry[Exporter] = Registry("debubble.exports", folders=(FRAMEWORKS, "export"), what="export target")
+exports: Registry[Exporter] = Registry("debubble.exports", folders=(FRAMEWORKS, "export"), kind="export target")
 
 
 def exporter(

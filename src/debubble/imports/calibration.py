@@ -165,7 +165,7 @@ def _figure(quantity: Figure, figure: Deviation, plan: Plan, corrected_cluster: 
     plain = accuracy_of(quantity, model, replace(cluster, calibration=()), plan.options)
     return CalibratedFigure(
         predicted=figure.predicted, measured=figure.measured, corrected=corrected_value,
-        before=plain.of(figure.predicted), after=plain.corrected(correction).of(corrected_value),
+        before=plain.scaled_to(figure.predicted), after=plain.corrected(correction).scaled_to(corrected_value),
     )  # fmt: skip
 
 

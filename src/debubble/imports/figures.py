@@ -68,7 +68,9 @@ class Figures:
             tokens_per_second_per_device=explanation.tokens_per_second_per_device,
             mfu=explanation.mfu,
             safe_limit=safe_limit(plan, timeline.peak_memory) if fits else None,
-            accuracy={name: accuracy_of(name, *described, plan.options).of(value) for name, value in predicted.items()},
+            accuracy={
+                name: accuracy_of(name, *described, plan.options).scaled_to(value) for name, value in predicted.items()
+            },
         )
 
     def __str__(self) -> str:

@@ -188,7 +188,7 @@ class ImportedJob:
                 " right one with --model."
             )
         options = targets[self.target].priced(self.options)
-        Layout.of(cluster, options, self.pipeline).check_all_used(options)
+        Layout.from_options(cluster, options, self.pipeline).check_all_used(options)
         units = half_layers(
             self.model,
             cluster,

@@ -199,5 +199,5 @@ _UNSUPPORTED_TOOLS: Mapping[str, tuple[str, ...]] = {
 """Description of an unsupported tool's file, with advice -> entries that identify such a file."""
 
 imports: Registry[Importer] = Registry(
-    "debubble.imports", folders=(FRAMEWORKS, "import_"), what="framework to import from"
+    "debubble.imports", folders=(FRAMEWORKS, "import_"), kind="framework to import from"
 )

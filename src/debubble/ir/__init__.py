@@ -1,4 +1,4 @@
-"""The intermediate representation: what a schedule and a program are.  Imports nothing else of debubble."""
+"""The intermediate representation: schedules, costs, programs and traces.  Imports no other package of debubble."""
 
 from debubble.errors import (
     CutOffError,

@@ -1,4 +1,4 @@
-"""Arrays of numbers that stay exact, and lists of edges between instructions."""
+"""Arrays of numbers with exact sums, and the edges between instructions as arrays."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Numbers = NDArray[Any]
-"""An array of int64, of float64, or of Python's own numbers (fractions, and whole numbers too large for int64)."""
+"""An array of int64, of float64, or of Python objects (fractions, and integers too large for int64)."""
 
-_LARGE = 2**62
-"""Sums of absolute values below it can neither overflow int64 nor, times of a step, come near to it."""
+_INT64_SUM_LIMIT = 2**62
+"""Numbers whose absolute values add up to less are stored as int64, in which sums cannot overflow."""
 
 
 class Edges(NamedTuple):
-    """The waits of all instructions: instruction i has those at `first[i]` to `first[i + 1]` of the other arrays.
+    """The waits of all instructions in CSR form: those of instruction i are at `first[i]` to `first[i + 1]`.
 
     Attributes:
-        first: Where the waits of each instruction begin, and the count of all; one entry more than instructions.
+        first: Index of each instruction's first wait, and the number of all waits at the end.
         other: Per wait, the instruction that is waited for.
-        moment: Per wait, the moment of the other that ends it: its place in MOMENTS.
+        moment: Per wait, the moment of the other instruction that ends it, as an index in MOMENTS.
     """
 
     first: Ints
@@ -38,44 +38,44 @@ class Edges(NamedTuple):
 
     @property
     def reversed(self) -> Edges:
-        """The edges turned round: per instruction, those that wait for it."""
+        """The edges in reverse: per instruction, those that wait for it."""
         return edges(len(self.first) - 1, self.other, self.after, self.moment)
 
 
 def edges(count: int, after: Ints, other: Ints, moment: Ints) -> Edges:
-    """The edges of `count` instructions; those of one instruction stay in the order given."""
+    """The edges of `count` instructions; those of one instruction keep their order."""
     order = np.argsort(after, kind="stable")
     first = np.concatenate(([0], np.cumsum(np.bincount(after, minlength=count))))
     return Edges(first, other[order], moment[order])
 
 
-def entries(table: Numbers, at: Ints) -> Numbers:
-    """`table.ravel()[at]`, as int64 or float64 if that is exact for these entries, else as Python's own numbers."""
+def entries(table: Numbers, indices: Ints) -> Numbers:
+    """`table.ravel()[indices]`, as int64 or float64 if that is exact for these entries, else as Python objects."""
     flat = table.ravel()
     used = np.zeros(len(flat), dtype=np.bool_)
-    used[at] = True
+    used[indices] = True
     numbers = flat[used].tolist()
-    kind = _dtype(numbers, len(at))
-    if kind is object:
-        taken: Numbers = flat[at]
-        return taken
-    compact: Numbers = np.zeros(len(flat), dtype=kind)
+    dtype = _dtype(numbers, len(indices))
+    if dtype is object:
+        objects: Numbers = flat[indices]
+        return objects
+    compact: Numbers = np.zeros(len(flat), dtype=dtype)
     compact[used] = numbers
-    return compact[at]
+    return compact[indices]
 
 
 def exact(numbers: Sequence[Any]) -> Numbers:
-    """Numbers as an array, of int64 or float64 if that is exact, else of Python's own."""
-    kind = _dtype(numbers, len(numbers))
-    if kind is not object:
-        return np.array(numbers, dtype=kind)
+    """Numbers as an array, of int64 or float64 if that is exact, else of Python objects."""
+    dtype = _dtype(numbers, len(numbers))
+    if dtype is not object:
+        return np.array(numbers, dtype=dtype)
     result = np.empty(len(numbers), dtype=object)
     result[:] = numbers
     return result
 
 
 def _dtype(numbers: Sequence[Any], count: int) -> type:
-    """The type of `count` numbers out of these: whole numbers stay exact in sums, also next to floats."""
+    """The dtype for `count` numbers out of these in which sums of integers stay exact, also together with floats."""
     types = {*map(type, numbers)}
     if types <= {float}:
         return float
@@ -83,5 +83,5 @@ def _dtype(numbers: Sequence[Any], count: int) -> type:
         return object
     largest = max(abs(number) for number in numbers if type(number) is int)
     if types == {int}:
-        return np.int64 if largest * count < _LARGE else object
+        return np.int64 if largest * count < _INT64_SUM_LIMIT else object
     return float if largest * count < 2**53 else object

@@ -1,4 +1,4 @@
-"""Degrees of parallelism, and what a search of them answers."""
+"""Degrees of parallelism, and the results of a search over them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from msgspec import UNSET, UnsetType
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """The division of a global batch and a model over devices."""
+    """The parallelism degrees of a run, with its batch."""
 
     pipeline: int = 1
     tensor: int = 1
     data: int = 1
     context: int = 1
     expert: int = 1
-    """Ranks between which a layer's experts are divided, out of all ranks of a pipeline device."""
+    """Expert-parallel ranks, out of all ranks of a pipeline device."""
     expert_tensor: int | None = None
-    """Ranks that divide each expert; None: as many as `tensor`."""
+    """Tensor-parallel ranks of an expert; None: as `tensor`."""
     zero: int = 0
     """ZeRO level over the data- and context-parallel ranks."""
     micro_batch_size: int = 1
-    """Sequences."""
+    """Sequences per micro-batch."""
     micro_batches: int = 1
-    """Per pipeline and step."""
+    """Micro-batches per pipeline and step."""
     chunks: int | None = None
-    """Stages per pipeline device; None: what the planner chooses."""
+    """Stages per pipeline device; None: the planner chooses."""
     slices: int = 1
-    """Slices of every sequence, which pass the pipeline one after the other."""
+    """Slices per sequence, which pass through the pipeline one after the other."""
 
     @property
     def devices(self) -> int:
@@ -46,8 +46,8 @@ class Degrees:
 
     def _words(self) -> Iterator[str]:
         names = ("pipeline", "tensor", "data", "context", "expert")
-        divided = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
-        yield from divided or ["one device"]
+        degrees = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
+        yield from degrees or ["one device"]
         if self.expert_tensor is not None:
             yield f"expert-tensor {self.expert_tensor}"
         if self.zero:
@@ -61,45 +61,45 @@ class Degrees:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """Bytes on one device when it holds most, by what they are for."""
+    """Bytes on one device at its peak, by kind."""
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
-    """Bytes that forwards leave for backwards, and that backwards bring back by recomputing."""
+    """Bytes that forwards save for backwards, and that backwards recompute."""
     workspace: float
-    """Buffers of the operation that runs, and `buffers`."""
+    """Transient bytes of the running operation, and `buffers`."""
     buffers: float | UnsetType = UNSET
-    """Workspace for receive buffers and logits of all micro-batches that a framework keeps for a step; UNSET, and
-    absent in files: none."""
+    """Bytes of receive buffers and logits that a framework keeps for all micro-batches of a step; UNSET, and absent in
+    files: none."""
 
     @property
     def step_buffers(self) -> float:
-        """Bytes of `buffers`, 0 where there are none."""
+        """Bytes of `buffers`, 0 if UNSET."""
         return 0.0 if self.buffers is UNSET else self.buffers
 
     @property
     def total(self) -> float:
-        """Bytes of all parts together."""
+        """The sum of all bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
 UNEVEN_STAGES, RECOMPUTATION, OFFLOAD, CPU_OPTIMIZER = "uneven stages", "recomputation", "offload", "CPU optimizer"
-"""Levers of a plan that its degrees do not name."""
+"""Levers of a plan besides its degrees."""
 
 
 QUICK_PLAN = "quick plan"
-"""Planner of a plan that was drawn without a search."""
+"""The planner's name for plans that were made without a search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationSummary:
-    """One choice of degrees with the best plan that was found for it."""
+    """One choice of degrees with the best plan for it."""
 
     degrees: Degrees
     step_time: float
-    """Seconds of a whole step."""
+    """Seconds of a full step."""
     tokens_per_second_per_device: float
     mfu: float | None
     """Model FLOPs utilization, a fraction; None: the devices' peak is not known."""
@@ -115,23 +115,23 @@ class ConfigurationSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class UsualChoice:
-    """A choice without model parallelism, which a user expects to see: FSDP, or data parallelism with ZeRO-1."""
+    """A baseline without model parallelism: FSDP, or data parallelism with ZeRO-1."""
 
     name: str
     configuration: ConfigurationSummary | None = None
-    """Its fastest quick plan; None: no size of micro-batches fits."""
+    """Its fastest quick plan; None: no micro-batch size fits."""
     reason: str | None = None
     """Why none fits."""
 
     @property
     def options(self) -> str:
-        """The options of `plan` with which alone it fits, as the name has them; empty: it needs none."""
+        """The options of `plan` that it needs to fit, from its name; empty: none."""
         return self.name.partition(", ")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FasterPlan:
-    """The fastest plan that was found, where a simpler one that is nearly as fast is recommended."""
+    """The fastest plan, where a simpler one within the tolerance is recommended."""
 
     configuration: ConfigurationSummary
     levers: tuple[str, ...]
@@ -140,45 +140,45 @@ class FasterPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class DegreeValue:
-    """The best choice with another value of one degree, as far as a search of degrees knows it."""
+    """The best known choice with another value of one degree."""
 
     degree: str
-    """The degree's name, as of Degrees."""
+    """The degree's name, a field of Degrees."""
     value: int
     step_time: float | None = None
-    """Seconds of its best plan, by a quick plan at least; None: none was made, or none fits."""
+    """Seconds of its best plan, or of a quick plan; None: none was made, or none fits."""
     lower_bound: float | None = None
-    """Seconds that its quick plans take at least, where the best was pruned, which a longer search may beat; None next
-    to None: no quick plan fits."""
+    """Lower bound on the seconds of its quick plans if the best one was pruned; a longer search may beat it.  If
+    `step_time` is None as well, no quick plan fits."""
     too_large: bool = False
-    """True if no plan at all can fit."""
+    """True if no plan can fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DegreeSearch:
-    """The record of a search of degrees: how many it looked at, and the best that it found."""
+    """The result of a search over degrees: numbers of choices, and the best ones."""
 
     configurations: tuple[ConfigurationSummary, ...]
-    """The plan's first, then the fastest."""
+    """The configuration of the plan, then the fastest others."""
     legal: int
     """Choices of degrees that divide model, batch and devices."""
     too_large: int
-    """Choices of which states and one activation exceed the memory, and those that no plan that was made fits."""
+    """Choices whose states and one activation exceed the memory, and those without a plan that fits."""
     slower: int
-    """Choices whose lower bound is above the steps that were found for the best."""
+    """Choices whose lower bound exceeds the steps of the best."""
     planned: int
-    """Choices that were planned."""
+    """Choices with a plan."""
     unplanned: int = 0
-    """Choices that were left when the effort was spent."""
+    """Choices that remained when the effort was spent."""
     interrupted: bool = False
     """True if Ctrl-C ended it."""
     cut_off: bool = False
-    """True if the deadline ended it before its last step."""
+    """True if the deadline ended it."""
     fastest: FasterPlan | None = None
-    """A plan that is faster than the recommended one, and less simple; None: the plan is the fastest."""
+    """A faster plan that is less simple than the recommended one; None: the plan is the fastest."""
     tolerance: float = 0.0
-    """Share of the fastest plan's step by which a simpler one may be slower; 0: the fastest is the plan."""
+    """Fraction by which the step of a simpler plan may exceed the fastest one's; 0: the fastest plan is recommended."""
     usual: tuple[UsualChoice, ...] = ()
-    """The usual choices, as far as they are legal."""
+    """The legal ones of the usual choices."""
     other_values: tuple[DegreeValue, ...] = ()
-    """Other values of the degrees, and what they cost at best."""
+    """Other values of the degrees, with their best choices."""

@@ -1,8 +1,8 @@
 """The operations of a training step.
 
-An operation is a kind, a stage and a micro-batch, written in torch's letters: `2F5` is the forward of
-micro-batch 5 on stage 2.  Kinds that do not belong to a single micro-batch (the optimizer step and what
-surrounds it) carry the micro-batch that they follow, or, for `P`, the one that they precede.
+An operation is a kind, a stage and a micro-batch, written in torch's letters: `2F5` is the forward of micro-batch 5 on
+stage 2.  Kinds that do not belong to a single micro-batch (the optimizer step and its transfers) carry the micro-batch
+that they follow, or, for `P`, the one that they precede.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from debubble.errors import InputError
 
 
 class Lane(StrEnum):
-    """A part of a device that executes one operation at a time."""
+    """A resource of a device that executes one operation at a time, such as its compute stream or a copy engine."""
 
     COMPUTE = "compute"
     SEND = "send"
@@ -24,7 +24,7 @@ class Lane(StrEnum):
     H2D = "h2d"
     HOST = "host"
     REDUCE = "reduce"
-    """Collectives of the data-parallel ranks: gradients that they sum, parameters that they gather."""
+    """Data-parallel collectives: gradient reductions and parameter gathers."""
 
 
 class Kind(Enum):
@@ -41,17 +41,17 @@ class Kind(Enum):
     R = "R"
     """Recompute what the forward dropped."""
     O = "O"  # noqa: E741 - the field's letter
-    """Offload the kept activation (device to host, or to a peer device)."""
+    """Offload the saved activation to the host, or to a peer device."""
     L = "L"
-    """Reload (load back) what O moved."""
+    """Reload the activation that O offloaded."""
     G = "G"
     """Reduce the stage's gradients over the data-parallel ranks, up to and including this micro-batch."""
     D = "D"
-    """Move the stage's gradients down to the host."""
+    """Offload the stage's gradients to the host."""
     S = "S"
-    """Optimizer step of the stage; on the host if its gradients were moved there, else on the device."""
+    """Optimizer step of the stage; on the host if its gradients were offloaded, else on the device."""
     P = "P"
-    """Bring the stage's parameters up from the host, before this micro-batch."""
+    """Load the stage's updated parameters from the host, before this micro-batch."""
     SEND_F = "SEND_F"
     """Send the forward's output to the next stage."""
     RECV_F = "RECV_F"
@@ -67,14 +67,13 @@ class Kind(Enum):
     UNSHARD_B = "UNSHARD_B"
     """Gather them before its backward."""
     RESHARD_F = "RESHARD_F"
-    """Free what other ranks have of the stage's parameters, after this micro-batch's forward."""
+    """Free the other ranks' shards of the stage's parameters, after this micro-batch's forward."""
     RESHARD_R = "RESHARD_R"
-    """Free it after its recomputation."""
+    """Free them after its recomputation."""
     RESHARD_B = "RESHARD_B"
-    """Free it after its backward."""
+    """Free them after its backward."""
 
-    # Members are singletons, and Enum's own hash is a Python call: this one is what schedules of a million
-    # operations are looked up by.
+    # Members are singletons, so identity is enough; Enum's hash is a Python call, slow for a million operations.
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
@@ -83,26 +82,25 @@ class Kind(Enum):
 
 KINDS = tuple(Kind)
 CODE = {kind: code for code, kind in enumerate(KINDS)}
-"""The number of each kind in arrays: its place in KINDS."""
+"""Kind -> its code in arrays, the index in KINDS."""
 
 BACKWARDS = (Kind.B, Kind.I)
-"""The kinds that consume the gradient of the next stage."""
+"""The kinds that consume the gradient from the next stage."""
 
 HOST_STEP = (Kind.P, Kind.D, Kind.S)
-"""The kinds of a step that a host takes: parameters from there, gradients to it, and the step itself."""
+"""The kinds of an optimizer step on the host: parameter load, gradient offload, and the step."""
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-"""The kinds that always run on the compute lane; S does unless it is the host's."""
+"""The kinds that always run on the compute lane; S does unless it runs on the host."""
 
 TRANSFERS = (Kind.O, Kind.L, Kind.D, Kind.P)
-"""The kinds that move bytes over a device's link to the host, or of its activations to a peer."""
+"""The kinds that transfer bytes over a device's host link, or activations to a peer."""
 
 UNSHARDS = (Kind.UNSHARD_F, Kind.UNSHARD_R, Kind.UNSHARD_B)
 RESHARDS = (Kind.RESHARD_F, Kind.RESHARD_R, Kind.RESHARD_B)
 
 SCHEDULED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L, Kind.G, Kind.D, Kind.S, Kind.P)
-"""The kinds that a Schedule may contain; lowering adds the messages, and the gathers of
-divided parameters."""
+"""The kinds that a Schedule may contain; lowering adds messages, and gathers of sharded parameters."""
 
 
 class Op(NamedTuple):
@@ -122,7 +120,7 @@ class Op(NamedTuple):
 
     @staticmethod
     def parse(name: str) -> Op:
-        """Read an operation's name.
+        """Parse an operation's name.
 
         Args:
             name: Such as `2F5`.
@@ -131,7 +129,7 @@ class Op(NamedTuple):
             The operation, here `Op(Kind.F, 2, 5)`.
 
         Raises:
-            InputError: If the text is no such name.
+            InputError: If the text is not such a name.
         """
         match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:

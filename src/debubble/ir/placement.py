@@ -50,7 +50,7 @@ class Placement(PickledFields):
     @staticmethod
     @with_checked_types()
     def v_shape(devices: int, chunks: int = 2) -> Placement:
-        """Place even chunks down the devices and odd ones up (Controllable Memory, NeurIPS 2024)."""
+        """Place even chunks from first to last device, odd ones in reverse (Controllable Memory, NeurIPS 2024)."""
         _check(devices, chunks)
         down = tuple(range(devices))
         return Placement(tuple(d for c in range(chunks) for d in (down if c % 2 == 0 else down[::-1])))
@@ -80,14 +80,14 @@ class Placement(PickledFields):
 
     @property
     def chunks(self) -> int:
-        """The largest number of stages that a device holds."""
+        """The maximum number of stages on a device."""
         return max(map(len, self.stages_of))
 
     def last_chunks(self, chunks: int) -> frozenset[int]:
-        """The stages of the last so many chunks of every device.  Raises InputError if there are fewer."""
+        """The stages of the last `chunks` chunks of every device.  Raises InputError if there are fewer."""
         if not 0 <= chunks <= self.chunks:
             raise InputError(f"The last {chunks} chunks of each device are asked for, but there are {self.chunks}.")
-        return frozenset(stage for own in self.stages_of for stage in own[max(0, len(own) - chunks) :])
+        return frozenset(stage for stages in self.stages_of for stage in stages[max(0, len(stages) - chunks) :])
 
 
 def _check(devices: int, chunks: int) -> None:

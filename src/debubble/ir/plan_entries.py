@@ -1,4 +1,4 @@
-"""The entries of a plan next to its schedule and its costs: its units, the options of its run, how it was found."""
+"""The entries of a plan besides its schedule and costs: its units, the options of its run, candidates, origin."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 DEFAULT_EFFORT = 3.0
-"""Work of a planner where nothing else is asked, in seconds of the reference machine (see `search.effort`)."""
+"""The default work of a planner, in seconds of the reference machine (see `search.effort`)."""
 
 
 @dataclass(frozen=True)
 class PlannedUnit:
-    """One model unit in its stage."""
+    """A model unit of a stage."""
 
     type: str
-    """`embedding`, `attention`, `mlp`, `layer` (both in one), `head`, a units file's own type, or `stage` for stages
-    given by their costs."""
+    """`embedding`, `attention`, `mlp`, `layer` (both halves), `head`, a units file's type, or `stage` for the stages of
+    a costs file."""
     layer: int | None
-    """Index of the decoder layer, None for embedding and head; a units file counts per type."""
+    """Index of the decoder layer, None for embedding and head; in a units file the index among units of its type."""
     strategy: str = "none"
-    """`none`, `full`, or the operators that it recomputes, joined by `+`: norm, activation, multiply, core,
-    projections, mlp."""
+    """`none`, `full`, or recomputed operators, joined by `+`: norm, activation, multiply, core, projections, mlp."""
     deeper: str | UnsetType = UNSET
-    """Strategy for micro-batches that the schedule recomputes deeper; UNSET, and absent in files: `strategy`."""
+    """Strategy of micro-batches that recompute at the deeper level; UNSET, and absent in files: `strategy`."""
 
     @property
     def strategies(self) -> tuple[str, str]:
-        """Strategy of most micro-batches, and of those that recompute deeper."""
+        """The strategies of the two recomputation levels."""
         return self.strategy, self.strategy if self.deeper is UNSET else self.deeper
 
 
 def recomputation_of(partition: Sequence[Sequence[PlannedUnit]]) -> tuple[str, ...]:
-    """The recomputation of each stage: a strategy, or several as `3 none, 2 full`."""
+    """The recomputation of every stage: a strategy, or a count per strategy such as `3 none, 2 full`."""
     stages = (Counter(unit.strategy for unit in stage) for stage in partition)
     return tuple(
         next(iter(counts)) if len(counts) == 1 else ", ".join(f"{count} {name}" for name, count in counts.items())
@@ -45,37 +44,37 @@ def recomputation_of(partition: Sequence[Sequence[PlannedUnit]]) -> tuple[str, .
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options with which a model is run.
+    """Options of a model's training run.
 
     Attributes:
         micro_batch_size: Sequences per micro-batch and replica.
         sequence_length: Tokens per sequence.
-        tensor: Ranks that divide each layer.
-        data: Replicas of the pipeline.
-        context: Ranks that divide each sequence.
-        expert: Ranks between which a layer's experts are divided, out of the data- and context-parallel ones (and of
-            the tensor-parallel ones, as far as these do not divide each expert).
-        expert_tensor: Ranks that divide each expert; None: as many as `tensor`.
-        zero: What replicas divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+        tensor: Tensor-parallel degree.
+        data: Data-parallel degree: replicas of the pipeline.
+        context: Context-parallel degree.
+        expert: Expert-parallel degree, out of the data- and context-parallel ranks (and of the tensor-parallel ones, if
+            `expert_tensor` is below `tensor`).
+        expert_tensor: Tensor-parallel degree of an expert; None: as `tensor`.
+        zero: What replicas shard: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
         optimizer: `adamw`, `adam`, `adamw-8bit`, `lion`, `muon`, `momentum` or `sgd`.
-        dtype: Of computing: `bf16`, `fp16`, `fp32`, or the products' own next to bf16 activations: `fp8` (a scale per
-            tensor), `mxfp8` (per 32 numbers) or `nvfp4` (4 bits, per 16).
-        lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
-        quantize: Format of the frozen weights of linear layers next to adapters: `nf4` (4 bits, as in QLoRA), or
-            `nf4-dq`, whose scales have 8 bits (double quantisation); None: the dtype's.
-        post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
-        host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
-        expert_overlap: Tokens travel to experts and back next to another micro-batch's computing.
-        slices: Slices of every sequence, which pass the pipeline one after the other (Seq1F1B).
-        gradient_dtype: In which gradients are kept and summed in mixed precision: `fp32`, `bf16` or `fp16`.
-        moment_dtype: Of the optimizer's moments: `fp32`, `bf16` or `fp16`.
-        master_dtype: Of the weights that the optimizer steps: `fp32`, or `bf16`, with which weights, gradients and
-            moments all have 16 bits (full bf16 training).
-        sequence_parallel: Tensor-parallel ranks divide norms and the residual stream, too.
-        flash_attention: A fused attention core, which keeps no scores.
-        image_patches: Patches of each image, for a model with a vision tower; None: the model's own.
-        images: Images of each sequence, for a model with a vision tower.
-        freeze: `vision`: the vision tower is frozen, as it always is next to adapters; None: all is trained.
+        dtype: Compute dtype: `bf16`, `fp16`, `fp32`, or for linear layers in a bf16 run: `fp8` (a scale per tensor),
+            `mxfp8` (per 32 numbers) or `nvfp4` (4 bits, per 16).
+        lora: Rank of the low-rank adapters that are trained in place of the model's parameters; 0: no LoRA.
+        quantize: Format of the frozen weights of linear layers with LoRA: `nf4` (4 bits, as in QLoRA), or `nf4-dq`,
+            whose scales have 8 bits (double quantization); None: the dtype's.
+        post_validation: Devices update before the norm of all gradients is known, and keep copies for a rollback.
+        host_optimizer: Fraction of every rank's optimizer states on the host, which steps them after the pipeline.
+        expert_overlap: Dispatch and combine overlap with another micro-batch's computing.
+        slices: Slices per sequence, which pass through the pipeline one after the other (Seq1F1B).
+        gradient_dtype: Dtype in which gradients are stored and reduced in mixed precision: `fp32`, `bf16` or `fp16`.
+        moment_dtype: Dtype of the optimizer's moments: `fp32`, `bf16` or `fp16`.
+        master_dtype: Dtype of the weights that the optimizer steps: `fp32`, or `bf16`, with which weights, gradients
+            and moments all have 16 bits (full bf16 training).
+        sequence_parallel: Norms and the residual stream are sharded over tensor-parallel ranks.
+        flash_attention: The attention core is fused, and keeps no scores.
+        image_patches: Patches per image, for a model with a vision tower; None: the model's default.
+        images: Images per sequence, for a model with a vision tower.
+        freeze: `vision`: the vision tower is frozen, as it always is with LoRA; None: all is trained.
         framework: The framework whose kernels and overlaps are priced, as `NAME@VERSION[,TRAIT=VALUE ...]`; empty: that
             of the target, or Megatron-LM's defaults.
     """
@@ -108,25 +107,25 @@ class RunOptions:
 
     @property
     def expert_shards(self) -> int:
-        """Ranks of each expert, which divide its inner width."""
+        """Tensor-parallel ranks of an expert, over which its inner width is sharded."""
         return self.tensor if self.expert_tensor is None else self.expert_tensor
 
 
 Status = Literal["found", "cut off", "rejected", "failed"]
-"""End of a planner: with an answer; when the deadline bit, so that more time might find another one; without any."""
+"""The outcome of a planner: an answer; an answer at the deadline, which more time may improve; no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness:
-    """The time of a plan's whole step when times are not as predicted, in the costs' unit of time.
+    """The time of a plan's full step under random disturbances, in the costs' unit of time.
 
     Attributes:
-        draws: Disturbed steps that were simulated.
-        expected: The mean under all disturbances together.
-        worst: What 95% of these steps do not exceed.
-        jitter: The mean if only the operations' times scatter.
-        straggler: The mean if only one device is slow.
-        links: The mean if only messages, reductions and copies are slow.
+        draws: Number of simulated disturbed steps.
+        expected: Mean under all disturbances together.
+        worst: 95th percentile under all disturbances together.
+        jitter: Mean if only the operations' times vary.
+        straggler: Mean if only one device is slow.
+        links: Mean if only messages, reductions and copies are slow.
     """
 
     draws: int
@@ -144,7 +143,7 @@ class CandidateSummary:
     planner: str
     status: Status = "found"
     step_time: float | None = None
-    """Time of the whole step, with what gradients and optimizer take after the pipeline."""
+    """Time of the full step, with gradient reduction and optimizer step after the pipeline."""
     makespan: float | None = None
     span: float | None = None
     lower_bound: float | None = None
@@ -152,58 +151,58 @@ class CandidateSummary:
     peak_memory: tuple[float, ...] = ()
     schedule: str | None = None
     partition: tuple[tuple[PlannedUnit, ...], ...] = field(default=(), compare=False)
-    """Per stage, its units with their strategies; plan files keep it of the plan alone."""
+    """Per stage, its units with their strategies; in plan files only the chosen candidate has it."""
     recompute: tuple[str, ...] = ()
     """Per stage, a summary of its units' strategies."""
     solve_seconds: float = 0.0
     rejected: str | None = None
     remark: str | None = None
-    """The planner's own account of its search."""
+    """The planner's sentence on its search."""
     interrupted: bool = False
-    """True if a Ctrl-C ended its search, so that this is the best until then."""
+    """True if Ctrl-C ended its search, so that this is the best plan until then."""
     plain_excess: float | None = None
-    """Share by which its step is longer than with recomputation, offload or steps on hosts; None: it is not, or it
-    has them."""
+    """Fraction by which its step is longer than one with recomputation, offload or steps on hosts; None: it is not
+    longer, or has them."""
     robust_excess: float | None = None
-    """Share by which its undisturbed step is longer than that of the fastest plan that was found; None: it is not."""
+    """Fraction by which its undisturbed step is longer than the fastest plan's; None: it is not longer."""
     runs_in: tuple[str, ...] = ()
-    """Names of the targets that run its answer as it is, if it is a model's."""
+    """Names of the targets that run it unchanged, if it is a model's."""
     robustness: Robustness | None = None
-    """The step under disturbances, if plans were judged by them."""
+    """The step under disturbances, if plans were ranked by them."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """All that is to be said of it, in words."""
-        said = (
+        """All remarks on it, in words."""
+        remarks = (
             "interrupted: the best so far" if self.interrupted else None,
             self.remark,
             None if self.plain_excess is None else plain_words(self.plain_excess),
             None if self.robust_excess is None else robust_words(self.robust_excess),
         )
-        return tuple(filter(None, said))
+        return tuple(filter(None, remarks))
 
 
 def plain_words(excess: float) -> str:
-    """Words on how much longer a step is without levers."""
+    """A phrase for `CandidateSummary.plain_excess`."""
     return f"{100 * excess:.1f}% slower than with recomputation, offload or steps on hosts"
 
 
 def robust_words(excess: float) -> str:
-    """Words on how much longer the undisturbed step is of a plan that stands disturbances better."""
+    """A phrase for `CandidateSummary.robust_excess`."""
     return f"{100 * excess:.1f}% slower undisturbed than the fastest plan that was found"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """One change of a plan and what a step takes with it.
+    """A hypothetical change of a plan's problem, and the step time with it.
 
     Attributes:
         change: The change, in words.
-        lever: Whether it takes a lever away, rather than giving the plan something.
+        lever: Whether it removes a lever, rather than adding resources.
         step_time: Seconds of a step; None: nothing fits.
         seconds_per_sequence: The step's seconds over its sequences.
-        quick: Whether it is a quick plan's, which compares with the quick plan of the unchanged problem alone.
-        more_devices: Whether it takes more devices.
+        quick: Whether the time is that of a quick plan, to be compared only with the unchanged problem's quick plan.
+        more_devices: Whether it needs more devices.
     """
 
     change: str
@@ -220,8 +219,8 @@ class Origin:
 
     Attributes:
         command: The command line.
-        date: When it was called, as ISO 8601 writes it, in UTC.
-        version: The version of debubble.
+        date: The time of the call in UTC, in ISO 8601.
+        version: The debubble version.
     """
 
     command: str

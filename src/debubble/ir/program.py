@@ -1,10 +1,10 @@
 """A Program: a Schedule with everything implicit made explicit.
 
-Every message, every lane, and every point at which one operation waits for another is written out, with its time
-and its effect on memory.  The simulator interprets it with these numbers, the runtime with tensors.
+It lists all messages, lanes and waits, with the time and the memory effects of every operation.  The simulator
+interprets it with these numbers, the runtime with tensors.
 
-It is held as arrays with one entry per instruction, which is what lowering and simulation compute with; `instructions`
-and `queues` show the same as objects, made when they are first asked for.
+It is stored as arrays with one entry per instruction, for lowering and simulation; `instructions` and `queues` are
+object views, which are built at the first access.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Moment(Enum):
     START = "start"
     END = "end"
     STREAM = "stream"
-    """The `lead` of what waits before its end, and after its start: what waits can run next to the rest of it.
+    """`lead` before its end, where lead is the waiting instruction's, and not before its start.
 
-    An O waits so for its F, and a B, I or R for its L, if their stage's units stream."""
+    O waits like this for its F, and B, I or R for its L, if the units of their stage stream."""
 
     __hash__ = object.__hash__
 
 
 MOMENTS = tuple(Moment)
 START, END, STREAM = range(len(MOMENTS))
-"""The moments in arrays: their places in MOMENTS."""
+"""Codes of the moments in arrays: indices in MOMENTS."""
 
 
 class Wait(NamedTuple):
@@ -56,14 +56,14 @@ class Wait(NamedTuple):
 
 
 def waits_of(edges: Edges) -> list[tuple[Wait, ...]]:
-    """The moments of others that each instruction waits for."""
-    first, other, moment = (part.tolist() for part in edges)
+    """The waits of every instruction as objects."""
+    first, other, moment = (column.tolist() for column in edges)
     waits = [*map(Wait, other, map(MOMENTS.__getitem__, moment))]
     return [tuple(waits[begin:end]) for begin, end in itertools.pairwise(first)]
 
 
 class Effect(NamedTuple):
-    """Change of a device's memory, in bytes, at this moment of the operation."""
+    """A change of a device's memory, in bytes, at a moment of the operation."""
 
     device: int
     moment: Moment
@@ -71,7 +71,7 @@ class Effect(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One operation on one lane, after its waits and the instruction before it in its queue."""
+    """One operation on one lane, which starts after its waits and the previous instruction of its queue."""
 
     op: Op
     device: int
@@ -80,16 +80,16 @@ class Instruction(NamedTuple):
     waits: tuple[Wait, ...] = ()
     effects: tuple[Effect, ...] = ()
     peer: int | None = None
-    """The other device of a message or swap."""
+    """The other device of a message, or of a transfer to a peer."""
     lead: Number = 0
-    """Time before the end of what it streams with at which it may start; read where it waits for a STREAM."""
+    """Time before the end of another instruction at which it may start; used by waits for STREAM."""
 
 
 class Queue(NamedTuple):
-    """Instructions (their indices) that a lane takes in this order.
+    """The indices of a lane's instructions in the order in which they are issued.
 
-    Messages have a queue per direction and peer.  In an exclusive queue an instruction starts when the one before
-    it has ended; otherwise (asynchronous messages) it may overlap with it, but is still issued after it.
+    Messages have a queue per direction and peer.  In an exclusive queue an instruction starts after the end of the
+    previous one; otherwise (asynchronous messages) they may overlap.
     """
 
     device: int
@@ -100,7 +100,7 @@ class Queue(NamedTuple):
 
 
 class QueueArrays(NamedTuple):
-    """The queues: queue q takes `instructions[first[q] : first[q + 1]]`."""
+    """The queues as arrays: queue q has `instructions[first[q] : first[q + 1]]`."""
 
     device: Ints
     lane: Ints
@@ -112,9 +112,9 @@ class QueueArrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-    """The instructions of every lane of every device, as `lower` makes them from a schedule and its costs.
+    """The instructions of every lane of every device, which `lower` makes from a schedule and its costs.
 
-    Kinds and lanes are places in KINDS and LANES, and where there is no peer it is NO_PEER.
+    Kinds and lanes are indices in KINDS and LANES; instructions without a peer have NO_PEER.
     """
 
     schedule: Schedule
@@ -129,9 +129,9 @@ class Program:
     lead: Numbers
     """Leads of instructions (Instruction.lead)."""
     allocated: Numbers
-    """Bytes at the start, on the instruction's own device; L frees them on its peer at its end."""
+    """Bytes allocated at the start, on the instruction's device; L frees them on its peer at its end."""
     freed: Numbers
-    """Bytes at the end, on the instruction's own device; O allocates them on its peer at its start."""
+    """Bytes freed at the end, on the instruction's device; O allocates them on its peer at its start."""
     waits: Edges
     queue_arrays: QueueArrays
 
@@ -157,13 +157,13 @@ class Program:
         return tuple(
             Queue(device, LANES[lane], None if peer == NO_PEER else peer, exclusive, tuple(indices[begin:end]))
             for device, lane, peer, exclusive, (begin, end) in zip(
-                *(part.tolist() for part in q[:4]), itertools.pairwise(first), strict=True
+                *(column.tolist() for column in q[:4]), itertools.pairwise(first), strict=True
             )
         )
 
     @cached_property
     def index(self) -> Mapping[Op, int]:
-        """The place of each operation in `instructions`."""
+        """Operation -> its index in `instructions`."""
         return {instruction.op: i for i, instruction in enumerate(self.instructions)}
 
     @cached_property
@@ -176,13 +176,13 @@ class Program:
 
     @cached_property
     def static(self) -> tuple[Number, ...]:
-        """Bytes that are on each device throughout: without the room for gathered parameters."""
+        """Static bytes of every device, without those of gathered parameters."""
         stages_of = self.schedule.placement.stages_of
         return tuple(self.costs.static_of(d) - self.costs.gathered_bytes(stages_of[d]) for d in range(self.devices))
 
     @cached_property
     def predecessors(self) -> Edges:
-        """The predecessors of each instruction: its waits, and last the one before it in an exclusive queue."""
+        """The predecessors of every instruction: its waits, then the previous instruction of an exclusive queue."""
         q = self.queue_arrays
         follows = np.ones(len(q.instructions), dtype=np.bool_)
         follows[q.first[:-1]] = False
@@ -200,35 +200,35 @@ class Program:
 
     @cached_property
     def preceding(self) -> list[tuple[Wait, ...]]:
-        """The moments that each instruction follows."""
+        """The predecessors of every instruction as objects."""
         return waits_of(self.predecessors)
 
     def topological_order(self) -> list[int]:
-        """The instructions, each after all that it follows; raises graphlib's CycleError if some wait in a circle."""
+        """The instructions in topological order; raises graphlib's CycleError if there is none."""
         graph = {index: [wait.instruction for wait in waits] for index, waits in enumerate(self.preceding)}
         return [*TopologicalSorter(graph).static_order()]
 
     def deadlock(self, done: Iterable[int]) -> DeadlockError:
-        """The error that names a cycle among the instructions that are not `done`, the ones that became ready."""
+        """The error for a cycle of waits among the instructions outside `done`, those that can run."""
         stuck = set(range(len(self.preceding))).difference(done)
         path: list[int] = []
-        seen: dict[int, int] = {}
+        position: dict[int, int] = {}
         index = min(stuck)
-        while index not in seen:
-            seen[index] = len(path)
+        while index not in position:
+            position[index] = len(path)
             path.append(index)
             index = next(other for other, _ in self.preceding[index] if other in stuck)
-        return DeadlockError(tuple(self.instructions[i].op.name for i in path[seen[index] :]))
+        return DeadlockError(tuple(self.instructions[i].op.name for i in path[position[index] :]))
 
     def _effects(self) -> Iterator[tuple[Effect, ...]]:
         offload, reload = CODE[Kind.O], CODE[Kind.L]
         columns = (self.kind, self.device, self.peer, self.allocated, self.freed)
         for kind, device, peer, allocated, freed in zip(*(column.tolist() for column in columns), strict=True):
-            own: tuple[Effect, ...] = (Effect(device, Moment.START, allocated),) if allocated else ()
+            effects: tuple[Effect, ...] = (Effect(device, Moment.START, allocated),) if allocated else ()
             if freed:
-                own += (Effect(device, Moment.END, -freed),)
+                effects += (Effect(device, Moment.END, -freed),)
             if peer != NO_PEER and kind == offload:
-                own += (Effect(peer, Moment.START, freed),)
+                effects += (Effect(peer, Moment.START, freed),)
             if peer != NO_PEER and kind == reload:
-                own += (Effect(peer, Moment.END, -allocated),)
-            yield own
+                effects += (Effect(peer, Moment.END, -allocated),)
+            yield effects

@@ -1,8 +1,8 @@
-"""A Schedule: in which order each device does its operations.
+"""A Schedule: the order of every device's operations.
 
-One list per device holds compute operations and transfers together, in the order in which they start.  Each lane
-takes its operations from the list in that order; lanes overlap.  A reload (L) starts no earlier than the compute
-operation before it in the list; apart from that a transfer starts as soon as it can.
+One list per device has compute operations and transfers together, in the order in which they start.  Each lane takes
+its operations from the list in that order; lanes overlap.  A reload (L) starts no earlier than the compute operation
+before it in the list; otherwise a transfer starts as soon as it can.
 
 Recomputation has two forms.  *Explicit*: an R in the list, anywhere before the backward.  *Fused*: no R, but the
 stage is in `fused_recompute`; its backward first recomputes.
@@ -26,27 +26,27 @@ from debubble.ir.stage_costs import Number, StageCosts
 from debubble.pickling import PickledFields
 
 Shares = Mapping[int, Number | tuple[Number, ...]]
-"""Stage -> share of what it could recompute or move: one for all micro-batches, or one for each of them."""
+"""Stage -> fraction that is recomputed or offloaded: one for all micro-batches, or one per micro-batch."""
 
 
 def share_of(shares: Shares, stage: int, micro_batch: int) -> Number:
-    """The share of a stage for a micro-batch; all where none is given."""
+    """The fraction of a stage for a micro-batch; 1 if the stage has none."""
     share = shares.get(stage, 1)
     return share[micro_batch] if isinstance(share, tuple) else share
 
 
 def all_shares(shares: Shares) -> Iterator[tuple[int, tuple[Number, ...]]]:
-    """Every stage that shares are given for, with each of them."""
+    """Every stage in `shares` with its fractions."""
     for stage, share in shares.items():
         yield stage, share if isinstance(share, tuple) else (share,)
 
 
 _GRADIENTS = (Kind.B, Kind.W, Kind.G)
-"""Operations after the last of which a stage's gradients are complete."""
+"""A stage's gradients are complete after its last operation of these kinds."""
 
 
 class OpArrays(NamedTuple):
-    """Operations as arrays, one entry each; kinds are their places in KINDS."""
+    """Operations as arrays with an entry per operation; kinds are indices in KINDS."""
 
     kind: Ints
     stage: Ints
@@ -54,7 +54,7 @@ class OpArrays(NamedTuple):
     device: Ints
 
     @staticmethod
-    def of(orders: Sequence[Sequence[Op]]) -> OpArrays:
+    def from_orders(orders: Sequence[Sequence[Op]]) -> OpArrays:
         """The operations of all lists, one list after the other."""
         ops = tuple(itertools.chain.from_iterable(orders))
         kinds, stages, micro_batches = zip(*ops, strict=True) if ops else ((), (), ())
@@ -73,20 +73,21 @@ class Schedule(PickledFields):
     Attributes:
         name: The name of the schedule, such as `1f1b`.
         placement: The device of every stage.
-        micro_batches: The number of micro-batches; where sequences are cut into slices, the number of all slices.
+        micro_batches: The number of micro-batches; with slices, the number of all slices.
         orders: Per device, its operations in the order in which they start.
-        slices: Slices of every sequence (Seq1F1B): operations of micro-batch j are those of slice j % slices of the
-            sequences j // slices, whose slices go forwards in their order and backwards in the opposite one.
+        slices: Slices per sequence (Seq1F1B): micro-batch j is slice j % slices of sequence j // slices.  The slices of
+            a sequence run forwards in their order, and backwards in reverse.
         fused_recompute: Stages whose backward recomputes first.
-        recompute_fraction: Stage -> share of what it could recompute that it does (absent: all); or a tuple of them,
-            one for each micro-batch.
-        offload_fraction: Stage -> share of the activation that O moves (absent: all), or one for each micro-batch.
+        recompute_fraction: Stage -> fraction of its recomputation that takes place (absent: 1), or a tuple with one
+            per micro-batch.
+        offload_fraction: Stage -> fraction of the activation that O moves (absent: 1), or a tuple with one per
+            micro-batch.
         deeper: Stages and micro-batches whose R recomputes by the stage's second, deeper level.
-        peers: Device -> the device that holds what it offloads (absent: the host).
-        asynchronous: Boundaries (the stage before each) whose messages overlap compute even where the costs say
-            `blocking`.
-        link_orders: Transfers of several devices that share a link to the host, each list in the order in which the
-            link serves them; transfers in no list are served by arrival.
+        peers: Device -> the device to which it offloads (absent: the host).
+        asynchronous: Boundaries, named by the stage before them, whose messages overlap with computing even if the
+            communication model is `blocking`.
+        link_orders: Per shared host link, its transfers in the order in which it serves them; transfers in no list are
+            served by arrival.
 
     Example:
         >>> Schedule.of("gpipe", Placement.linear(1), 1, [["0F0", "0B0"]]).orders[0][1].name
@@ -128,11 +129,11 @@ class Schedule(PickledFields):
     @cached_property
     def arrays(self) -> OpArrays:
         """The operations of all lists, device by device."""
-        return OpArrays.of(self.orders)
+        return OpArrays.from_orders(self.orders)
 
     @cached_property
     def positions(self) -> Ints:
-        """The index of each operation in `arrays`, by kind, stage and micro-batch; -1 if it is not there."""
+        """The index of each operation in `arrays`, by kind, stage and micro-batch; -1 if there is none."""
         kind, stage, micro_batch, _ = self.arrays
         result = np.full((len(KINDS), self.stages, self.micro_batches), -1)
         result[kind, stage, micro_batch] = np.arange(len(kind))
@@ -145,7 +146,7 @@ class Schedule(PickledFields):
 
     @cached_property
     def split_backward(self) -> frozenset[tuple[int, int]]:
-        """The (stage, micro-batch) pairs whose backward is I and W apart."""
+        """The (stage, micro-batch) pairs whose backward is split into I and W."""
         return self._pairs(Kind.I)
 
     @cached_property
@@ -155,21 +156,21 @@ class Schedule(PickledFields):
 
     @cached_property
     def offloaded(self) -> frozenset[tuple[int, int]]:
-        """The (stage, micro-batch) pairs whose activation is moved away."""
+        """The (stage, micro-batch) pairs whose activation is offloaded."""
         return self._pairs(Kind.O)
 
     @cached_property
     def host_steps(self) -> frozenset[int]:
-        """The stages whose optimizer step is the host's: those whose gradients go there."""
+        """The stages whose optimizer step runs on the host: those whose gradients are offloaded."""
         return frozenset(stage for stage, _ in self._pairs(Kind.D))
 
     def _pairs(self, kind: Kind) -> frozenset[tuple[int, int]]:
-        """The stages and micro-batches that have an operation of a kind."""
+        """The (stage, micro-batch) pairs with an operation of a kind."""
         chosen = self.arrays.kind == CODE[kind]
         return frozenset(zip(self.arrays.stage[chosen].tolist(), self.arrays.micro_batch[chosen].tolist(), strict=True))
 
     def label(self, micro_batch: int) -> str:
-        """The micro-batch's number in pictures; with slices, its sequence's and its own in it: `0.3`."""
+        """The micro-batch's number in pictures; with slices, sequence and slice: `0.3`."""
         if self.slices == 1:
             return str(micro_batch)
         return f"{micro_batch // self.slices}.{micro_batch % self.slices}"
@@ -183,7 +184,7 @@ class Schedule(PickledFields):
         return stage in self.fused_recompute or (stage, micro_batch) in self.explicit_recompute
 
     def recomputes_deeper(self, stage: int, micro_batch: int) -> bool:
-        """Tell whether a stage recomputes for a micro-batch by its deeper level."""
+        """Tell whether a stage recomputes for a micro-batch at its deeper level."""
         return (stage, micro_batch) in self.deeper and (stage, micro_batch) in self.explicit_recompute
 
     def levels(self, explicit: Bools, stage: Ints, micro_batch: Ints) -> Ints:
@@ -195,7 +196,7 @@ class Schedule(PickledFields):
         return result
 
     def recompute_time(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
-        """Time that the recomputation of a stage takes for a micro-batch."""
+        """Time of a stage's recomputation for a micro-batch."""
         times = costs.recompute
         if self.recomputes_deeper(stage, micro_batch):
             assert costs.recompute_deeper is not None
@@ -207,22 +208,22 @@ class Schedule(PickledFields):
         return time * share
 
     def kept_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
-        """Bytes that F of this stage and micro-batch leaves, before `micro_batch_scale`."""
+        """Bytes that F of this stage and micro-batch saves, before `micro_batch_scale`."""
         if not self.recomputes(stage, micro_batch):
             return costs.activation[stage]
-        left = costs.activation_recomputed
+        recomputed = costs.activation_recomputed
         if self.recomputes_deeper(stage, micro_batch):
             assert costs.activation_deeper is not None
-            left = costs.activation_deeper
+            recomputed = costs.activation_deeper
         share = share_of(self.recompute_fraction, stage, micro_batch)
-        return costs.activation[stage] - (costs.activation[stage] - left[stage]) * share
+        return costs.activation[stage] - (costs.activation[stage] - recomputed[stage]) * share
 
     def moved_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
-        """Bytes that O of this stage and micro-batch moves, before `micro_batch_scale`."""
-        kept = self.kept_bytes(costs, stage, micro_batch)
+        """Bytes that O of this stage and micro-batch offloads, before `micro_batch_scale`."""
+        movable = self.kept_bytes(costs, stage, micro_batch)
         if costs.attention_scale is not None:
-            kept -= costs.keys_and_values[stage]
-        return kept * share_of(self.offload_fraction, stage, micro_batch)
+            movable -= costs.keys_and_values[stage]
+        return movable * share_of(self.offload_fraction, stage, micro_batch)
 
     def backward_of(self, stage: int, micro_batch: int) -> Op:
         """The operation that consumes the gradient: I if the backward is split, else B."""
@@ -230,7 +231,7 @@ class Schedule(PickledFields):
         return Op(kind, stage, micro_batch)
 
     def in_flight(self, device: int, ends: Collection[Kind] = (Kind.B, Kind.W)) -> Iterator[tuple[int, ...]]:
-        """After every operation of a device, the micro-batches of each of its stages between F and one of `ends`."""
+        """After every operation of a device, the number of micro-batches per stage between F and one of `ends`."""
         counts = dict.fromkeys(self.placement.stages_of[device], 0)
         for op in self.orders[device]:
             if op.kind is Kind.F:
@@ -240,7 +241,7 @@ class Schedule(PickledFields):
             yield tuple(counts.values())
 
     def with_whole_sequences(self) -> Schedule:
-        """The schedule's forwards alone, of whole sequences in place of their first slices."""
+        """A schedule of the forwards only, with full sequences in place of their first slices."""
         if self.slices == 1:
             return self
         orders = tuple(
@@ -256,26 +257,28 @@ class Schedule(PickledFields):
         )
 
     def with_split_backwards(self) -> Schedule:
-        """The schedule with I and W, in parallel, in the place of every B."""
+        """The schedule with I and W, one after the other, in place of every B."""
         halves = (Kind.I, Kind.W)
         return self.replacing(lambda op: [op._replace(kind=half) for half in halves] if op.kind is Kind.B else [op])
 
     def with_host_steps(self, stages: Collection[int]) -> Schedule:
-        """The schedule in which hosts step these stages: P first, in order of use; D and S after the last gradients.
+        """The schedule with optimizer steps of these stages on the host.
+
+        P come first, in order of use; D and S follow the last gradients.
 
         Args:
-            stages: The stages; their costs have to say what that takes (`Units.stage_costs(on_host=...)`).
+            stages: The stages, whose costs must include this (`Units.stage_costs(on_host=...)`).
         """
         if not stages:
             return self
         last = {op.stage: op for order in self.orders for op in order if op.stage in stages and op.kind in _GRADIENTS}
         steps = {op: [Op(kind, op.stage, self.micro_batches - 1) for kind in (Kind.D, Kind.S)] for op in last.values()}
-        loads = [[Op(Kind.P, s, 0) for s in own if s in stages] for own in self.placement.stages_of]
+        loads = [[Op(Kind.P, s, 0) for s in local if s in stages] for local in self.placement.stages_of]
         stepped = self.replacing(lambda op: [op, *steps.get(op, ())])
-        return replace(self, orders=tuple((*up, *order) for up, order in zip(loads, stepped.orders, strict=True)))
+        return replace(self, orders=tuple((*load, *order) for load, order in zip(loads, stepped.orders, strict=True)))
 
     def without_host_steps(self) -> Schedule:
-        """The schedule without the steps that hosts take, and the transfers that belong to them."""
+        """The schedule without optimizer steps on the host and their transfers."""
         hosted = self.host_steps
         return self.replacing(lambda op: () if op.stage in hosted and op.kind in HOST_STEP else (op,))
 
@@ -283,11 +286,11 @@ class Schedule(PickledFields):
         """The schedule without the R of these stages."""
         return self.replacing(lambda op: () if op.stage in stages and op.kind is Kind.R else (op,))
 
-    def replacing(self, parts: Callable[[Op], Iterable[Op]]) -> Schedule:
-        """The schedule with some operations, or none, in the place of each."""
+    def replacing(self, replacements: Callable[[Op], Iterable[Op]]) -> Schedule:
+        """The schedule with every operation replaced by zero or more operations."""
         chained = itertools.chain.from_iterable
-        orders = tuple(tuple(chained(map(parts, order))) for order in self.orders)
-        links = tuple(tuple(op for op in link if op in parts(op)) for link in self.link_orders)
+        orders = tuple(tuple(chained(map(replacements, order))) for order in self.orders)
+        links = tuple(tuple(op for op in link if op in replacements(op)) for link in self.link_orders)
         return replace(self, orders=orders, link_orders=links)
 
     @staticmethod
@@ -310,7 +313,7 @@ class Schedule(PickledFields):
             The schedule, which is checked when it is lowered.
 
         Raises:
-            InputError: If a name is no operation.
+            InputError: If a name is not an operation.
         """
         parsed = tuple(tuple(Op.parse(op) if isinstance(op, str) else op for op in order) for order in orders)
         return Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=parsed)

@@ -13,11 +13,11 @@ from debubble.ir.schedule import Schedule, all_shares
 
 
 def check(schedule: Schedule) -> None:
-    """Refuse a schedule that is no correct order of one training step.
+    """Check that a schedule is a correct order of one training step.
 
-    Every (stage, micro-batch) has one F and either one B or one I and one W, on the stage's device; the order
-    within a device is F, O, L, R, B or I, W.  What is said of a stage, a boundary or a device is said of one that the
-    schedule has.  Deadlocks between devices are lowering's to find.
+    Every (stage, micro-batch) has one F and either one B or one I and one W, on the stage's device; the order within a
+    device is F, O, L, R, B or I, W.  All entries refer to stages, boundaries and devices of the schedule.  Lowering
+    detects deadlocks between devices.
 
     Raises:
         ScheduleError: With the operation or the entry that is wrong.
@@ -32,23 +32,24 @@ def check(schedule: Schedule) -> None:
     _check_slices(schedule)
     _check_link_orders(schedule)
     if not _is_one_step(schedule):
-        _check_in_turn(schedule)
+        _check_operations(schedule)
 
 
 def _check_stages(schedule: Schedule) -> None:
-    """Every entry that is about stages names stages of the schedule, and every fraction is one."""
+    """All stages in entries are stages of the schedule, and all fractions are between 0 and 1."""
     fractions = {"recompute_fraction": schedule.recompute_fraction, "offload_fraction": schedule.offload_fraction}
     for name, stages in {"fused_recompute": schedule.fused_recompute, **fractions}.items():
         for stage in stages:
             if stage not in range(schedule.stages):
                 raise ScheduleError(f"'{name}' names stage {stage}, but the schedule has {schedule.stages} stages.")
     for name, shares in fractions.items():
-        for stage, each in all_shares(shares):
-            if isinstance(shares[stage], tuple) and len(each) != schedule.micro_batches:
+        for stage, fractions_of_stage in all_shares(shares):
+            count = len(fractions_of_stage)
+            if isinstance(shares[stage], tuple) and count != schedule.micro_batches:
                 raise ScheduleError(
-                    f"'{name}' of stage {stage} has {len(each)} shares for {schedule.micro_batches} micro-batches."
+                    f"'{name}' of stage {stage} has {count} shares for {schedule.micro_batches} micro-batches."
                 )
-            for share in each:
+            for share in fractions_of_stage:
                 if not 0 <= share <= 1:
                     raise ScheduleError(f"'{name}' of stage {stage} must be between 0 and 1, not {share}.")
     for stage, j in schedule.deeper:
@@ -84,7 +85,7 @@ def _check_link_orders(schedule: Schedule) -> None:
 
 
 def _check_slices(schedule: Schedule) -> None:
-    """The slices of a sequence go forwards in their order, and backwards in the opposite one, on every stage."""
+    """The slices of a sequence run forwards in their order, and backwards in reverse, on every stage."""
     slices = schedule.slices
     if slices < 1 or schedule.micro_batches % slices:
         raise ScheduleError(f"{schedule.micro_batches} micro-batches are not whole sequences of {slices} slices.")
@@ -95,23 +96,23 @@ def _check_slices(schedule: Schedule) -> None:
         for op in order:
             forward = op.kind is Kind.F
             if forward or op.kind in BACKWARDS:
-                sequence, at = divmod(op.micro_batch, slices)
+                sequence, index = divmod(op.micro_batch, slices)
                 last = before.get((forward, op.stage, sequence))
                 expected = (
                     (0 if forward else slices - 1)
                     if last is None
                     else last.micro_batch % slices + (1 if forward else -1)
                 )
-                if at != expected:
+                if index != expected:
                     raise ScheduleError(
-                        f"{op.name} is slice {at} of its sequence, where slice {expected} comes next: slices go"
+                        f"{op.name} is slice {index} of its sequence, where slice {expected} comes next: slices go"
                         " forwards in their order, and backwards in the opposite one."
                     )
                 before[forward, op.stage, sequence] = op
 
 
 def _is_one_step(schedule: Schedule) -> bool:
-    """Tell whether `_check_in_turn` would find nothing wrong, by looking at all operations at once."""
+    """Check all operations at once, for speed; where this is False, `_check_operations` finds the error, if any."""
     stages, micro_batches = schedule.stages, schedule.micro_batches
     ops = tuple(itertools.chain.from_iterable(schedule.orders))
     if len(ops) < 2 * stages * micro_batches:
@@ -120,7 +121,7 @@ def _is_one_step(schedule: Schedule) -> bool:
         return False
     _, stage, _, device = schedule.arrays
     listed = schedule.positions >= 0
-    # S is rare, and comes with rules of its own.
+    # S is rare, and has separate rules.
     if not {op.kind for op in ops} <= {*SCHEDULED} - {Kind.S} or np.count_nonzero(listed) < len(ops):
         return False
     if not np.array_equal(np.array(schedule.placement.device_of)[stage], device):
@@ -131,8 +132,8 @@ def _is_one_step(schedule: Schedule) -> bool:
     return bool(np.all(in_order) and np.all(F & (B ^ I) & (I == W) & (O == L)))
 
 
-def _check_in_turn(schedule: Schedule) -> None:
-    """Raise ScheduleError naming the first operation that is wrong."""
+def _check_operations(schedule: Schedule) -> None:
+    """Raise ScheduleError for the first operation that is wrong."""
     position: dict[Op, int] = {}
     for device, order in enumerate(schedule.orders):
         for index, op in enumerate(order):
@@ -165,9 +166,9 @@ _CHAIN = (Kind.F, Kind.O, Kind.L, Kind.R, Kind.B, Kind.I, Kind.W)
 def _check_micro_batch(stage: int, j: int, position: Mapping[Op, int]) -> None:
     chain = [(kind, position[op]) for kind in _CHAIN if (op := Op(kind, stage, j)) in position]
     kinds = {kind for kind, _ in chain}
-    for (kind, at), (following, then) in itertools.pairwise(chain):
-        if at > then:
-            raise ScheduleError(f"{Op(following, stage, j).name} comes before {Op(kind, stage, j).name}.")
+    for (kind, index), (next_kind, next_index) in itertools.pairwise(chain):
+        if index > next_index:
+            raise ScheduleError(f"{Op(next_kind, stage, j).name} comes before {Op(kind, stage, j).name}.")
     if Kind.F not in kinds:
         raise ScheduleError(f"{Op(Kind.F, stage, j).name} is missing.")
     if not kinds & set(BACKWARDS):
@@ -185,15 +186,15 @@ def _check_micro_batch(stage: int, j: int, position: Mapping[Op, int]) -> None:
 def _check_once_per_step(position: Mapping[Op, int]) -> None:
     """S follows the stage's last backward, its G and its D; a stage steps at most once."""
     last: dict[int, int] = {}
-    for op, at in position.items():
+    for op, index in position.items():
         if op.kind in (Kind.B, Kind.W, Kind.G, Kind.D):
-            last[op.stage] = max(last.get(op.stage, -1), at)
+            last[op.stage] = max(last.get(op.stage, -1), index)
     stepped: set[int] = set()
-    for op, at in position.items():
+    for op, index in position.items():
         if op.kind is not Kind.S:
             continue
         if op.stage in stepped:
             raise ScheduleError(f"Stage {op.stage} has two optimizer steps.")
         stepped.add(op.stage)
-        if at < last[op.stage]:
+        if index < last[op.stage]:
             raise ScheduleError(f"{op.name} comes before the stage's last backward or gradient transfer.")

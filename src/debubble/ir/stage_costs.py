@@ -1,4 +1,4 @@
-"""The costs of each operation of each stage: all that lowering and simulation need to know of a model.
+"""The costs of every stage's operations: the only input on a model that lowering and simulation need.
 
 Times are seconds and sizes bytes, or abstract units; integers and fractions stay exact.
 """
@@ -18,14 +18,14 @@ PerStage = tuple[Number, ...]
 CommunicationModel = Literal["latency", "exclusive", "receiver", "blocking"]
 HostLink = Literal["full-duplex", "half-duplex"]
 
-MOST_STAGES = 2**16
+MAX_STAGES = 2**16
 LARGEST = 10**18
-"""Far more seconds or bytes than any run has; sums and products of such numbers are still exact or finite."""
+"""Upper limit of times and sizes, far above real ones; sums and products of such numbers stay exact or finite."""
 
 
 @dataclass(frozen=True)
 class HostTransfers:
-    """Transfers of whole activations between a device and its host.
+    """Transfers of full activations between a device and its host.
 
     Attributes:
         offload: Time of O per stage, device to host.
@@ -38,7 +38,7 @@ class HostTransfers:
     half_duplex: bool
 
     def busy(self, stage: int) -> Number:
-        """Time that the link needs for both transfers of one activation of a stage."""
+        """Link time of both transfers of one activation of a stage."""
         out, back = self.offload[stage], self.reload[stage]
         return out + back if self.half_duplex else max(out, back)
 
@@ -47,14 +47,14 @@ class HostTransfers:
 class StageCosts:
     """Times and sizes of every stage.  Build it with `StageCosts.of`.
 
-    Entries of type PerStage have one number per stage.  `static` and `memory_limit` have one per device, or a
-    single one that holds for all.  `communication[s]` is the time of a message between stages s and s + 1, either
-    way.  `offload` and `reload` move the whole kept activation; None means that there is no offload.
+    Entries of type PerStage have one number per stage.  `static` and `memory_limit` have one per device, or one for all
+    devices.  `communication[s]` is the time of a message between stages s and s + 1, in either direction.  `offload`
+    and `reload` are times for the full saved activation; None means that there is no offload.
 
-    A stage's units compute one after the other, so transfers stream: the first ones' activations leave while the next
-    ones' forwards run, and the last one's backward begins while those of earlier units are still coming.  The overlaps
-    are the shares of the shorter of the two operations that can run next to the longer one: `n` equal units have
-    (n - 1) / n.  `OpCosts` says how early that lets an operation start.
+    A stage's units compute one after the other, so transfers stream: the first units' activations are offloaded during
+    the next units' forwards, and the last unit's backward begins during the reload of earlier units.  An overlap is the
+    fraction of the shorter of the two operations that can run next to the longer one: (n - 1) / n for n equal units.
+    `OpCosts` derives from it how early an operation may start.
     """
 
     forward: PerStage
@@ -62,52 +62,52 @@ class StageCosts:
     backward_weight: PerStage
     recompute: PerStage
     activation: PerStage
-    """Bytes that F leaves for the backward."""
+    """Bytes that F saves for the backward."""
     activation_after_input: PerStage
-    """Bytes of them that remain between I and W; more than `activation` if I allocates what W needs."""
+    """Bytes that remain between I and W; more than `activation` if I allocates inputs of W."""
     activation_recomputed: PerStage
-    """Bytes that F leaves when the stage recomputes."""
+    """Bytes that F saves if the stage recomputes."""
     recompute_deeper: PerStage | None = None
-    """Time of an R of a micro-batch that the schedule recomputes deeper; None: no stage has such a level."""
+    """Time of R for a micro-batch that recomputes at the deeper level; None: there is no such level."""
     activation_deeper: PerStage | None = None
-    """Bytes that F leaves for it."""
+    """Bytes that F saves for such a micro-batch."""
     recompute_workspace: PerStage | None = None
-    """Bytes that a fused recomputation brings back at a time before B; None: all that was dropped.  Stages of several
-    units recompute unit by unit, and what lies after a unit is already free."""
+    """Peak bytes that a fused recomputation before B adds; None: all bytes that F dropped.  Stages of several units
+    recompute unit by unit, when later units are already freed."""
     recompute_workspace_input: PerStage | None = None
-    """Bytes that it brings back before I, which leaves what W needs of the units after; None: as before B."""
+    """The same before I, after which inputs of W remain in later units; None: as before B."""
     communication: PerStage
     communication_model: CommunicationModel = "latency"
     offload: PerStage | None = None
     reload: PerStage | None = None
     offload_overlap: PerStage = (0,)
-    """Share of O that can run next to its F, 0 to 1; an offload to a peer device waits for the whole F."""
+    """Fraction of O, 0 to 1, that can run next to its F; an offload to a peer device waits for the end of F."""
     reload_overlap: PerStage = (0,)
-    """Share of L that can run next to the B or I that reads it, 0 to 1."""
+    """Fraction of L, 0 to 1, that can run next to the B or I that reads it."""
     recompute_overlap: PerStage = (0,)
-    """Share of L that can run next to the R that reads it, 0 to 1."""
+    """Fraction of L, 0 to 1, that can run next to the R that reads it."""
     host_link: HostLink = "full-duplex"
     link_groups: tuple[tuple[int, ...], ...] = ()
-    """Devices after one switch, which share the host link's lanes."""
+    """Groups of devices on one switch, which share a host link."""
     static: PerStage = (0,)
     memory_limit: PerStage | None = None
     micro_batch_scale: tuple[Number, ...] | None = None
     """Relative length of each micro-batch; scales times and activations."""
     slices: int = 1
-    """Slices of every sequence, each of which counts as a micro-batch."""
+    """Slices per sequence; a slice counts as a micro-batch."""
     attention_scale: tuple[Number, ...] | None = None
-    """The keys that a token attends to on average, over those where they are least, per slice of a sequence or per
-    micro-batch; equal slices have 1, 3, 5 and so on.  None: all tokens attend to equally many."""
+    """Mean keys that a token attends to, per slice of a sequence or per micro-batch, as a multiple of the minimum;
+    equal slices have 1, 3, 5 and so on.  None: all tokens attend to equally many."""
     attention_forward: PerStage = (0,)
-    """Time that F takes more for each such measure of tokens more."""
+    """Additional time of F per unit of `attention_scale` above 1."""
     attention_backward: PerStage = (0,)
-    """Time that the backward for inputs takes more."""
+    """The same for the backward for inputs."""
     attention_recompute: PerStage = (0,)
-    """Time that the recomputation takes more."""
+    """The same for the recomputation."""
     keys_and_values: PerStage = (0,)
-    """Bytes of a slice's keys and values, a part of every `activation` that is neither dropped nor offloaded."""
+    """Bytes of a slice's keys and values, which are included in `activation`, but neither dropped nor offloaded."""
     key_value_gradient: PerStage = (0,)
-    """Bytes of the gradients of a slice's keys and values, from the last slice's backward to its own."""
+    """Bytes of the gradients of a slice's keys and values, which exist from the last slice's backward to its own."""
     optimizer_step: PerStage = (0,)
     """Time of S on the device."""
     host_step: PerStage = (0,)
@@ -119,18 +119,17 @@ class StageCosts:
     gradient_reduce: PerStage = (0,)
     """Time of G."""
     parameter_gather: PerStage = (0,)
-    """Time of gathering the stage's parameters, where the data-parallel ranks divide them (ZeRO-3)."""
+    """Time to gather the stage's parameters if they are sharded over data-parallel ranks (ZeRO-3)."""
     gathered: PerStage = (0,)
-    """Bytes of the stage's whole parameters, once they are gathered; `static` has room for those that a device has at a
-    time (see `gathered_bytes`)."""
+    """Bytes of the stage's gathered parameters; `static` includes the peak of them (see `gathered_bytes`)."""
 
     @property
     def gathers(self) -> bool:
-        """True if the data-parallel ranks divide parameters."""
+        """True if parameters are sharded over data-parallel ranks."""
         return any(self.parameter_gather) or any(self.gathered)
 
     def gathered_bytes(self, stages: Sequence[int]) -> Number:
-        """Bytes of gathered parameters that a device with these stages has at a time: those of two, at most."""
+        """Peak bytes of gathered parameters of a device with these stages: those of the two largest."""
         return sum(sorted((self.gathered[s if len(self.gathered) > 1 else 0] for s in stages), reverse=True)[:2])
 
     @property
@@ -190,22 +189,24 @@ class StageCosts:
         """Build costs from numbers (the same for every stage) or lists (one number per stage).
 
         `recompute` defaults to `forward`; `activation_after_input` to half of `activation`; `reload` to `offload`.
-        Raises InputError if a list has another length than `stages`, a number is negative or out of all proportion,
-        an overlap is more than 1, or a device is in two link groups.
+        Raises InputError if a list has another length than `stages`, a number is negative or above `LARGEST`, an
+        overlap is more than 1, or a device is in two link groups.
         """
-        given = locals()
-        lists = [v for k, v in given.items() if k in PER_STAGE and isinstance(v, Sequence)]
+        arguments = locals()
+        lists = [v for k, v in arguments.items() if k in PER_STAGE and isinstance(v, Sequence)]
         count = stages if stages is not None else max(map(len, lists), default=1) or 1
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(f"'stages' must be a whole number, 1 or more, not {count!r}.")
-        if count > MOST_STAGES:
-            raise InputError(f"{count} stages are more than the {MOST_STAGES} that debubble handles; ask for fewer.")
-        each = {k: _per_stage(k, given[k], count) for k in PER_STAGE if given[k] is not None or k not in _OPTIONAL}
-        each.setdefault("recompute", each["forward"])
-        each.setdefault("activation_after_input", tuple(_half(a) for a in each["activation"]))
-        if "offload" in each:
-            each.setdefault("reload", each["offload"])
-        _check_pairs(each)
+        if count > MAX_STAGES:
+            raise InputError(f"{count} stages are more than the {MAX_STAGES} that debubble handles; ask for fewer.")
+        per_stage = {
+            k: _per_stage(k, arguments[k], count) for k in PER_STAGE if arguments[k] is not None or k not in _OPTIONAL
+        }
+        per_stage.setdefault("recompute", per_stage["forward"])
+        per_stage.setdefault("activation_after_input", tuple(_half(a) for a in per_stage["activation"]))
+        if "offload" in per_stage:
+            per_stage.setdefault("reload", per_stage["offload"])
+        _check_pairs(per_stage)
         if communication_model not in get_args(CommunicationModel):
             raise InputError(
                 f"communication_model is '{communication_model}'; it must be latency, exclusive, receiver or blocking."
@@ -213,33 +214,33 @@ class StageCosts:
         check_slices(slices, attention_scale)
         if host_link not in get_args(HostLink):
             raise InputError(f"host_link is '{host_link}'; it must be full-duplex or half-duplex.")
-        others: dict[str, Any] = {k: None if given[k] is None else _numbers(k, given[k]) for k in _LISTS}
+        lists_of: dict[str, Any] = {k: None if (v := arguments[k]) is None else _numbers(k, v) for k in _LISTS}
         return StageCosts(
-            **each, **others, communication_model=communication_model, host_link=host_link,
+            **per_stage, **lists_of, communication_model=communication_model, host_link=host_link,
             link_groups=link_groups_of(link_groups), slices=slices,
         )  # fmt: skip
 
     @staticmethod
     def from_dict(entries: Mapping[str, Any], *, stages: int | None = None) -> StageCosts:
-        """Build costs from a costs file's entries.  Raises InputError on an unknown or malformed one."""
+        """Build costs from a costs file's entries.  Raises InputError for unknown or malformed entries."""
         if not isinstance(entries, Mapping):
             raise InputError('A costs file is a JSON object with entries such as "forward".')
         known = {"stages", *(f.name for f in fields(StageCosts))}
         for key in entries:
             if key not in known:
                 raise InputError(f"A costs file has no entry '{key}'; it may have: {', '.join(sorted(known))}.")
-        given = dict(entries)
-        declared = stages if stages is None else given.setdefault("stages", stages)
+        arguments = dict(entries)
+        declared = stages if stages is None else arguments.setdefault("stages", stages)
         if isinstance(declared, int) and declared != stages:
             raise InputError(
                 f"The costs are for {declared} stages, but {stages} are asked for: devices x chunks must be {declared}."
             )
-        costs = StageCosts.of(**given)
+        costs = StageCosts.of(**arguments)
         check_step_time(map(costs.work, range(costs.stages)), costs.micro_batch_scale)
         return costs
 
     def to_dict(self) -> dict[str, Any]:
-        """The costs file's entries, without those that are at their default."""
+        """The costs file's entries, without defaults."""
         result: dict[str, Any] = {"stages": self.stages}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -248,12 +249,12 @@ class StageCosts:
         return result
 
     def replace(self, **changes: Any) -> StageCosts:
-        """A copy with other entries, given as in `of`."""
+        """A copy with other entries, which have the form of `of`'s arguments."""
         entries = {f.name: getattr(self, f.name) for f in fields(self)}
         return StageCosts.of(**{"stages": self.stages, **entries, **changes})
 
     def divided(self, parts: int) -> StageCosts:
-        """The costs of as many stages with a part of these stages' work each; their messages stay as long."""
+        """The costs of as many stages with 1 / `parts` of the work; messages take the same time."""
         if parts == 1:
             return self
         changes: dict[str, Any] = {}
@@ -263,9 +264,9 @@ class StageCosts:
         return replace(self, **changes)
 
     def joined(self, stages: int) -> StageCosts:
-        """The costs of fewer stages, each of which is several consecutive ones of these.
+        """Join consecutive stages, in groups of the same size, into fewer stages.
 
-        Raises InputError if these stages cannot be shared out evenly, or an entry of them cannot be added.
+        Raises InputError if the number of stages is not a multiple, or an entry cannot be added up.
         """
         if stages == self.stages:
             return self
@@ -274,7 +275,7 @@ class StageCosts:
                 f"The costs are for {self.stages} stages, but {stages} are asked for: devices x chunks must be"
                 f" {self.stages}, or divide it."
             )
-        for name in NOT_ADDED:
+        for name in NON_ADDITIVE:
             if any(getattr(self, name) or ()):
                 raise InputError(
                     f"'{name}' of {self.stages} stages is not known of {stages}: leave it out, or give the costs of"
@@ -288,11 +289,11 @@ class StageCosts:
         return replace(self, **changes)
 
     def with_limit(self, memory_limit: Number | Sequence[Number] | None) -> StageCosts:
-        """A copy under another memory limit per device."""
+        """A copy with another memory limit per device."""
         return replace(self, memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit))
 
     def check_for(self, *, devices: int, micro_batches: int) -> None:
-        """Raise InputError if an entry is for another number of devices or micro-batches."""
+        """Raise InputError if the length of an entry does not match the devices or micro-batches."""
         check_counts(
             devices=devices,
             micro_batches=micro_batches,
@@ -304,25 +305,25 @@ class StageCosts:
         )
 
     def static_of(self, device: int) -> Number:
-        """Bytes that are on a device throughout."""
+        """Static bytes of a device."""
         return self.static[device if len(self.static) > 1 else 0]
 
     def limit_of(self, device: int) -> Number | None:
-        """The memory limit of a device in bytes; None if there is none."""
+        """The memory limit of a device in bytes, or None."""
         limit = self.memory_limit
         return None if limit is None else limit[device if len(limit) > 1 else 0]
 
     def capacity_of(self, device: int) -> Number | None:
-        """Bytes that the limit leaves for activations on a device; None if there is no limit."""
+        """Bytes of a device for activations under its limit; None if there is no limit."""
         limit = self.limit_of(device)
         return None if limit is None else limit - self.static_of(device)
 
     def scale_of(self, micro_batch: int) -> Number:
-        """The factor on times and activations of a micro-batch."""
+        """The factor of a micro-batch's times and activations."""
         return 1 if self.micro_batch_scale is None else self.micro_batch_scale[micro_batch]
 
     def attention_scale_of(self, micro_batch: int) -> Number:
-        """The factor on the part of times that grows with the keys that a token attends to."""
+        """The factor of the times that are proportional to the keys that a token attends to."""
         pattern = self.attention_scale
         return self.scale_of(micro_batch) * (1 if pattern is None else pattern[micro_batch % len(pattern)])
 
@@ -331,18 +332,18 @@ class StageCosts:
         return self.backward_input[stage] + self.backward_weight[stage]
 
     def work(self, stage: int) -> Number:
-        """Recompute-free compute time of one micro-batch on a stage."""
+        """Compute time of one micro-batch on a stage without recomputation."""
         return self.forward[stage] + self.backward(stage)
 
     def dropped_bytes(self, stage: int) -> Number:
-        """Bytes that recomputation does not keep."""
+        """Bytes that recomputation drops."""
         return self.activation[stage] - self.activation_recomputed[stage]
 
 
 SLICED = (
     "attention_forward", "attention_backward", "attention_recompute", "keys_and_values", "key_value_gradient",
 )  # fmt: skip
-"""Entries per stage that slices of sequences, or micro-batches of different lengths, add."""
+"""Entries per stage for slices of sequences, or micro-batches of different lengths."""
 PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
     "activation_recomputed", "recompute_deeper", "activation_deeper", "recompute_workspace",
@@ -350,33 +351,33 @@ PER_STAGE = (
     "offload", "reload", "offload_overlap", "reload_overlap", "recompute_overlap", "optimizer_step", "host_step",
     "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered", *SLICED,
 )  # fmt: skip
-"""Entries that have a number for each stage."""
+"""Entries with a number per stage."""
 OVERLAPS = ("offload_overlap", "reload_overlap", "recompute_overlap")
-NOT_ADDED = (*OVERLAPS, "recompute_workspace", "recompute_workspace_input")
-"""Entries of stages that do not say those of their union, unless they are 0."""
+NON_ADDITIVE = (*OVERLAPS, "recompute_workspace", "recompute_workspace_input")
+"""Entries from which those of joined stages do not follow, unless they are 0."""
 UNDIVIDED = (
     *OVERLAPS, "communication", "link_groups", "static", "memory_limit", "micro_batch_scale", "attention_scale",
 )  # fmt: skip
-"""Entries that say nothing of how much a stage computes or keeps."""
+"""Entries that do not scale with the work of a stage."""
 _OPTIONAL = (
     "recompute", "activation_after_input", "recompute_deeper", "activation_deeper", "recompute_workspace",
     "recompute_workspace_input", "offload", "reload",
 )  # fmt: skip
-"""Entries per stage that may be left out, or None."""
+"""Entries per stage that may be absent, or None."""
 
 
 _LISTS = ("static", "memory_limit", "micro_batch_scale", "attention_scale")
-"""Entries that have numbers of devices, micro-batches or slices."""
+"""Entries with numbers per device, micro-batch or slice."""
 
 
-def _check_pairs(each: Mapping[str, PerStage]) -> None:
-    """Refuse entries per stage without those that they go with, and shares above 1."""
-    if "reload" in each and "offload" not in each:
+def _check_pairs(entries: Mapping[str, PerStage]) -> None:
+    """Raise InputError for an entry without the one that it requires, and for overlaps above 1."""
+    if "reload" in entries and "offload" not in entries:
         raise InputError("'reload' has no meaning without 'offload'.")
     for name in OVERLAPS:
-        if max(each[name]) > 1:
-            raise InputError(f"'{name}' is a share of a transfer, from 0 to 1, not {max(each[name])}.")
-    if ("recompute_deeper" in each) != ("activation_deeper" in each):
+        if max(entries[name]) > 1:
+            raise InputError(f"'{name}' is a share of a transfer, from 0 to 1, not {max(entries[name])}.")
+    if ("recompute_deeper" in entries) != ("activation_deeper" in entries):
         raise InputError("'recompute_deeper' and 'activation_deeper' go together: what R takes, and what F leaves.")
 
 
@@ -396,19 +397,19 @@ def _numbers(name: str, value: Any) -> tuple[Number, ...]:
 
 
 def check_step_time(work: Iterable[Number], micro_batch_scale: Sequence[Number] | None) -> None:
-    """Refuse costs with which a step computes for no time at all, so that no share of its time has a meaning."""
+    """Raise InputError for costs with which a step has no compute time, so that fractions of it are undefined."""
     if not any(work) or (micro_batch_scale and not any(micro_batch_scale)):
         raise InputError("The times of forwards and backwards are all 0; a step must take some time.")
 
 
 def check_slices(slices: int, attention_scale: Sequence[Number] | None) -> None:
-    """Refuse slices of sequences without a number for each in `attention_scale`, with an InputError."""
+    """Raise InputError if `attention_scale` does not have a number per slice."""
     if not isinstance(slices, int) or slices < 1 or (slices > 1 and len(attention_scale or ()) != slices):
         raise InputError(f"'attention_scale' must have a number for each of {slices} 'slices'.")
 
 
 def check_number(name: str, value: Number) -> None:
-    """Refuse a time or size that is negative, or no size that anything has, with an InputError that names the entry."""
+    """Raise InputError for a time or size that is negative, infinite or above `LARGEST`."""
     if not 0 <= value < float("inf"):
         raise InputError(f"'{name}' must not be negative or infinite: {value}.")
     if value > LARGEST:
@@ -425,7 +426,7 @@ def check_counts(
     attention_scale: Sequence[Number] | None,
     link_groups: Sequence[Sequence[int]],
 ) -> None:
-    """Refuse entries that are for another number of devices or micro-batches, with an InputError that names one."""
+    """Raise InputError if the length of an entry does not match the devices or micro-batches."""
     for name, values in (("static", static), ("memory_limit", memory_limit)):
         if values is not None and len(values) not in (1, devices):
             raise InputError(f"'{name}' has {len(values)} numbers for {devices} devices.")
@@ -438,13 +439,13 @@ def check_counts(
 
 
 def limits_of(memory_limit: Sequence[Number] | None, devices: int) -> list[float]:
-    """The memory limit of each device, of one entry for all of them or one for each; infinite if there is none."""
+    """The memory limit of every device, from an entry for all or one per device; infinite if there is none."""
     limits = (float("inf"),) if memory_limit is None else memory_limit
     return [float(limits[device if len(limits) > 1 else 0]) for device in range(devices)]
 
 
 def link_groups_of(value: Any) -> tuple[tuple[int, ...], ...]:
-    """Link groups: lists of devices, each in at most one of them; lists of no device are left out."""
+    """Check and convert link groups: lists of devices that do not overlap; empty lists are dropped."""
     lists = isinstance(value, Sequence) and all(isinstance(g, Sequence) and not isinstance(g, str) for g in value)
     devices = [device for group in value for device in group] if lists else [None]
     if not all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in devices):

@@ -1,8 +1,8 @@
-"""A Trace: what a run measured, under the Program's own operation names.
+"""A Trace: the measurements of a run, under the names of the Program's operations.
 
-Every step has one event per instruction of the Program that it ran, on the instruction's device and lane, samples of
-each device's memory, and what devices did before and after (data, updates).  Times are seconds from the start of the
-step, on one clock for all devices.
+Every step has one event per instruction of its Program, on the instruction's device and lane, samples of each device's
+memory, and phases before and after the program (data, updates).  Times are seconds from the start of the step, on one
+clock for all devices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class TraceEvent(NamedTuple):
-    """One operation as it ran: `name` is the Program's, such as `2F5` or `2RECV_F5`; times in seconds."""
+    """One executed operation: `name` is the Program's, such as `2F5` or `2RECV_F5`; times in seconds."""
 
     name: str
     device: int
@@ -43,7 +43,7 @@ class TracePhase(NamedTuple):
 
 
 class MemorySample(NamedTuple):
-    """The bytes that a device holds from `time` (seconds) on, static memory included."""
+    """The bytes in use on a device from `time` (seconds) on, including static memory."""
 
     device: int
     time: float
@@ -51,18 +51,18 @@ class MemorySample(NamedTuple):
 
 
 class UnitTime(NamedTuple):
-    """Seconds that some units of a stage take within its operations of a kind: the median over micro-batches.
+    """Median seconds, over micro-batches, of consecutive units within a stage's operations of a kind.
 
-    Of forwards (F) each unit is measured; of backwards (B, or I) the units that recompute together, and runs of units
-    that keep everything.
+    A forward (F) is measured per unit; a backward (B or I) per group of units that recompute together, and per run of
+    units without recomputation.
     """
 
     kind: str
     stage: int
     first: int
-    """The first of the units, within the stage."""
+    """Index of the first unit within the stage."""
     length: int
-    """Number of them."""
+    """Number of units."""
     seconds: float
 
 
@@ -89,7 +89,7 @@ class TraceStep:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole step, with what devices did before and after their programs."""
+        """Seconds of the full step, including the phases before and after the program."""
         starts = [event.start for event in self.events] + [phase.start for phase in self.phases]
         ends = [event.end for event in self.events] + [phase.end for phase in self.phases]
         return max(ends) - min(starts)
@@ -108,63 +108,63 @@ class TraceStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The measured steps of one run, or one device's part of them (see `join`)."""
+    """The measured steps of one run, or one device's events of them (see `join`)."""
 
     devices: int
     steps: tuple[TraceStep, ...]
     cores: int | None = None
-    """Cores that the devices shared, if they were processes of one machine that computed on its CPU."""
+    """CPU cores that the devices shared, if they were processes on one machine without GPUs."""
 
     @property
     def warm(self) -> tuple[TraceStep, ...]:
-        """The steps that say what the run is like: all but step 0, if there are others.
+        """The steps after the warm-up: all but step 0, if there are others.
 
-        Step 0 is the warm-up.  It begins without gradients and optimizer states, so it holds less memory, and it
-        allocates and compiles what later steps reuse.
+        Step 0 begins without gradients and optimizer states, so it needs less memory, and it includes allocation and
+        compilation.
         """
         return tuple(step for step in self.steps if step.step) or self.steps
 
     @property
     def typical(self) -> TraceStep:
-        """The warm step of median makespan."""
+        """The warm step with the median makespan."""
         return sorted(self.warm, key=lambda step: step.makespan)[len(self.warm) // 2]
 
     @staticmethod
-    def join(parts: Sequence[Trace]) -> Trace:
-        """The whole trace of parts that each hold some devices' events of the same steps, on one clock.
+    def join(traces: Sequence[Trace]) -> Trace:
+        """Join traces of different devices of the same steps, on one clock.
 
         Every step of the result starts at time 0.
         """
         steps: dict[int, list[TraceStep]] = {}
-        for part in parts:
-            for step in part.steps:
+        for trace in traces:
+            for step in trace.steps:
                 steps.setdefault(step.step, []).append(step)
         return Trace(
-            devices=max(part.devices for part in parts),
+            devices=max(trace.devices for trace in traces),
             steps=tuple(_join(number, pieces) for number, pieces in sorted(steps.items())),
         )
 
     @with_checked_types()
     def save(self, path: str | Path) -> None:
-        """Write the trace file, whole or not at all."""
+        """Write the trace file atomically."""
         write_whole(Path(path), self.to_json())
 
     def to_json(self) -> bytes:
-        """The trace file's content; what one device sends to the others to be joined."""
+        """The trace file's content, which devices also exchange to join their traces."""
         file = _TraceFile(debubble_trace=VERSION, devices=self.devices, steps=list(self.steps), cores=self.cores)
         return msgspec.json.encode(file) + b"\n"
 
     @staticmethod
     @with_checked_types()
     def load(path: str | Path) -> Trace:
-        """Read a trace file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
+        """Read a trace file.  Raises InputError if it is another file, truncated, or of an unknown version."""
         return Trace.from_json(read_file(Path(path), "trace file"), name=str(path))
 
     @staticmethod
     def from_json(content: bytes, *, name: str = "This") -> Trace:
-        """The trace of a file's content; `name` begins the sentence of an InputError."""
-        again = "measure again with `debubble train`"
-        file = decode_versioned(content, _TraceFile, what="trace", name=name, version=VERSION, again=again)
+        """Decode a trace file's content; `name` begins the message of an InputError."""
+        advice = "measure again with `debubble train`"
+        file = decode_versioned(content, _TraceFile, kind="trace", name=name, version=VERSION, advice=advice)
         trace = Trace(devices=file.devices, steps=tuple(file.steps), cores=file.cores)
         _check(trace, name)
         return trace

@@ -1,4 +1,4 @@
-"""Descriptions of models: configs, families, layers, known models.  Free of torch."""
+"""Descriptions of models: configs, families, layers, known models.  Does not import torch."""
 
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig

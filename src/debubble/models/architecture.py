@@ -1,4 +1,4 @@
-"""The architecture of a model: its sizes and its layers, all that costs and modules depend on."""
+"""The architecture of a model: its sizes and layers, on which costs and modules depend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.models.recurrences import Recurrence
 Norm = Literal["rmsnorm", "layernorm"]
 
 MEASURED_FAMILIES = frozenset({"deepseek_v3", "kimi_k2", "qwen3_next"})
-"""Families priced by their operators of which published runs are predicted in docs/notes/measured.md."""
+"""Families, of those priced by their operators, with predictions of published runs in docs/notes/measured.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +29,18 @@ class Experts:
     ffn: int
     """Inner width of one expert."""
     shared: int = 0
-    """Inner width of the expert that every token passes through."""
+    """Inner width of the shared expert; 0: there is none."""
     shared_gate: bool = False
-    """True if a gate weighs the result of the shared expert."""
+    """True if a gate scales the output of the shared expert."""
     bias: bool = False
     """True if experts and router have biases (gpt-oss)."""
     renormalised: bool = False
     """True if the weights of a token's experts sum to 1."""
     reach: float = 1.0
-    """Share of the experts among which those of a token are, where routing is limited to groups (DeepSeek-V3)."""
+    """Fraction of the experts from which those of a token are chosen, with group-limited routing (DeepSeek-V3)."""
 
     def parameters(self, hidden: int, matrices: int) -> int:
-        """Parameters of the experts alone, which expert parallelism divides."""
+        """Parameters of the routed experts, which expert parallelism shards."""
         biases = self.bias * ((matrices - 1) * self.ffn + hidden)
         return self.count * (matrices * hidden * self.ffn + biases)
 
@@ -52,20 +52,20 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer: what mixes its tokens, and what maps each of them; None: the layer has no such half."""
+    """One layer: its token mixer and its MLP or experts; None: the layer has no such half."""
 
     attention: Mixer | None = field(default_factory=Attention)
     mlp: Mlp | Experts | None = field(default_factory=Mlp)
 
     @property
     def window(self) -> int | None:
-        """The number of tokens that its attention reaches back, the token itself included; None: all."""
+        """The sliding window of its attention in tokens, including the token itself; None: no window."""
         return self.attention.window if isinstance(self.attention, Attention) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A causal language model: Llama-like, GPT-2 (`positions` set), or with other mixers of tokens in its layers."""
+    """A causal language model: Llama-like, GPT-2 (`positions` set), or with other token mixers."""
 
     family: str
     """Hugging Face's `model_type`."""
@@ -84,9 +84,9 @@ class Architecture:
     norm: Norm = "rmsnorm"
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
-    """The number that norms add to their weights (Gemma: 1)."""
+    """A number that norms add to their weights (Gemma: 1)."""
     norms_results: bool = False
-    """True if the result of a half-layer passes a second norm (Gemma 2 and 3)."""
+    """True if a half-layer has a second norm on its output (Gemma 2 and 3)."""
     qkv_bias: bool = False
     output_bias: bool = False
     """Bias of the projection after the attention core."""
@@ -94,9 +94,9 @@ class Architecture:
     qk_norm: bool = False
     """RMS norm of every query and key head."""
     positions: int = 0
-    """Learned position embeddings (0: rotary)."""
+    """Number of learned position embeddings; 0: rotary."""
     padding: int | None = None
-    """Token whose embedding gets no gradient."""
+    """Token whose embedding has no gradient."""
     activation: str = "silu"
     initializer_range: float = 0.02
     embedding_scale: float = 1.0
@@ -109,19 +109,19 @@ class Architecture:
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
     router_balance: float = 0.0
-    """Coefficient of the routers' auxiliary loss; 0: there is none."""
+    """Coefficient of the routers' auxiliary loss; 0: no such loss."""
     mtp_layers: int = 0
-    """Further layers, like the last one, that predict tokens beyond the next (DeepSeek-V3, arXiv:2412.19437, 2.2)."""
+    """Multi-token-prediction layers, each like the last layer (DeepSeek-V3, arXiv:2412.19437, 2.2)."""
     vision: VisionTower | None = None
-    """The tower that turns images into tokens, before the embedding."""
+    """The vision tower before the embedding, which turns images into tokens."""
     language: str = ""
-    """The family of the language model next to a vision tower."""
+    """The family of the language model if there is a vision tower."""
     whole_layers: bool = False
-    """True if a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
+    """True if a layer is one unit, not two halves; the runtime then runs transformers' modules."""
     beyond_units: str | None = None
-    """The entry of its config that debubble's own units of the family lack, so that its layers are whole; else None."""
+    """The config entry that debubble's units of the family do not support, so that `whole_layers` is set; else None."""
     known: bool = True
-    """True if the parameters of its family's models were held against transformers'."""
+    """True if the parameter counts of its family were compared with transformers'."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
@@ -144,20 +144,19 @@ class Architecture:
 
     @property
     def units(self) -> tuple[PlannedUnit, ...]:
-        """The units that partitioning moves, in model order.
+        """The units that a partition assigns to stages, in model order.
 
-        Layers of a vision tower, embedding, two half-layers (or one whole) per layer, modules that predict further
-        tokens, head.
+        These are the vision tower's layers, the embedding, one or two units per layer, MTP modules and the head.
         """
         tower = (PlannedUnit("vision", None),) * (0 if self.vision is None else self.vision.tower.layers)
-        parts = ("layer",) if self.whole_layers else ("attention", "mlp")
-        inner = (PlannedUnit(part, layer) for layer in range(self.layers) for part in parts)
-        further = (PlannedUnit("mtp", None),) * self.mtp_layers
-        return (*tower, PlannedUnit("embedding", None), *inner, *further, PlannedUnit("head", None))
+        types = ("layer",) if self.whole_layers else ("attention", "mlp")
+        inner = (PlannedUnit(type_, layer) for layer in range(self.layers) for type_ in types)
+        mtp = (PlannedUnit("mtp", None),) * self.mtp_layers
+        return (*tower, PlannedUnit("embedding", None), *inner, *mtp, PlannedUnit("head", None))
 
     @property
     def experts(self) -> Experts | None:
-        """The mixture of the first layer that has one; None for a dense model."""
+        """The experts of the first layer that has some; None for a dense model."""
         return next((layer.mlp for layer in self.per_layer if isinstance(layer.mlp, Experts)), None)
 
     @property
@@ -167,12 +166,12 @@ class Architecture:
 
     @property
     def dropout(self) -> bool:
-        """True if any result is dropped in training."""
+        """True if training uses dropout."""
         return any((self.embedding_dropout, self.attention_dropout, self.residual_dropout))
 
     @property
     def remark(self) -> str | None:
-        """Sentences that a reader of its costs should know; None if there are none."""
+        """Sentences for users on how its costs are derived, or None."""
         remarks = []
         if not self.known:
             remarks.append(
@@ -204,7 +203,7 @@ class Architecture:
 
     @property
     def parts(self) -> str | None:
-        """Words on the language model and the vision tower; None if it has no tower."""
+        """A phrase on the language model and the vision tower; None if it has no tower."""
         if self.vision is None:
             return None
         tower, parameters = self.vision.tower, self.vision.parameters
@@ -216,7 +215,7 @@ class Architecture:
 
     @property
     def vision_use(self) -> str | None:
-        """Words on what is planned of the vision tower; None if it has none."""
+        """A phrase on the use of the vision tower in a plan; None if it has no tower."""
         if self.vision is None:
             return None
         trained = "which is planned and trained too" if self.vision.trained else "which is planned too, and frozen"
@@ -250,7 +249,7 @@ class Architecture:
         return 2 if self.norms_results else 1
 
     def core_flops(self, layer: int, length: int) -> float:
-        """Operations per token that mix a layer's tokens, forward, next to its projections."""
+        """Forward operations per token of a layer's token mixer, without projections."""
         mixer = self.per_layer[layer].attention
         return 0 if mixer is None else self._mixer_flops(mixer, length)
 
@@ -275,7 +274,7 @@ class Architecture:
         return (self.vocab + self.positions) * self.hidden
 
     def attention_parameters(self, layer: int) -> int:
-        """Parameters of what mixes a layer's tokens, its norm included."""
+        """Parameters of a layer's token mixer, including its norm."""
         mixer = self.per_layer[layer].attention
         return 0 if mixer is None else self._mixer_parameters(mixer) + self.half_layer_norms * self.norm_parameters
 
@@ -292,7 +291,7 @@ class Architecture:
                 return other.parameters(h)
 
     def mlp_parameters(self, layer: int) -> int:
-        """Parameters of one MLP half-layer, its norm, router and experts included."""
+        """Parameters of an MLP half-layer, including norm, router and experts."""
         h, n = self.hidden, self.matrices
         match self.per_layer[layer].mlp:
             case None:
@@ -304,12 +303,12 @@ class Architecture:
                 return n * h * self.ffn + bias + self.half_layer_norms * self.norm_parameters
 
     def expert_parameters(self, layer: int) -> int:
-        """Parameters of the experts of one MLP half-layer alone, which expert parallelism divides."""
+        """Parameters of the routed experts of an MLP half-layer, which expert parallelism shards."""
         mlp = self.per_layer[layer].mlp
         return mlp.parameters(self.hidden, self.matrices) if isinstance(mlp, Experts) else 0
 
     def attention_matrices(self, layer: int) -> tuple[int, ...]:
-        """Weights of each linear layer of one attention half-layer, without biases; none where it is no attention."""
+        """Sizes of the linear layers of an attention half-layer, without biases; () for other token mixers."""
         attention = self.per_layer[layer].attention
         if not isinstance(attention, Attention):
             return ()
@@ -318,7 +317,7 @@ class Architecture:
         return tuple(self.hidden * width for width in (*projections, self.attention_width))
 
     def mlp_matrices(self, layer: int) -> tuple[int, ...]:
-        """Weights of each linear layer of one dense MLP half-layer, without biases; none of a mixture of experts."""
+        """Sizes of the linear layers of a dense MLP half-layer, without biases; () for a mixture of experts."""
         return (self.hidden * self.ffn,) * self.matrices if isinstance(self.per_layer[layer].mlp, Mlp) else ()
 
     def layer_parameters(self, layer: int) -> int:
@@ -327,12 +326,12 @@ class Architecture:
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of the final norm and the head's table, tied or not: a last stage of its own has a copy."""
+        """Parameters of the final norm and the head's table, which a separate last stage copies if it is tied."""
         return self.vocab * self.hidden + self.norm_parameters
 
     @property
     def mtp_parameters(self) -> int:
-        """Parameters of one module for a further token: a layer, two norms and a projection of two hidden states.
+        """Parameters of an MTP module: a layer, norms and a projection of two hidden states.
 
         It shares embedding and head with the model.
         """
@@ -341,7 +340,7 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model without modules for further tokens; a tied table counts once."""
+        """Parameters of the model without MTP modules; a tied table counts once."""
         table = self.vocab * self.hidden if self.tied else 0
         vision = 0 if self.vision is None else self.vision.parameters
         return vision + self.embedding_parameters + self.matrix_parameters(0) + self.head_parameters - table
@@ -357,11 +356,11 @@ class Architecture:
         return rank * (self.qkv_layers * h + q + 2 * self.kv_width + q + h)
 
     def mlp_adapters(self, rank: int) -> int:
-        """Parameters of LoRA adapters on one MLP half-layer; with a mixture of experts attention alone has them."""
+        """Parameters of LoRA adapters on one MLP half-layer; 0 in a mixture of experts, which adapts only attention."""
         return 0 if self.experts is not None else rank * self.matrices * (self.hidden + self.ffn)
 
     def trained_parameters(self, rank: int) -> int:
-        """Parameters that are trained: those of adapters of that rank, or all (0) but those of a frozen tower."""
+        """Trained parameters: those of adapters of this rank, or for rank 0 all but those of a frozen tower."""
         if rank:
             return self.layers * (self.attention_adapters(rank) + self.mlp_adapters(rank))
         return self.parameters - self.frozen_parameters
@@ -372,14 +371,14 @@ class Architecture:
         return 0 if self.vision is None or self.vision.trained else self.vision.parameters
 
     def matrix_parameters(self, rank: int) -> int:
-        """Trained parameters in layers, whose matrices Muon orthogonalizes; norms and biases are few and count too."""
+        """Trained parameters in layers, whose matrices Muon orthogonalizes; their few norms and biases are included."""
         if rank:
             return self.trained_parameters(rank)
         return sum(self.layer_parameters(layer) for layer in range(self.layers))
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token passes through: of a mixture, only the experts that it is routed to."""
+        """Active parameters per token: of the experts only those that a token is routed to."""
         idle = 0
         for layer in range(self.layers):
             if isinstance(experts := self.per_layer[layer].mlp, Experts):
@@ -389,18 +388,18 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionTower:
-    """An encoder of images, whose result takes the place of some of the language model's tokens."""
+    """An image encoder, whose outputs replace some of the language model's tokens."""
 
     kind: str
     """Name of the encoder's architecture."""
     tower: Architecture
     """The tower's layers."""
     patches: int
-    """Patches of one image, which its layers see."""
+    """Patches per image in its layers."""
     merged: int
-    """Patches that become one token of the language model."""
+    """Patches per token of the language model."""
     sizes: Literal["one", "up to", "any"]
-    """Images that it takes: of that many patches, of at most as many, or of any size."""
+    """Accepted images: of exactly `patches`, of up to `patches`, or of any size."""
     embedding_parameters: int
     """Parameters before its layers."""
     projector_parameters: int
@@ -408,20 +407,20 @@ class VisionTower:
     trained: bool = True
     """False if its parameters are frozen."""
     images: int = 1
-    """Images of a sequence."""
+    """Images per sequence."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of the language model that one image takes."""
+        """Tokens of the language model per image."""
         return self.patches // self.merged
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole tower."""
+        """Parameters of the tower, including embedding and projector."""
         return self.embedding_parameters + self.tower.matrix_parameters(0) + self.projector_parameters
 
     @property
     def flops(self) -> float:
-        """Operations of one image, forward."""
+        """Forward operations per image."""
         cores = sum(self.tower.core_flops(layer, self.patches) for layer in range(self.tower.layers))
         return self.patches * (2 * self.parameters + cores)

@@ -1,4 +1,4 @@
-"""A model as its Hugging Face config describes it: read once, without torch."""
+"""A model as described by its Hugging Face config, read without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from debubble.models.families import read_architecture
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Architecture):
-    """A causal language model: Llama-like, GPT-2 (`positions` set), or with other mixers of tokens in its layers."""
+    """A causal language model: Llama-like, GPT-2 (`positions` set), or with other token mixers."""
 
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The Hugging Face config that it was read from, unchanged."""
@@ -33,7 +33,7 @@ class ModelConfig(Architecture):
             source: The file, a folder with one, or its content.
 
         Raises:
-            InputError: It is no config, incomplete, inconsistent, or of layers that debubble does not know.
+            InputError: It is not a config, incomplete or inconsistent, or has layers that debubble does not know.
         """
         if not isinstance(source, Mapping):
             entries = read_entries(Path(source))
@@ -46,7 +46,7 @@ class ModelConfig(Architecture):
 
 
 _CONTENT = "The config"
-"""The name in messages of a config that is no file."""
+"""The name in messages of a config that is not a file."""
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""The entries of a Hugging Face config, with errors that name the one that is missing or wrong."""
+"""The entries of a Hugging Face config, with errors that name the missing or wrong entry."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from debubble.files import convert
 from debubble.ir import InputError
 
 MAX_LAYERS = 10_000
-"""Far more than any model has; a plan names each of them."""
+"""Maximum layers of a model, all of which a plan lists."""
 MAX_NUMBER = 10**9
-"""More than any size or number in a config; products of several are still finite."""
+"""Maximum of a config's numbers, whose products must stay finite."""
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
 _Real = Annotated[float, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
 
 class _Types(msgspec.Struct):
-    """Types of the entries that are read in several places."""
+    """Types of entries that are read in several places."""
 
     model_type: str
     architectures: list[str] | None = None
@@ -63,7 +63,7 @@ _ALIASES = {
     "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
     "num_key_value_heads": ("num_kv_heads",),
 }
-"""Other names of entries, in some families' configs."""
+"""Entry -> other names of it in some families' configs."""
 
 
 ACTIVATIONS = frozenset(
@@ -77,7 +77,7 @@ ACTIVATIONS = frozenset(
 
 
 class Entries:
-    """A config's entries.  A default stands for an entry that is missing or null."""
+    """A config's entries.  Defaults apply to entries that are missing or null."""
 
     def __init__(self, entries: Mapping[str, Any], name: str) -> None:
         self.entries = entries
@@ -85,7 +85,7 @@ class Entries:
         """The config's name in errors."""
 
     def check_types(self) -> None:
-        """Raise InputError if an entry that is read in several places is of another type than it must be."""
+        """Raise InputError if an entry that is read in several places has a wrong type."""
         try:
             convert(self.entries, _Types)
         except msgspec.ValidationError as error:
@@ -97,7 +97,7 @@ class Entries:
         return str(self.entries["model_type"])
 
     def get(self, key: str, default: Any = None) -> Any:
-        """An entry as it is, under its usual name or another."""
+        """An entry's value, under its usual name or an alias."""
         values = (self.entries[name] for name in (key, *_ALIASES.get(key, ())) if self.entries.get(name) is not None)
         return next(values, default)
 
@@ -135,7 +135,7 @@ class Entries:
         return value
 
     def activation(self, *keys: str, default: str) -> str:
-        """The name of an activation function, under the first of these keys that has one."""
+        """The name of an activation function, from the first of these keys that is set."""
         name = next((name for key in keys if (name := self.get(key)) is not None), default)
         if name not in ACTIVATIONS:
             raise InputError(
@@ -165,7 +165,7 @@ class Entries:
 
 
 def read_entries(path: Path) -> Entries:
-    """Read a config file, or that of a folder.  Raises InputError if it is none."""
+    """Read a config file, or the one in a folder.  Raises InputError if it is not a config."""
     file = path / "config.json" if path.is_dir() else path
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))

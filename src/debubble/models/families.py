@@ -1,7 +1,6 @@
-"""Reads Hugging Face's `config.json` without transformers.
+"""Readers of Hugging Face's `config.json` without transformers.
 
-One function per family of configs; each says which entries it needs and what its model does without them (the
-defaults are transformers' own).
+There is one function per family of configs, with the entries that it requires and transformers' defaults for others.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from debubble.models.whole_families import WHOLE_FAMILIES
 
 
 def read_architecture(config: Entries) -> Architecture:
-    """The architecture that a config describes.  Raises InputError if it is none, incomplete or inconsistent."""
+    """The architecture of a config.  Raises InputError if it is not a config, incomplete or inconsistent."""
     if config.entries.get("model_type") is None:
         raise InputError(f"{config.name} has no `model_type`: it is no Hugging Face config.")
     config.check_types()
@@ -39,7 +38,7 @@ def read_architecture(config: Entries) -> Architecture:
 
 
 def _language_model(config: Entries) -> Architecture:
-    """The model of a config without towers: in whole layers if debubble's own units lack one of its entries."""
+    """The language model of a config, in whole layers if debubble's units do not support one of its entries."""
     model = _FAMILIES.get(config.family, read_other)(config)
     entry = entry_beyond_units(config)
     return model if entry is None else replace(model, whole_layers=True, beyond_units=entry)
@@ -95,7 +94,7 @@ def _gemma_like(config: Entries, *, kv_heads: int, **changes: Any) -> Architectu
 
 def _gemma(config: Entries) -> Architecture:
     activation = config.activation("hidden_act", default="gelu_pytorch_tanh")
-    # The first checkpoints say gelu, and mean its approximation.
+    # The first checkpoints have gelu in place of its tanh approximation.
     return _gemma_like(config, kv_heads=16, activation="gelu_pytorch_tanh" if activation == "gelu" else activation)
 
 
@@ -105,7 +104,7 @@ def _gemma2(config: Entries, *, logit_cap: float | None = 30.0, **fields: Any) -
         kv_heads=4,
         norms_results=True,
         attention_scale=config.real("query_pre_attn_scalar", 256) ** -0.5,
-        # Null means none here, and a missing entry the default; transformers' Gemma 3 caps logits alone.
+        # Null disables the cap, and a missing entry means the default; transformers' Gemma 3 caps only logits.
         attention_cap=None if config.family == "gemma3_text" else config.entries.get("attn_logit_softcapping", 50.0),
         logit_cap=config.entries.get("final_logit_softcapping", logit_cap),
         **fields,
@@ -128,7 +127,7 @@ def _gpt2(config: Entries) -> Architecture:
     hidden, heads = config.number("n_embd"), config.number("n_head")
     return Architecture(
         family="gpt2",
-        # transformers lets GPT-2 configs use the common names too.
+        # transformers also accepts the common names in GPT-2 configs.
         per_layer=(Layer(),) * config.layers(),
         hidden=hidden,
         heads=heads,

@@ -1,6 +1,6 @@
-"""Models of families that debubble has no units of its own for: priced as a Llama of their sizes, in whole layers.
+"""Models of families without debubble units, which are priced as a Llama of their sizes, in whole layers.
 
-What distinguishes them in time and memory is read from the config: gates, experts, windows, biases, tied tables.
+Differences in time and memory are read from the config: gates, experts, windows, biases, tied tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KNOWN = frozenset(
         "stablelm", "starcoder2", "vaultgemma",
     )
 )  # fmt: skip
-"""Families whose default models have the parameters that transformers builds, to 0.1%; of others a reader is told."""
+"""Families whose default models have the parameters of transformers' to 0.1%; models of others have a remark."""
 UNGATED = frozenset(
     (
         "apertus", "arcee", "biogpt", "bloom", "codegen", "falcon", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
@@ -35,13 +35,13 @@ TIED = frozenset(
         "starcoder2", "vaultgemma",
     )
 )  # fmt: skip
-"""Families whose tables are tied unless the config says otherwise."""
+"""Families with tied tables unless the config says otherwise."""
 QK_NORMED = frozenset(("apertus", "exaone4", "flex_olmo", "olmo2", "olmo3", "olmoe", "persimmon"))
-"""Families that norm queries and keys."""
+"""Families with norms of queries and keys."""
 FOUR_NORMS = frozenset(("glm4", "vaultgemma"))
-"""Families that norm the results of both halves of a layer, too."""
+"""Families with norms on the outputs of both halves of a layer."""
 FP32_NORMS = frozenset(("cohere", "cohere2"))
-"""Families whose norm is called a LayerNorm, but is written out like an RMSNorm."""
+"""Families whose LayerNorm has the operators of an RMSNorm."""
 _LAYERS = ("full_attention", "sliding_attention")
 _OTHER_LAYERS = {
     "index_topk": "attention to tokens that an indexer chooses",
@@ -60,7 +60,7 @@ _OTHER_LAYERS = {
     "kv_channels": "heads of another width",
     "moe_num_experts": "experts by other names",
 }
-"""Entries of configs whose layers are unlike a Llama's -> what they say of the layers, the most telling first."""
+"""Config entry of models with other layers than Llama's -> a phrase for these layers; the most specific come first."""
 ENCODERS = frozenset(
     (
         "albert", "bart", "beit", "bert", "camembert", "clip", "deberta", "deberta-v2", "deit", "dinov2", "distilbert",
@@ -68,17 +68,17 @@ ENCODERS = frozenset(
         "t5", "vit", "wav2vec2", "whisper", "xlm-roberta",
     )
 )  # fmt: skip
-"""Families that are no causal language models."""
+"""Families that are not causal language models."""
 
 
 PER_TOKEN = {
     "granitemoe": 8, "gpt_oss": 4, "olmoe": 8, "phimoe": 2, "qwen2_moe": 4, "flex_olmo": 5, "glm4_moe": 8,
 }  # fmt: skip
-"""Experts per token in these families, unless the config says otherwise."""
+"""Family -> experts per token, unless the config says otherwise."""
 
 
 def read_other(config: Entries) -> Architecture:
-    """The model of such a config.  Raises InputError if its layers are not an attention and an MLP each."""
+    """The model of such a config.  Raises InputError if its layers are not attention and an MLP."""
     _check_layers(config)
     try:
         return _like_llama(config)
@@ -130,12 +130,12 @@ _DROPOUTS = {
     "residual_dropout": ("resid_pdrop", "hidden_dropout", "residual_dropout", "resid_dropout", "dropout"),
     "embedding_dropout": ("embd_pdrop", "emb_pdrop", "embedding_dropout", "embed_dropout", "dropout"),
 }
-"""Dropout -> the entries that have its share, by family."""
+"""Dropout -> the config entries for its probability, in some family."""
 _DROPPING = {
     "seed_oss": ("attention_dropout", "residual_dropout"), "opt": ("residual_dropout", "embedding_dropout"),
     "gpt_bigcode": tuple(_DROPOUTS),
 }  # fmt: skip
-"""Families that drop a tenth unless the config says otherwise -> their dropouts."""
+"""Family -> its dropouts with probability 0.1, unless the config says otherwise."""
 
 
 def _dropout(config: Entries, name: str) -> float:
@@ -147,23 +147,23 @@ def _check_layers(config: Entries) -> None:
     entries = config.entries
     kinds = [f"{kind} layers" for kind in entries.get("layer_types") or () if kind not in _LAYERS]
     named = [name for name in entries.get("architectures") or () if not name.endswith(("CausalLM", "LMHeadModel"))]
-    unlike = [*(f"{words} ({key})" for key, words in _OTHER_LAYERS.items() if entries.get(key)), *kinds, *named]
+    unknown = [*(f"{words} ({key})" for key, words in _OTHER_LAYERS.items() if entries.get(key)), *kinds, *named]
     if config.family in ENCODERS:
-        unlike.insert(0, "an encoder, not a causal language model")
-    if unlike:
+        unknown.insert(0, "an encoder, not a causal language model")
+    if unknown:
         raise InputError(
-            f"{config.name} has the model_type '{config.family}' with {unlike[0]}, which debubble has no layers for:"
+            f"{config.name} has the model_type '{config.family}' with {unknown[0]}, which debubble has no layers for:"
             " give the units of this one with --units."
         )
 
 
 def _shares_all_keys(config: Entries) -> bool:
-    """Tell whether all heads share one key and value (Falcon, unless it says how many there are)."""
+    """Tell whether attention is multi-query (Falcon, unless its config has the number of key-value heads)."""
     return bool(config.entries.get("multi_query")) and not config.entries.get("new_decoder_architecture")
 
 
 def _mlps(config: Entries) -> list[Mlp | Experts]:
-    """The MLP or mixture of experts of each layer."""
+    """The MLP or the experts of every layer."""
     counts = (config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
     count = next((count for count in counts if count), None)
     if count is None:

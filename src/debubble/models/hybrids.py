@@ -1,4 +1,4 @@
-"""Families with recurrences in place of some or all attention: state spaces, linear attention, convolutions."""
+"""Families with recurrences in place of some or all attention: state-space models, linear attention, convolutions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from debubble.models.recurrences import (
 )
 
 _LINEAR = ("linear_attention", "mamba", "conv", "recurrent", "rec", "short_conv")
-"""Names of layers without attention, in several families' configs."""
+"""Kinds of layers without attention, in several families' configs."""
 
 
 def _mixed(
@@ -32,7 +32,7 @@ def _mixed(
     *,
     attention: Attention | None = None,
 ) -> list[Layer]:
-    """The linear mixer or attention of each layer by its kind, and its MLP.  Raises InputError for another kind."""
+    """Layers with the linear mixer or attention by kind, and an MLP.  Raises InputError for an unknown kind."""
     attentions: dict[str, Attention] = {
         "full_attention": attention or Attention(),
         "attention": attention or Attention(),
@@ -59,7 +59,7 @@ def _delta_net(config: Entries) -> LinearAttention:
 def _qwen3_next(
     config: Entries, *, kv_heads: int = 2, count: int = 512, per_token: int = 10, dense: bool = False
 ) -> Architecture:
-    """Qwen3-Next and Qwen3.5: three layers of linear attention, then one of attention with gated results."""
+    """Qwen3-Next and Qwen3.5: three layers of linear attention, then one of gated attention."""
     layers, every = config.layers(), config.number("full_attention_interval", 4)
     kinds = layer_kinds(
         config, default=["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
@@ -88,7 +88,7 @@ def _qwen3_next(
 
 
 def _nemotron_h(config: Entries) -> Architecture:
-    """Every layer is a state space, an attention, an MLP or a mixture of experts, under one norm."""
+    """Nemotron-H: a layer is a state-space model, attention, an MLP or a mixture of experts, with one norm."""
     if config.get("moe_latent_size"):
         raise unpriced_error(config, "moe_latent_size")
     space = StateSpace(
@@ -133,7 +133,7 @@ def _nemotron_h(config: Entries) -> Architecture:
 
 
 def _olmo_hybrid(config: Entries) -> Architecture:
-    """OLMo-hybrid: three layers of Gated DeltaNet, then one of attention whose whole queries and keys are normed."""
+    """OLMo-hybrid: three layers of Gated DeltaNet, then one of attention with norms of full queries and keys."""
     heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
     key_heads = config.number("linear_num_key_heads", heads)
     key = config.number("linear_key_head_dim", int(0.75 * hidden / key_heads))
@@ -150,7 +150,7 @@ def _olmo_hybrid(config: Entries) -> Architecture:
 
 
 def _scan(config: Entries, *, prefix: str, norms: bool = False) -> Recurrence:
-    """Mamba's scan by entries of a family, whose names are those of Mamba's own config or begin with a prefix."""
+    """Mamba's scan from a config with Mamba's entry names, or with other names and a prefix."""
     hidden = config.number("hidden_size")
     if prefix:
         names = ("expand", "d_state", "d_conv", "dt_rank", "conv_bias", "proj_bias")
@@ -171,7 +171,7 @@ def _scan(config: Entries, *, prefix: str, norms: bool = False) -> Recurrence:
 
 
 def _of_mixers(config: Entries, mixer: Recurrence | StateSpace, *, tied: bool) -> Architecture:
-    """Layers of a recurrence alone."""
+    """A model whose layers have only a recurrence."""
     return Architecture(
         family=config.family,
         whole_layers=True,
@@ -206,7 +206,7 @@ def _mamba2(config: Entries) -> Architecture:
 
 
 def _space(config: Entries, *, inner: int, normed: bool = True) -> StateSpace:
-    """Mamba-2 by the entries that Bamba's config has."""
+    """Mamba-2 from a config with Bamba's entry names."""
     heads = config.number("mamba_n_heads", 128)
     auto = config.entries.get("mamba_d_head", "auto") in ("auto", None)
     return StateSpace(
@@ -223,9 +223,9 @@ def _space(config: Entries, *, inner: int, normed: bool = True) -> StateSpace:
 
 
 def _bamba(config: Entries) -> Architecture:
-    """Bamba: Mamba-2 in most layers, attention in those that are named."""
-    count, named = config.layers(), config.get("attn_layer_indices", ())
-    kinds = ["full_attention" if i in named else "linear_attention" for i in range(count)]
+    """Bamba: Mamba-2 in most layers, attention in the listed ones."""
+    count, listed = config.layers(), config.get("attn_layer_indices", ())
+    kinds = ["full_attention" if i in listed else "linear_attention" for i in range(count)]
     space = _space(config, inner=config.number("mamba_expand", 2) * config.number("hidden_size"))
     return of_layers(
         config, _mixed(config, kinds, space, [Mlp()] * count), kv_heads=8, mlp_bias=config.flag("mlp_bias", False)
@@ -257,7 +257,7 @@ def _jamba(config: Entries) -> Architecture:
 
 
 def _granite_hybrid(config: Entries) -> Architecture:
-    """Granite 4: Mamba-2 or attention, and experts with a shared one, or the shared one alone."""
+    """Granite 4: Mamba-2 or attention, and experts with a shared one, or only an MLP of the shared one's width."""
     count, shared = config.layers(), config.number("shared_intermediate_size", 1024)
     kinds = layer_kinds(config, default=["linear_attention"] * count)
     mlp: Mlp | Experts = Mlp()
@@ -305,7 +305,7 @@ def _lfm2(config: Entries) -> Architecture:
 
 
 def _recurrent_gemma(config: Entries) -> Architecture:
-    """RecurrentGemma: two layers of gated linear recurrences, then one of attention within a window."""
+    """RecurrentGemma: two layers of gated linear recurrences, then one of sliding-window attention."""
     count, hidden, heads = config.layers(), config.number("hidden_size"), config.number("num_attention_heads")
     pattern = config.get("block_types") or ("recurrent", "recurrent", "attention")
     kinds = [pattern[i % len(pattern)] for i in range(count)]
@@ -328,7 +328,7 @@ def _recurrent_gemma(config: Entries) -> Architecture:
 
 
 def _minimax(config: Entries) -> Architecture:
-    """MiniMax-01: lightning attention and attention take turns, with experts in all layers."""
+    """MiniMax-01: alternating lightning attention and attention, with experts in all layers."""
     count, hidden, heads = config.layers(), config.number("hidden_size"), config.number("num_attention_heads")
     kinds = layer_kinds(config, default=["linear_attention" if (i + 1) % 2 else "full_attention" for i in range(count)])
     linear = lightning_attention(hidden=hidden, heads=heads, head_dim=config.head_dim(hidden, heads))

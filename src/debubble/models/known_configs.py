@@ -1,8 +1,8 @@
 """The Hugging Face configs of the models that are known by name.
 
-Sources: each model's own `config.json` on the Hugging Face hub, of which the entries that fix its sizes are here;
-GPT-3 from Brown et al. 2020, Table 2.1, in Megatron-LM's shape (hidden size 5120 for 13B, vocabulary 51200).  The 18B,
-23B and 28B models are Obscura's: the 13B ones with more layers.
+Sources: the size entries of a model's `config.json` on the Hugging Face hub; for GPT-3 Brown et al. 2020, Table 2.1, in
+Megatron-LM's shape (hidden size 5120 for 13B, vocabulary 51200).  The 18B, 23B and 28B models are Obscura's: the 13B
+ones with more layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models by name: built-in ones, hubs' names for them, and files."""
+"""Models by name: built-in names, names on the Hugging Face hub, and files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from debubble.models.config import ModelConfig
 from debubble.models.known_configs import CONFIGS
 from debubble.registry import Registry, full_name
 
-models: Registry[ModelConfig] = Registry("debubble.models", what="model")
+models: Registry[ModelConfig] = Registry("debubble.models", kind="model")
 
 
 def named_model(text: str) -> ModelConfig:
-    """The model of a built-in name or its only beginning, a hub's name for it, a `config.json`, or a folder with one.
+    """The model of a built-in name or a unique prefix, a hub's name for it, a `config.json`, or a folder with one.
 
-    Raises InputError if the text is none of them.
+    Raises InputError if the text is nothing of these.
     """
     if text and text not in models and (Path(text).exists() or Path(text).suffix == ".json"):
         return ModelConfig.from_hf(text)
@@ -27,14 +27,14 @@ def named_model(text: str) -> ModelConfig:
             f"There is no model or file '{text}'; for a model of the Hugging Face hub, fetch its config, `hf download"
             f" {text} config.json --local-dir {text.rpartition('/')[2]}`, and give that folder."
         )
-    return models[full_name(text, models, what="model or file")]
+    return models[full_name(text, models, kind="model or file")]
 
 
-_TRAINED = re.compile(
+_TRAINING_WORDS = re.compile(
     r"-(instruct|hf|base|it|chat|thinking|preview|exp|bf16|fp8|v[01]\.\d|\d{4}|v01|4k|8k|128k|1m)(?=-|$)|^(hf|meta|c4ai)-"
 )
-"""Parts of hubs' names that say how a model was trained, and nothing of its layers."""
-_LIKE = {
+"""Words in hubs' names on a model's training, which do not affect its layers."""
+_SAME_LAYERS = {
     r"deepseek-(r1|r1-zero|v3\.1)": "deepseek-v3",
     r"deepseek-r1-distill-llama-8b": "llama3.1-8b",
     r"deepseek-r1-distill-llama-70b": "llama3.3-70b",
@@ -46,20 +46,20 @@ _LIKE = {
     r"qwen3-coder-30b-a3b": "qwen3-30b-a3b",
     r"yi-1\.5-(.*)": r"yi-\1",
 }
-"""Names of models that have the layers of another one."""
+"""Pattern of a model's name -> the model with the same layers."""
 
 
 def hub_model(name: str) -> ModelConfig | None:
-    """The known model that a hub's name such as `meta-llama/Meta-Llama-3-8B` means; None if none is."""
+    """The known model of a hub's name such as `meta-llama/Meta-Llama-3-8B`, or None."""
     last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    short = _TRAINED.sub("", last)
-    like = [match.expand(to) for pattern, to in _LIKE.items() if (match := re.fullmatch(pattern, short))]
+    short = _TRAINING_WORDS.sub("", last)
+    like = [match.expand(to) for pattern, to in _SAME_LAYERS.items() if (match := re.fullmatch(pattern, short))]
     names = (last, *like, short, short.replace("llama-", "llama"), re.sub(r"-(?=\d)", "", short, count=1))
-    return next((models[each] for each in names if each in models), None)
+    return next((models[known] for known in names if known in models), None)
 
 
 def as_model(model: ModelConfig | str | Path) -> ModelConfig:
-    """The model itself, or the one that a text or a path names.  Raises InputError if it is neither."""
+    """The model itself, or the one of a name or a path.  Raises InputError if it is neither."""
     if isinstance(model, str | Path):
         return named_model(str(model))
     if not isinstance(model, ModelConfig):

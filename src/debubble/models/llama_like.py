@@ -1,4 +1,4 @@
-"""Models that are Llamas but for a few entries, in half-layers or in whole layers of any kind."""
+"""Models that differ from Llama in a few entries, in half-layers or in whole layers of any kind."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from debubble.models.layers import like_layers
 
 
 def llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) -> Architecture:
-    """Llama and what differs from it in a few entries: the default of `kv_heads`, and fields in `changes`."""
+    """A Llama with another default of `kv_heads`, and the fields in `changes`."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
-    given = "num_key_value_heads" in config.entries
+    specified = "num_key_value_heads" in config.entries
     bias = config.flag("attention_bias", False)
     fields: dict[str, Any] = {
         "family": config.family,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": config.number("num_key_value_heads", heads if given else kv_heads or heads),
+        "kv_heads": config.number("num_key_value_heads", heads if specified else kv_heads or heads),
         "head_dim": changes.get("head_dim") or config.head_dim(hidden, heads),
         "ffn": changes.get("ffn") or config.number("intermediate_size"),
         "vocab": config.number("vocab_size"),
@@ -31,7 +31,7 @@ def llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) 
         "qkv_bias": bias,
         "output_bias": bias,
         "attention_dropout": config.real("attention_dropout", 0.0),
-        # transformers adds the auxiliary loss where logits of routers are asked for.
+        # transformers adds the auxiliary loss if router logits are requested.
         "router_balance": config.real("router_aux_loss_coef", 0.001) if config.get("output_router_logits") else 0.0,
     }
     if "per_layer" not in changes:
@@ -40,5 +40,5 @@ def llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) 
 
 
 def of_layers(config: Entries, layers: Sequence[Layer], **changes: Any) -> Architecture:
-    """A model that runs with transformers' own modules, of these layers."""
+    """A model of these layers that runs with transformers' modules."""
     return llama_like(config, per_layer=tuple(layers), whole_layers=True, **changes)

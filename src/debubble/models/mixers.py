@@ -1,4 +1,4 @@
-"""Mixers of a layer's tokens: attention of several kinds, linear attention, state spaces."""
+"""Token mixers: attention of several kinds, linear attention, state spaces."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from debubble.models.recurrences import Recurrence
 
 
-def _mean_keys(length: int, *, most: int) -> float:
-    """The mean number of keys of a causal sequence's tokens, each of which sees `most` at most, itself counted half."""
-    most = min(most, length)
-    return most * (1 - most / (2 * length))
+def _mean_keys(length: int, *, limit: int) -> float:
+    """Mean keys per token of a causal sequence with at most `limit` keys per token; the token itself counts half."""
+    limit = min(limit, length)
+    return limit * (1 - limit / (2 * length))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary positions: the base, and how longer contexts scale the frequencies."""
+    """Rotary positions: the base, and the scaling of frequencies for longer contexts."""
 
     theta: float
     kind: str = "default"
@@ -28,67 +28,67 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Attention whose keys and values are shared by groups of query heads; its sizes are the model's."""
+    """Grouped-query attention; its sizes are the model's."""
 
     rope: Rope | None = None
     window: int | None = None
-    """Number of tokens back that it reaches, the token itself included; None: all."""
+    """Sliding window in tokens, including the token itself; None: no window."""
     chunk: int | None = None
-    """Tokens attend within runs of so many tokens alone (Llama 4); None: all are one run."""
+    """Tokens attend only within chunks of this length (Llama 4); None: no chunks."""
     causal: bool = True
-    """True if tokens see only those before them; patches of an image see all."""
+    """False if tokens attend to all others, as patches of an image do."""
     gated: bool = False
-    """True if the result is multiplied by a sigmoid that the queries' projection gives too (Qwen3-Next)."""
+    """True if the output is multiplied by a sigmoid gate, which the query projection also computes (Qwen3-Next)."""
     sinks: bool = False
-    """True if every head has a learned score that takes part in its softmax (gpt-oss)."""
+    """True if the softmax of every head has a learned attention sink (gpt-oss)."""
 
     def keys_per_token(self, length: int) -> float:
-        """Tokens that a token of a sequence attends to, on average, itself counted half."""
-        run = length if self.chunk is None else min(self.chunk, length)
+        """Mean keys that a token of a sequence attends to; the token itself counts half."""
+        chunk = length if self.chunk is None else min(self.chunk, length)
         if not self.causal:
-            return run
-        return _mean_keys(run, most=run if self.window is None else self.window)
+            return chunk
+        return _mean_keys(chunk, limit=chunk if self.window is None else self.window)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Indexer:
-    """Small heads that choose the tokens which a token attends to (DeepSeek-V3.2, arXiv:2512.02556, section 2.1)."""
+    """The indexer of sparse attention, which chooses keys by small heads (DeepSeek-V3.2, arXiv:2512.02556, 2.1)."""
 
     heads: int
     width: int
-    """Width of a query, and of the one key."""
+    """Width of a query head, and of the key, which heads share."""
     tokens: int
-    """Tokens that are chosen at most."""
+    """Maximum number of chosen tokens."""
     reused: bool = False
-    """True if the tokens are those that a layer before has chosen (`shared` in GLM-5's indexer_types)."""
+    """True if it reuses the choice of a previous layer (`shared` in GLM-5's indexer_types)."""
 
     def parameters(self, hidden: int, query_rank: int) -> int:
-        """Parameters of the queries, the key with its norm, and the weights of the heads."""
+        """Parameters of the query and key projections, the key's norm, and the heads' weights."""
         if self.reused:
             return 0
         return query_rank * self.heads * self.width + hidden * (self.width + self.heads) + 2 * self.width
 
     def flops(self, length: int) -> float:
-        """Operations per token that score all tokens before it, forward; the choice has no gradient."""
+        """Forward operations per token of the scores of all previous tokens; the choice has no gradient."""
         return 0 if self.reused else length * self.heads * self.width
 
     def keys_per_token(self, length: int) -> float:
-        """Tokens that are chosen for a token of a sequence, on average, itself counted half."""
-        return _mean_keys(length, most=self.tokens)
+        """Mean chosen tokens per token of a sequence; the token itself counts half."""
+        return _mean_keys(length, limit=self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values from one vector.
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    In training the vector is expanded to keys and values of all heads.
+    In training the latent vector is up-projected to keys and values of all heads.
     """
 
     heads: int
     query_rank: int | None
-    """Width of the vector that queries are expanded from; None: the hidden state itself."""
+    """Width of the latent vector of queries; None: queries are projected from the hidden state."""
     rank: int
-    """Width of the vector that keys and values are expanded from."""
+    """Width of the latent vector of keys and values."""
     content: int
     """Width of a query or key without its rotary part."""
     rotary: int
@@ -97,11 +97,11 @@ class LatentAttention:
     """Width of a value."""
     bias: bool = False
     indexer: Indexer | None = None
-    """The heads that choose the tokens which are attended to; None: all are."""
+    """The indexer of sparse attention; None: attention is dense."""
 
     @property
     def queries(self) -> int:
-        """Width of all queries, and of all expanded keys."""
+        """Width of all queries, and of all up-projected keys."""
         return self.heads * (self.content + self.rotary)
 
     @property
@@ -111,7 +111,7 @@ class LatentAttention:
 
     @property
     def expansion_width(self) -> int:
-        """Width of what the latent vector is expanded to: keys without their rotary part, and values."""
+        """Width of the up-projection: keys without their rotary part, and values."""
         return self.heads * (self.content + self.value)
 
     def parameters(self, hidden: int) -> int:
@@ -127,17 +127,17 @@ class LatentAttention:
 
     @property
     def reuses_choice(self) -> bool:
-        """True if it attends to the tokens that a layer before has chosen."""
+        """True if it attends to the tokens that a previous layer chose."""
         return self.indexer is not None and self.indexer.reused
 
     def is_sparse(self, length: int) -> bool:
-        """Tell whether a core that reads the chosen tokens alone has less to compute than one that reads all."""
+        """Tell whether a sparse core, which reads only the chosen tokens, takes fewer operations than a dense one."""
         return self.core_flops(length) < self._dense_flops(length)
 
     def core_flops(self, length: int) -> float:
-        """Operations per token of the attention core, forward, in whichever form has fewer.
+        """Forward operations per token of the attention core, sparse or dense, whichever takes fewer.
 
-        Chosen tokens are gathered as latent vectors, which all heads share, and not expanded.
+        A sparse core gathers the chosen tokens as latent vectors, which all heads share, and does not up-project them.
         """
         if self.indexer is None:
             return self._dense_flops(length)
@@ -150,7 +150,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention:
-    """Gated DeltaNet (Yang et al., arXiv:2412.06464), as in Qwen3-Next: a state of keys x values per head."""
+    """Gated DeltaNet (Yang et al., arXiv:2412.06464), as in Qwen3-Next, with a key x value state per head."""
 
     key_heads: int
     value_heads: int
@@ -159,16 +159,16 @@ class LinearAttention:
     value: int
     """Width of a value."""
     kernel: int
-    """Tokens that the convolution before it sees."""
+    """Kernel size of the convolution, in tokens."""
 
     @property
     def convolution_width(self) -> int:
-        """Width of queries, keys and values, which pass a convolution."""
+        """Width of the convolution's input: queries, keys and values."""
         return 2 * self.key_heads * self.key + self.values
 
     @property
     def heads(self) -> int:
-        """Heads that have a state each."""
+        """Number of heads, which have a state each."""
         return self.value_heads
 
     @property
@@ -192,18 +192,18 @@ class LinearAttention:
 
     @property
     def flops(self) -> float:
-        """Operations per token of the core, forward, in chunks of `CHUNK` tokens.
+        """Forward operations per token of the core, in chunks of `CHUNK` tokens.
 
-        A head reads its state for the old value and for the result and adds to it (6 key x value), and multiplies
-        queries and keys of a chunk with its keys, and the scores with its values.
+        A head reads its state for the old value and for the output and updates it (6 key x value); within a chunk it
+        multiplies queries and keys with keys, and the scores with values.
         """
         return self.value_heads * (6.0 * self.key * self.value + 2 * CHUNK * (2 * self.key + self.value))
 
     @property
     def traffic(self) -> float:
-        """Numbers per token that the core's kernels read and write, forward.
+        """Numbers per token that the core's kernels read and write in the forward.
 
-        The state of every chunk, and queries, keys, values and what the chunks make of them.
+        These are the state of every chunk, queries, keys, values, and the chunks' intermediate results.
         """
         return self.value_heads * (2 * self.key * self.value / CHUNK + 6 * self.key + 4 * self.value)
 
@@ -218,13 +218,13 @@ class StateSpace:
     groups: int
     """Groups of heads that share their input and output matrices."""
     kernel: int
-    """Tokens that the convolution before it sees."""
+    """Kernel size of the convolution, in tokens."""
     chunk: int
-    """Tokens that are computed at once."""
+    """Tokens per chunk of the scan."""
     conv_bias: bool = True
     bias: bool = False
     normed: bool = True
-    """True if the result passes a gated norm."""
+    """True if there is a gated norm on the output."""
 
     @property
     def values(self) -> int:
@@ -233,12 +233,12 @@ class StateSpace:
 
     @property
     def convolution_width(self) -> int:
-        """Width of what passes a convolution: the inputs, and their input and output matrices."""
+        """Width of the convolution's input: x, and the input and output matrices B and C."""
         return self.values + 2 * self.groups * self.state
 
     @property
     def projection_width(self) -> int:
-        """Width of the projection: a gate, what is mixed, and the step of every head."""
+        """Width of the projection: a gate, the convolution's input, and the step of every head."""
         return self.values + self.convolution_width + self.heads
 
     def parameters(self, hidden: int) -> int:
@@ -253,21 +253,21 @@ class StateSpace:
 
     @property
     def flops(self) -> float:
-        """Operations per token of the core, forward, in chunks (section 6 of the paper).
+        """Forward operations per token of the core, in chunks (section 6 of the paper).
 
-        Scores of a chunk per group, scores times inputs per head, and the state's input and output.
+        These are a chunk's scores per group, scores times inputs per head, and the state's input and output.
         """
         scores = 2.0 * self.chunk * self.state * self.groups
         return scores + self.heads * (2.0 * self.chunk * self.head_dim + 4 * self.state * self.head_dim)
 
 
 CHUNK = 64
-"""Tokens that flash-linear-attention's kernels compute at once."""
+"""Tokens per chunk of flash-linear-attention's kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """Attention and a state space that see the same hidden states, and whose results are added (Falcon-H1)."""
+    """Attention and a state space in parallel, whose outputs are added (Falcon-H1)."""
 
     attention: Attention
     space: StateSpace

@@ -1,29 +1,29 @@
-"""Mixers that carry a state from token to token in other ways than Mamba-2 and Gated DeltaNet, by their sizes."""
+"""Recurrent token mixers other than Mamba-2 and Gated DeltaNet, described by their sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 LIGHTNING_CHUNK = 256
-"""Tokens of a block of lightning attention."""
+"""Tokens per block of lightning attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """A mixer of tokens: projections, a short convolution, a scan over the tokens and a projection of its result."""
+    """A token mixer: projections, a short convolution, a scan over the tokens and an output projection."""
 
     projection_width: float
     """Width of the projections before the scan."""
     convolution_width: float
-    """Width of what passes a convolution."""
+    """Width of the convolution's input."""
     values: int
-    """Width of the result."""
+    """Width of the scan's output."""
     heads: int
-    """Heads, or channels, that have a state each."""
+    """Number of heads, or of channels, which have a state each."""
     flops: float
-    """Operations per token of the scan, forward."""
+    """Forward operations per token of the scan."""
     weights: int
-    """Parameters of it all, without the norm before it."""
+    """All parameters, without those of the norm before it."""
 
     def parameters(self, hidden: int) -> int:
         """Parameters of projections, convolution and scan."""
@@ -39,11 +39,11 @@ def selective_scan(
         hidden: Hidden size.
         inner: Channels.
         state: Numbers of a channel's state.
-        rank: Width of the vector that steps are projected from.
-        kernel: Tokens that the convolution sees.
+        rank: Width of the vector from which steps are projected.
+        kernel: Kernel size of the convolution, in tokens.
         conv_bias: Whether the convolution has a bias.
-        bias: Whether the projections in and out have one.
-        norms: Whether steps and the input and output vectors of states are normed (Jamba).
+        bias: Whether the input and output projections have one.
+        norms: Whether steps, and the states' input and output vectors, have norms (Jamba).
     """
     narrow = rank + 2 * state
     outer = 3 * hidden * inner + bias * (2 * inner + hidden)
@@ -53,14 +53,14 @@ def selective_scan(
         convolution_width=inner,
         values=inner,
         heads=inner,
-        # A number of the state decays, takes in and gives out: three multiplications and additions.
+        # Decay, input and output of a state's number take a multiplication and an addition each.
         flops=2 * inner * (narrow + rank) + 6.0 * inner * state,
         weights=outer + weights + norms * narrow,
     )
 
 
 def short_convolution(*, hidden: int, kernel: int, bias: bool) -> Recurrence:
-    """LFM2: a convolution of a few tokens between two gates."""
+    """LFM2: a short convolution between two gates."""
     return Recurrence(
         projection_width=3 * hidden,
         convolution_width=hidden,
@@ -72,7 +72,7 @@ def short_convolution(*, hidden: int, kernel: int, bias: bool) -> Recurrence:
 
 
 def gated_linear_recurrence(*, hidden: int, width: int, heads: int, kernel: int) -> Recurrence:
-    """Griffin's RG-LRU (De et al., arXiv:2402.19427, section 2.4): gates of `heads` blocks, a number per channel."""
+    """Griffin's RG-LRU (De et al., arXiv:2402.19427, section 2.4): block-diagonal gates, one state per channel."""
     gates = 2 * (width * (width // heads) + width)
     return Recurrence(
         projection_width=2 * width,
@@ -85,7 +85,7 @@ def gated_linear_recurrence(*, hidden: int, width: int, heads: int, kernel: int)
 
 
 def lightning_attention(*, hidden: int, heads: int, head_dim: int) -> Recurrence:
-    """MiniMax-01 (arXiv:2501.08313, section 2.2): linear attention in blocks, with a gate and a norm of its result."""
+    """MiniMax-01 (arXiv:2501.08313, section 2.2): linear attention in blocks, with a gate and an output norm."""
     width = heads * head_dim
     return Recurrence(
         projection_width=4 * width,

@@ -1,4 +1,4 @@
-"""Limits of debubble's own runtime: plans beyond them are remarked on, and the runtime refuses them."""
+"""Limits of debubble's runtime: plans beyond them have a remark, and the runtime does not run them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from debubble.models.mixers import LatentAttention
 from debubble.models.quantization import NF4_BLOCK, NF4_DQ
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
-"""The dtypes in which the runtime computes."""
+"""The compute dtypes of the runtime."""
 
 _LAYERS_APART = "its layers need more than the hidden states that those before them return: no other plan trains it."
 UNDIVIDED = {
     **dict.fromkeys(("gemma4_unified_text", "hrm_text", "rwkv"), _LAYERS_APART),
     "openai-gpt": "transformers does not say with what its weights start: no other plan trains it.",
 }
-"""Families with costs whose modules in transformers cannot be divided between layers, and why."""
+"""Family that is priced, but whose modules in transformers cannot be partitioned between layers -> the reason."""
 
 
 def beyond_runtime(options: RunOptions, config: ModelConfig | None) -> str | None:
-    """Say in one sentence why the runtime cannot run a plan with these options; None if it can.
+    """A sentence on why the runtime cannot run a plan with these options; None if it can.
 
-    `config` is the model's, None for abstract costs.
+    `config` is the model's; None for abstract costs.
     """
     reason = (
         _missing_degrees(options, config)
@@ -38,13 +38,13 @@ def beyond_runtime(options: RunOptions, config: ModelConfig | None) -> str | Non
 
 
 def sharing_stages(model: ModelConfig, placement: Placement) -> frozenset[int]:
-    """The stages with a tied table that two devices share, whose gradients they add after the pipeline; often none."""
+    """The stages on different devices that share a tied table, whose gradients are reduced after the pipeline."""
     shared = model.tied and placement.device_of[0] != placement.device_of[-1]
     return frozenset({0, placement.stages - 1}) if shared else frozenset()
 
 
 def _missing_degrees(options: RunOptions, config: ModelConfig | None) -> str | None:
-    """Say which degrees or ZeRO level the runtime does not have for the model; None if it has them."""
+    """The reason why the runtime does not support the degrees or the ZeRO level; None if it does."""
     if options.context > 1 and (reason := _missing_in_context(options, config)) is not None:
         return f"{reason}: make the plan with context 1 to train it."
     if options.expert > 1 and (config is None or config.whole_layers or config.experts is None):
@@ -53,8 +53,8 @@ def _missing_degrees(options: RunOptions, config: ModelConfig | None) -> str | N
             " train it."
         )
     if options.expert_shards != options.tensor:
-        most = gcd(options.expert, options.data * options.context)
-        fewer = "" if most == options.expert else f" --expert {most}"
+        degree = gcd(options.expert, options.data * options.context)
+        fewer = "" if degree == options.expert else f" --expert {degree}"
         return (
             "the runtime divides each expert over all tensor-parallel ranks: make the plan with --tensor"
             f" {options.tensor} --expert-tensor {options.tensor}{fewer}."
@@ -65,7 +65,7 @@ def _missing_degrees(options: RunOptions, config: ModelConfig | None) -> str | N
 
 
 def _missing_numbers(options: RunOptions, config: ModelConfig | None) -> str | None:
-    """Say what the runtime lacks for the dtype, the adapters or the quantised weights; None if it lacks nothing."""
+    """The reason why the runtime does not support the dtype, adapters or quantized weights; None if it does."""
     if options.dtype not in DTYPES:
         return f"it computes in {', '.join(DTYPES)}, not in '{options.dtype}': make the plan with one of them."
     if options.dtype == "fp16" and options.post_validation:
@@ -90,13 +90,13 @@ def _missing_numbers(options: RunOptions, config: ModelConfig | None) -> str | N
 
 
 def _modules(config: ModelConfig) -> str:
-    """The modules that a model runs with which has no units of its own, and why it has none if its family has."""
+    """A phrase on the modules of a model without debubble's units, with the reason if its family has them."""
     because = "" if config.beyond_units is None else f" because its config has '{config.beyond_units}'"
     return f"transformers' modules{because}"
 
 
 def _missing_blocks(tensor: int, config: ModelConfig) -> str | None:
-    """Say why ranks that divide the model's layers have no whole blocks of quantised weights; None if they have."""
+    """The reason why sharded layers cannot be quantized: incomplete blocks of weights; None if they can."""
     dense = any(not isinstance(layer.mlp, Experts) for layer in config.per_layer)
     inner = config.ffn if dense else 0
     if not any(width % NF4_BLOCK for width in (config.hidden, config.attention_width / tensor, inner / tensor)):
@@ -108,7 +108,7 @@ def _missing_blocks(tensor: int, config: ModelConfig) -> str | None:
 
 
 def _missing_overlap(options: RunOptions) -> str | None:
-    """Say what runs next to the pipeline in other frameworks alone; None if nothing does."""
+    """The reason why an overlap, dtype or kernel option exists only in other frameworks; None if there is none."""
     if options.host_optimizer:
         return (
             "hosts step the stages that a planner chooses, and not a share of every stage: make the plan without"
@@ -126,7 +126,7 @@ def _missing_overlap(options: RunOptions) -> str | None:
 
 
 def check_averages(options: RunOptions) -> None:
-    """Raise InputError for a run whose weights have too few bits for an average of them."""
+    """Raise InputError if the weights have too few bits for a running average."""
     if options.master_dtype != "fp32":
         raise InputError(
             f"An average of weights in {options.master_dtype} rounds away what a step adds: train without it, or make"
@@ -135,7 +135,7 @@ def check_averages(options: RunOptions) -> None:
 
 
 def _missing_slices(options: RunOptions, config: ModelConfig | None) -> str | None:
-    """Say why sequences cannot be computed slice after slice; None if they can."""
+    """The reason why sequences cannot be computed in slices; None if they can."""
     if options.slices == 1:
         return None
     if config is None or config.whole_layers:
@@ -150,7 +150,7 @@ def _missing_slices(options: RunOptions, config: ModelConfig | None) -> str | No
 
 
 def _missing_in_context(options: RunOptions, config: ModelConfig | None) -> str | None:
-    """Say why sequences cannot be divided among ranks; None if they can."""
+    """The reason why sequences cannot be sharded over context-parallel ranks; None if they can."""
     if config is None or config.whole_layers:
         of_others = "" if config is None else f", and '{config.family}' runs with {_modules(config)}"
         return f"it has context parallelism for its own units alone{of_others}"
@@ -173,7 +173,7 @@ def check_units(model: ModelConfig) -> None:
 
 
 def _missing_in_units(model: ModelConfig) -> str | None:
-    """Say what the runtime's units lack for the model; None if they lack nothing."""
+    """The reason why the runtime's units do not support the model; None if they do."""
     if model.config.get("quantization_config"):
         return (
             "it reads no quantised weights: make the plan from the unquantised model, and quantise that by --quantize."

@@ -1,4 +1,4 @@
-"""The entries of configs by which debubble's own units compute; a model with others runs with transformers' modules."""
+"""The config entries that debubble's units support; a model with other entries runs with transformers' modules."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ KNOWN: Mapping[str, frozenset[str]] = {
         ),
     }.items()
 }
-"""The families that run with debubble's own units, and the entries that these read as transformers does (of two
-activation functions in Gemma's configs, the one that transformers reads)."""
+"""Family that runs with debubble's units -> the entries that these read as transformers does (of the two activation
+functions in Gemma's configs, the one that transformers reads)."""
 
 DEFAULTS: Mapping[str, Any] = {
     "add_cross_attention": False, "attn_logit_softcapping": None,
@@ -49,7 +49,7 @@ DEFAULTS: Mapping[str, Any] = {
     "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "tie_encoder_decoder": False,
     "use_bidirectional_attention": False, "use_mrope": False,
 }  # fmt: skip
-"""Entries that some family's modules in transformers compute by, and the units do not: with these values alone."""
+"""Entries that modules of transformers read and the units do not -> the only value that the units support."""
 
 WITHOUT_EFFECT = frozenset(
     (
@@ -69,32 +69,32 @@ WITHOUT_EFFECT = frozenset(
         "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
     )
 )  # fmt: skip
-"""Entries that change no result of a step, or that are looked at elsewhere (quantization_config)."""
+"""Entries that do not change a training step, or that are checked elsewhere (quantization_config)."""
 
 ROPES = ("default", "linear", "llama3")
-"""The rotary scalings that the units have."""
+"""The types of rotary scaling that the units support."""
 _ROTARY = (
     "factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings", "rope_theta", "rope_type",
     "type",
 )  # fmt: skip
 ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
-"""The activation functions that the units have."""
+"""The activation functions that the units support."""
 
 
 def entry_beyond_units(config: Entries) -> str | None:
-    """The entry of a config, with its value, that debubble's own units do not have.
+    """The first entry of a config, with its value, that debubble's units do not support.
 
-    None if they have all, and for families that have no units of their own.
+    None if they support all, or the family has no units.
     """
     known = KNOWN.get(config.family)
     if known is None:
         return None
-    found = (name for name, value in config.entries.items() if _is_beyond(config, name, value, known))
-    return next((f"{name}: {config.entries[name]!r}"[:80] for name in found), None)
+    unsupported = (name for name, value in config.entries.items() if _is_unsupported(config, name, value, known))
+    return next((f"{name}: {config.entries[name]!r}"[:80] for name in unsupported), None)
 
 
-def _is_beyond(config: Entries, name: str, value: Any, known: frozenset[str]) -> bool:
-    """Tell whether an entry makes another model than the units compute."""
+def _is_unsupported(config: Entries, name: str, value: Any, known: frozenset[str]) -> bool:
+    """Tell whether an entry describes another model than the units compute."""
     if name in known:
         match name:
             case "hidden_act" | "hidden_activation" | "activation_function":
@@ -106,12 +106,12 @@ def _is_beyond(config: Entries, name: str, value: Any, known: frozenset[str]) ->
     if name in DEFAULTS:
         default = DEFAULTS[name]
         return not (value == default or (value is None and not default))
-    # An entry that is false or empty asks for nothing.
+    # An entry that is false or empty has no effect.
     return name not in WITHOUT_EFFECT and bool(value)
 
 
 def _is_other_rope(rotary: Mapping[str, Any]) -> bool:
-    """Tell whether rotary positions, perhaps of each kind of layers, are others than the units'."""
+    """Tell whether the units do not support rotary positions, which may be given per kind of layer."""
     if any(isinstance(value, Mapping) for value in rotary.values()):
         return any(isinstance(value, Mapping) and _is_other_rope(value) for value in rotary.values())
     if rotary.get("rope_type", rotary.get("type", "default")) not in ROPES:

@@ -1,4 +1,4 @@
-"""Vision towers of models that read images too: a config's `vision_config`, next to its `text_config`."""
+"""Vision towers of multimodal models: a config's `vision_config`, next to its `text_config`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from debubble.models.mixers import Attention
 ArchitectureT = TypeVar("ArchitectureT", bound=Architecture)
 
 _DYNAMIC_PATCHES = 4096
-"""Patches that are counted for an image where the config has no size of images (Qwen2.5-VL takes any)."""
+"""Default patches per image if the config has no image size (Qwen2.5-VL accepts any)."""
 
 _TEXT: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {
@@ -35,25 +35,25 @@ _TEXT: Mapping[str, Mapping[str, Any]] = {
     "qwen3_5": {"model_type": "qwen3_5_text"},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }  # fmt: skip
-"""Defaults of a family's language model for what its `text_config` leaves out: the sizes are transformers'."""
+"""Family -> transformers' defaults for its `text_config`."""
 
-_SAME = {
+_ALIASES = {
     "kimi_k2": "deepseek_v3",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
-"""Language models that have the layers of another family."""
+"""`model_type` of a language model -> the family with the same layers."""
 
 
 def text_entries(config: Entries) -> Entries | None:
-    """The config of the language model inside; None if the config is that of a language model itself.
+    """The config of a multimodal model's language model; None if the config is that of a language model.
 
-    Raises InputError if what is next to it is unknown.
+    Raises InputError for an unsupported audio or vision tower.
     """
-    for part in ("audio_config", "vision_config"):
-        if config.entries.get(part) and (part != "vision_config" or config.family not in _TOWERS):
-            raise unpriced_error(config, part)
+    for tower in ("audio_config", "vision_config"):
+        if config.entries.get(tower) and (tower != "vision_config" or config.family not in _TOWERS):
+            raise unpriced_error(config, tower)
     inner = config.entries.get("text_config")
     if not isinstance(inner, dict) and config.family not in _TEXT:
         return None
@@ -61,13 +61,13 @@ def text_entries(config: Entries) -> Entries | None:
         # Qwen2.5-VL's files have the language model's entries next to `vision_config`.
         inner = {k: v for k, v in config.entries.items() if k not in ("model_type", "architectures")}
     tied = {k: v for k, v in config.entries.items() if k == "tie_word_embeddings"}
-    own = {**_TEXT.get(config.family, {}), **inner, **tied}
-    own["model_type"] = _SAME.get(str(own.get("model_type")), own.get("model_type"))
-    return Entries(own, config.name)
+    text = {**_TEXT.get(config.family, {}), **inner, **tied}
+    text["model_type"] = _ALIASES.get(str(text.get("model_type")), text.get("model_type"))
+    return Entries(text, config.name)
 
 
 def read_vision(config: Entries, hidden: int) -> VisionTower | None:
-    """The vision tower of a config, whose language model has that hidden size; None if it has none."""
+    """The vision tower of a config, whose language model has this hidden size; None if it has none."""
     entries = config.entries.get("vision_config")
     if not isinstance(entries, dict):
         return None
@@ -75,9 +75,9 @@ def read_vision(config: Entries, hidden: int) -> VisionTower | None:
 
 
 def as_trained(model: ArchitectureT, options: RunOptions) -> ArchitectureT:
-    """The model as a run trains it, with the run's images; next to adapters its tower is frozen.
+    """The model with the run's images and frozen parts; with LoRA its vision tower is frozen.
 
-    Raises InputError if it takes no images of so many patches, or has none to freeze.
+    Raises InputError if it does not accept images of that many patches, or has no tower to freeze.
     """
     vision, patches = model.vision, options.image_patches
     if options.freeze not in (None, "vision"):
@@ -131,7 +131,7 @@ def _siglip(vision: Entries, config: Entries, text: int) -> VisionTower:
 
 
 def _pixtral(vision: Entries, config: Entries, text: int) -> VisionTower:
-    """Mistral Small 3: rotary positions, gated MLPs; patches merged before two linear layers."""
+    """Mistral Small 3: rotary positions, gated MLPs, merged patches before two linear layers."""
     patches, pixels = _patches(vision, size=1024, patch=16)
     tower = _tower(vision, hidden=1024, layers=24, heads=16, ffn=4096, norm="rmsnorm", bias=False, gated=True)
     h, merged = tower.hidden, config.number("spatial_merge_size", 2) ** 2
@@ -166,7 +166,7 @@ def _llama4(vision: Entries, config: Entries, text: int) -> VisionTower:
 
 
 def _qwen(vision: Entries, config: Entries, text: int) -> VisionTower:
-    """Qwen2.5-VL: two frames to a patch, windows in most layers, gated MLPs with biases, patches merged."""
+    """Qwen2.5-VL: two frames per patch, windows in most layers, gated MLPs with biases, merged patches."""
     tower = _tower(
         vision, hidden=3584, layers=32, heads=16, ffn=3420, norm="rmsnorm", bias=True, gated=True,
         window=(vision.number("window_size", 112) // vision.number("patch_size", 14)) ** 2,
@@ -184,9 +184,9 @@ def _qwen(vision: Entries, config: Entries, text: int) -> VisionTower:
 
 
 def _qwen3(vision: Entries, config: Entries, text: int, *, deep: Sequence[int] = ()) -> VisionTower:
-    """Qwen3-VL and Qwen3.5: two frames to a patch, learned positions, patches merged.
+    """Qwen3-VL and Qwen3.5: two frames per patch, learned positions, merged patches.
 
-    `deep` are layers whose results pass a merger of their own into the language model's first layers (DeepStack).
+    `deep` lists layers whose outputs go through a separate merger to the language model's first layers (DeepStack).
     """
     tower = _tower(vision, hidden=1152, layers=27, heads=16, ffn=4304, norm="layernorm", bias=True)
     h, merged = tower.hidden, vision.number("spatial_merge_size", 2) ** 2
@@ -204,7 +204,7 @@ def _qwen3(vision: Entries, config: Entries, text: int, *, deep: Sequence[int] =
 
 
 def _kimi(vision: Entries, config: Entries, text: int) -> VisionTower:
-    """Kimi-K2.5: learned positions, patches merged before two linear layers."""
+    """Kimi-K2.5: learned positions, merged patches before two linear layers."""
     tower = _tower(vision, hidden=1152, layers=27, heads=16, ffn=4304, norm="layernorm", bias=True)
     h, (rows, columns) = tower.hidden, vision.get("merge_kernel_size", (2, 2))
     merged, normed = rows * columns * h, config.number("projection_hidden_size", 1152)
@@ -221,7 +221,7 @@ def _kimi(vision: Entries, config: Entries, text: int) -> VisionTower:
 
 
 def _pixels(vision: Entries, *, patch: int) -> int:
-    """Numbers of a patch of Qwen's towers, which spans frames too."""
+    """Numbers per patch in Qwen's towers, where a patch spans several frames."""
     frames, channels = vision.number("temporal_patch_size", 2), vision.number("in_channels", 3)
     return frames * channels * vision.number("patch_size", patch) ** 2
 
@@ -246,7 +246,7 @@ _TOWERS: Mapping[str, Callable[[Entries, Entries, int], VisionTower]] = {
 
 
 def _patches(vision: Entries, *, size: int, patch: int) -> tuple[int, int]:
-    """Patches of an image, and numbers of a patch."""
+    """Patches per image, and numbers per patch."""
     side = vision.number("patch_size", patch)
     return (vision.number("image_size", size) // side) ** 2, vision.number("num_channels", 3) * side**2
 
@@ -264,7 +264,7 @@ def _tower(
     window: int | None = None,
     full: Any = (),
 ) -> Architecture:
-    """The layers of a tower, whose entries have these defaults; its attention sees all patches, or a window of them."""
+    """The layers of a tower, with these defaults; attention covers all patches, or in most layers a window of them."""
     hidden = vision.number("hidden_size", hidden)
     heads = vision.number("num_attention_heads", vision.get("num_heads", heads))
     count = vision.number("num_hidden_layers", vision.get("depth", layers))

@@ -1,4 +1,4 @@
-"""Families in whole layers: latent attention, and mixtures with experts that every token passes through."""
+"""Families in whole layers: latent attention, and mixtures with shared experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from debubble.models.mixers import Attention, Indexer, LatentAttention
 
 @dataclass(frozen=True)
 class _Latent:
-    """A family's defaults for what a config of latent attention leaves out."""
+    """A family's default sizes of latent attention."""
 
     content: int = 128
     rotary: int = 64
@@ -23,15 +23,15 @@ class _Latent:
     query_rank: int | None = 1536
     rank: int = 512
     index_heads: int | None = None
-    """The entries of families with an indexer."""
+    """The default for families with an indexer; None: the family has none."""
 
 
 def _latent(config: Entries, mlps: Sequence[Mlp | Experts], defaults: _Latent, **changes: Any) -> Architecture:
-    """Layers of latent attention and these MLPs."""
+    """A model of layers with latent attention and these MLPs."""
     content = config.number("qk_nope_head_dim", defaults.content)
     rotary = config.number("qk_rope_head_dim", defaults.rotary)
     heads = config.number("num_attention_heads")
-    # Null means none; DeepSeek-V2 Lite has no latent vector of queries.
+    # Null means no latent vector of queries, as in DeepSeek-V2 Lite.
     query_rank = config.entries.get("q_lora_rank", defaults.query_rank)
     attention = LatentAttention(
         heads=heads,
@@ -44,13 +44,14 @@ def _latent(config: Entries, mlps: Sequence[Mlp | Experts], defaults: _Latent, *
     )
     indexers = _indexers(config, len(mlps), defaults)
     layers = [
-        Layer(attention=replace(attention, indexer=each), mlp=mlp) for each, mlp in zip(indexers, mlps, strict=True)
+        Layer(attention=replace(attention, indexer=indexer), mlp=mlp)
+        for indexer, mlp in zip(indexers, mlps, strict=True)
     ]
     return of_layers(config, layers, kv_heads=heads, head_dim=content + rotary, **changes)
 
 
 def _indexers(config: Entries, layers: int, defaults: _Latent) -> list[Indexer | None]:
-    """The indexer of each layer; of GLM-5 some layers take the choice of one before."""
+    """The indexer of every layer; in GLM-5 some layers reuse the choice of a previous one."""
     if defaults.index_heads is None:
         return [None] * layers
     indexer = Indexer(
@@ -65,7 +66,7 @@ def _indexers(config: Entries, layers: int, defaults: _Latent) -> list[Indexer |
 
 
 def _deepseek(config: Entries) -> Architecture:
-    """DeepSeek-V2 and V3, and Kimi-K2: latent attention, first layers dense, shared experts; V3.2: an indexer."""
+    """DeepSeek-V2 and V3, and Kimi-K2: latent attention, dense first layers, shared experts; V3.2: an indexer."""
     if config.family == "deepseek_v2":
         mlps = first_dense(config, count=64, ffn=1407, shared=2, per_token=None, dense=0)
     else:
@@ -88,7 +89,7 @@ def _dense_latent(config: Entries) -> Architecture:
 
 
 def _sparse_latent(config: Entries) -> Architecture:
-    """GLM-4 MoE Lite, GLM-5 and Sarvam's MLA models: latent attention, first layers dense, a shared expert."""
+    """GLM-4 MoE Lite, GLM-5 and Sarvam's MLA models: latent attention, dense first layers, a shared expert."""
     if config.family == "glm4_moe_lite":
         mlps = first_dense(config, count=64, ffn=1536, shared=1, per_token=4, dense=1)
         defaults = _Latent(content=192, value=256, query_rank=768)
@@ -132,7 +133,7 @@ def _gpt_oss(config: Entries) -> Architecture:
 
 
 def _llama4(config: Entries) -> Architecture:
-    """Llama 4's language model: dense layers and mixtures take turns; most layers attend within chunks."""
+    """Llama 4's language model: dense layers and mixtures in alternation; most layers attend within chunks."""
     count, inner = config.layers(), config.number("intermediate_size", 8192)
     step = config.number("interleave_moe_layer_step", 1)
     sparse = config.get("moe_layers", range(step - 1, count, step))
@@ -160,7 +161,7 @@ def _llama4(config: Entries) -> Architecture:
 
 
 def _ernie4_5_moe(config: Entries) -> Architecture:
-    """ERNIE 4.5: first layers dense, shared experts."""
+    """ERNIE 4.5: dense first layers, shared experts."""
     count, ffn = config.layers(), config.number("moe_intermediate_size", 1536)
     experts = Experts(
         count=config.number("moe_num_experts", 64),
@@ -180,7 +181,7 @@ def _ernie4_5_moe(config: Entries) -> Architecture:
 
 
 def _hunyuan_moe(config: Entries) -> Architecture:
-    """Hunyuan: every layer has experts and a shared one of their width."""
+    """Hunyuan: every layer has experts and a shared expert of the same width."""
     ffn, per_token = config.number("intermediate_size"), config.get("moe_topk", 1)
     experts = Experts(
         count=config.number("num_experts", 1),

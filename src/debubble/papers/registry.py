@@ -157,7 +157,7 @@ class PaperReport:
     results: tuple[EntryResult, ...]
 
 
-papers: Registry[Paper] = Registry("debubble.papers", what="paper", folders=(PAPERS, "paper"))
+papers: Registry[Paper] = Registry("debubble.papers", kind="paper", folders=(PAPERS, "paper"))
 """Name -> paper, by the names that `debubble reproduce` takes."""
 
 

@@ -101,7 +101,7 @@ def tail_seconds(plan: Plan, model: Model, cluster: Cluster) -> float:
     """Seconds that a plan's step takes after its pipeline, of its model on a cluster."""
     framework = framework_of_plan(plan)
     tail = StepTail(model=model, cluster=cluster, options=plan.options, pipeline=plan.devices, framework=framework)
-    return tail.of(plan.schedule, plan.costs)
+    return tail.of_schedule(plan.schedule, plan.costs)
 
 
 def half_layers(
@@ -130,7 +130,7 @@ def half_layers(
 
 def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:
     """The pipeline's length; raises InputError if the parallel degrees do not make up the cluster."""
-    layout = Layout.of(cluster, options, pipeline)
+    layout = Layout.from_options(cluster, options, pipeline)
     layout.check_all_used(options)
     return layout.pipeline
 

@@ -198,7 +198,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
     types = get_type_hints(RunOptions)
     for name, value in options.items():
         if name not in types:
-            raise unknown_name(name, types, what="option of a run")
+            raise unknown_name(name, types, kind="option of a run")
         check_type(name, value, types[name])
     return RunOptions(**options)
 

@@ -192,12 +192,12 @@ class Problem:
 
     def step_time(self, timeline: Timeline) -> Number:
         """Time of the whole step, with gradient reduction and optimizer: plans are ranked by it."""
-        tail = 0 if self.tail is None else self.tail.of(timeline.program.schedule, timeline.program.costs)
+        tail = 0 if self.tail is None else self.tail.of_schedule(timeline.program.schedule, timeline.program.costs)
         return self.time_of(timeline) + tail
 
     def step_bound(self, bound: Number) -> Number:
         """A lower bound on the whole step, if its pipeline takes at least `bound`."""
-        return bound + (0 if self.tail is None else self.tail.least)
+        return bound + (0 if self.tail is None else self.tail.min_seconds)
 
     @property
     def memory_limit(self) -> tuple[Number, ...] | None:

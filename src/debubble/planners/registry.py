@@ -188,7 +188,7 @@ class PlannerEntry:
             raise InputError(f"The planner '{self.name}' does not cut sequences into slices; {SLICED} and auto do.")
         check_size(problem.devices * (problem.chunks or 1), problem.micro_batches)
         check_states(problem)
-        with guarding_plugins(self.function, what=f"The planner '{self.name}'"):
+        with guarding_plugins(self.function, name=f"The planner '{self.name}'"):
             answers = self.function(problem)
             if isinstance(answers, Solution):
                 yield answers
@@ -293,7 +293,7 @@ ORDER = (
 FoundT = TypeVar("FoundT", bound=Answers)
 
 planners: Registry[PlannerEntry] = Registry(
-    "debubble.planners", what="planner", folders=(PAPERS, "planner"), order=ORDER
+    "debubble.planners", kind="planner", folders=(PAPERS, "planner"), order=ORDER
 )
 
 

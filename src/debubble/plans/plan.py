@@ -169,7 +169,7 @@ class Plan(Simulated):
         """Model FLOPs utilization, a fraction; None for abstract costs, or devices whose peak is not known."""
         if self.model_on_cluster is None or self.tokens_per_second is None:
             return None
-        run = Utilization.of(*self.model_on_cluster, self.options, devices=self.ranks)
+        run = Utilization.of_run(*self.model_on_cluster, self.options, devices=self.ranks)
         return run.mfu(self.tokens_per_second)
 
     @property
@@ -269,8 +269,8 @@ class Plan(Simulated):
     @with_checked_types()
     def load(path: str | Path) -> Plan:
         """Read a plan file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
-        content, remedy = read_file(Path(path), "plan file"), "make the plan again with `debubble plan`"
-        file = decode_versioned(content, PlanFile, what="plan", name=str(path), version=VERSION, again=remedy)
+        content, advice = read_file(Path(path), "plan file"), "make the plan again with `debubble plan`"
+        file = decode_versioned(content, PlanFile, kind="plan", name=str(path), version=VERSION, advice=advice)
         try:
             check_option_names(content)
             return Plan.of_file(file)

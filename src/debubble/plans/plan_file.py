@@ -131,4 +131,4 @@ def check_option_names(content: bytes) -> None:
     names = [field.name for field in fields(RunOptions)]
     for name in decode_json(content, _Options).options:
         if name not in names:
-            raise unknown_name(name, names, what="option of a run")
+            raise unknown_name(name, names, kind="option of a run")

@@ -1,1 +1,1 @@
-"""Measures what a model's units cost on this machine.  Needs torch."""
+"""Measurement of the costs of a model's units on this machine.  Requires torch."""

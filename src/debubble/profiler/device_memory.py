@@ -1,6 +1,6 @@
-"""Bytes of a GPU that no plan can use: of the CUDA context, and for operations while they run.
+"""GPU memory that no plan can use: the CUDA context and the workspaces of operations.
 
-On the CPU there is nothing to measure, and a plan leaves the usual reserve.
+On the CPU nothing is measured, and a plan keeps the default reserve.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 
 
 class WorkspaceMeter:
-    """The most bytes that an operation has for itself: beyond what was there before it and what is there after it."""
+    """Measures the peak workspace of operations: bytes beyond those allocated before and those allocated after."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.most = 0
+        self.peak = 0
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """Measure an operation; its allocations are counted when it is launched."""
+        """Measure an operation; allocations happen at launch, so it may still run afterwards."""
         if self._device.type != "cuda":
             yield
             return
@@ -28,10 +28,10 @@ class WorkspaceMeter:
         torch.cuda.reset_peak_memory_stats(self._device)
         yield
         after = torch.cuda.memory_allocated(self._device)
-        self.most = max(self.most, torch.cuda.max_memory_allocated(self._device) - max(before, after))
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated(self._device) - max(before, after))
 
 
 def context_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that are taken without torch's allocator: the context, kernels, and buffers of libraries."""
+    """GPU bytes outside torch's allocator: the context, kernels and libraries' buffers."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)

@@ -1,4 +1,4 @@
-"""Costs of the modules of a user's own model, measured as `debubble profile` measures a model by its config."""
+"""Costs of the modules of a user's model, measured like `debubble profile` measures a model from its config."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ def profile(
     repetitions: int = 10,
     output: str | Path | None = None,
 ) -> Units:
-    """Measure forward, backward, recomputation and bytes of each module of your own model, on the device where it is.
+    """Measure forward, backward, recomputation and bytes of every module of your model, on its device.
 
-    It measures in this process alone, on CPUs with one thread, as ranks have, and no messages between devices.  The
-    model itself is left as it is.
+    It measures only in this process, on CPUs with one thread like a rank, and no messages.  The model does not change.
 
     Args:
         model: An `nn.Sequential`, or a module with a method `pipeline_units()` that returns its modules in order.
         batch: One micro-batch, as `Pipeline.step` takes it: tokens [rows, length + 1], or `inputs` and `targets`.
         loss: The loss, summed over the targets.
-        dtype: Of computing, in which a plan of the units runs too: `bf16`, or `fp32`.
-        repetitions: Measurements of everything; medians count.
-        output: Where to write them for `debubble plan --units`; None: nowhere.
+        dtype: Compute dtype, in which a plan of the units also runs: `bf16` or `fp32`.
+        repetitions: Number of measurements, of which the medians are used.
+        output: The units file to write for `debubble plan --units`; None: no file.
 
     Returns:
         The modules' costs: seconds, bytes, bytes per second.
 
     Raises:
-        InputError: The model is no sequence of modules, or the batch or an argument is wrong.
+        InputError: The model is not a sequence of modules, or the batch or an argument is wrong.
 
     Example:
         >>> from debubble.planners import ModelUnits
@@ -70,20 +69,21 @@ def profile(
     check_writable(file)
     modules = [deepcopy(module).to(DTYPES[dtype]) for module in _modules_of(model)]
     device = next((parameter.device for module in modules for parameter in module.parameters()), torch.device("cpu"))
-    (part,) = read_batch(batch, micro_batches=1, device=device).rows
-    inputs = part.tokens.to(DTYPES[dtype]) if part.tokens.is_floating_point() else part.tokens
+    (micro_batch,) = read_batch(batch, micro_batches=1, device=device).rows
+    tokens = micro_batch.tokens
+    inputs = tokens.to(DTYPES[dtype]) if tokens.is_floating_point() else tokens
     built = [ModuleUnit(module, prefix=f"{index}.", salt=index) for index, module in enumerate(modules)]
     built[-1].loss = loss
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     planned = []
     for module in modules:
         name = type(module).__name__
-        planned.append(PlannedUnit(name, seen[name]))
-        seen[name] += 1
+        planned.append(PlannedUnit(name, counts[name]))
+        counts[name] += 1
     run = RunOptions(dtype=dtype)
     with _threads(threads_of_rank(device.type)):
         sequence = UnitSequence(
-            built, planned, [("none", "full")] * len(built), inputs=inputs, targets=part.targets, device=device
+            built, planned, [("none", "full")] * len(built), inputs=inputs, targets=micro_batch.targets, device=device
         )
         measured = sequence.measure(repetitions=repetitions)
         units = Units(
@@ -103,7 +103,7 @@ def profile(
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Let torch compute with so many threads of this process, which then has as many as before."""
+    """Let torch use this many threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -113,7 +113,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _modules_of(model: nn.Module) -> list[nn.Module]:
-    """The modules in order.  Raises InputError if the model is no sequence of some."""
+    """The modules in order.  Raises InputError if the model is not a sequence of modules."""
     modules = modules_of(model)
     if modules is None:
         raise InputError(

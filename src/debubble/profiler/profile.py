@@ -1,7 +1,7 @@
-"""A profile of a model: units and links measured together, in processes that run at the same time.
+"""A profile of a model: units and links, measured in several processes at the same time.
 
-They run together because cores that share memory slow each other, and a pipeline's ranks all compute at once.  Times of
-messages, of copies between a device and its host, and of the host's step are medians after a warm-up.
+The processes run concurrently like a pipeline's ranks, because cores that share memory slow each other down.  Times of
+messages, of copies between device and host, and of the CPU optimizer step are medians after a warm-up.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from debubble.runtime.memory.host import HostMemory
 
 
 def median_time(action: Callable[[], object], *, repetitions: int, device: torch.device) -> float:
-    """Seconds that the action takes on the device."""
+    """Median seconds of an action on the device."""
     times: list[float] = []
     for _ in range(WARM_UP_REPETITIONS + repetitions):
         wait(device)
@@ -62,15 +62,15 @@ def median_time(action: Callable[[], object], *, repetitions: int, device: torch
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
+    """Wait until the device has finished all launched work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def message_time(tensor: torch.Tensor, *, repetitions: int) -> float:
-    """Seconds from one rank to another for a message of this size: half a round trip between even and odd ranks.
+    """Seconds of a message of this size: half a round trip between an even and an odd rank.
 
-    Every rank of an even number calls this.
+    All ranks, an even number, call this.
     """
     rank = dist.get_rank()
     peer = rank ^ 1
@@ -84,7 +84,7 @@ def message_time(tensor: torch.Tensor, *, repetitions: int) -> float:
 
 
 def host_bandwidth(device: torch.device, *, host: HostMemory, size: int = 2**24, repetitions: int) -> float:
-    """Bytes per second between the device and its host's memory, the slower direction."""
+    """Bytes per second between device and host memory, in the slower direction."""
     on_device = torch.zeros(size, dtype=torch.uint8, device=device)
     on_host = host.take(size)
     down = median_time(lambda: on_host.copy_(on_device, non_blocking=True), repetitions=repetitions, device=device)
@@ -93,28 +93,28 @@ def host_bandwidth(device: torch.device, *, host: HostMemory, size: int = 2**24,
 
 
 STEPPED_PARAMETERS = 2**22
-"""Parameters of the optimizer step that is timed on the host."""
+"""Parameters of the CPU optimizer step that is measured."""
 
 
 def host_step_bandwidth(options: RunOptions, *, repetitions: int) -> float:
-    """Bytes per second that an AdamW step on the host moves in its memory.
+    """Bytes per second of host memory that an AdamW step on the host reaches.
 
-    It begins with the norm of its gradients and the copies that take it back, as a host's step in a run does.
+    As in a run, the step includes the norm of its gradients and the copies for a rollback.
 
     Args:
-        options: The run, whose bytes per parameter are counted as the cost model counts them.
-        repetitions: Steps that are timed.
+        options: The run; bytes per parameter are those of the cost model.
+        repetitions: Number of measured steps.
     """
     weight = torch.zeros(STEPPED_PARAMETERS, requires_grad=True)
     weight.grad = gradient = torch.ones(STEPPED_PARAMETERS)
     optimizer = torch.optim.AdamW([weight], fused=True)
     optimizer.step()
-    kept = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == STEPPED_PARAMETERS)]
-    copies = [torch.empty_like(tensor) for tensor in kept]
+    states = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == STEPPED_PARAMETERS)]
+    copies = [torch.empty_like(tensor) for tensor in states]
 
     def step() -> None:
         sum_of_squares([gradient])
-        for copy, tensor in zip(copies, kept, strict=True):
+        for copy, tensor in zip(copies, states, strict=True):
             copy.copy_(tensor)
         optimizer.step()
 
@@ -125,10 +125,8 @@ def host_step_bandwidth(options: RunOptions, *, repetitions: int) -> float:
 
 _CHEAP = {"attention": ("norm",), "mlp": ("norm+multiply", "norm+activation")}
 ALIASES: Mapping[str, Mapping[str, Sequence[str]]] = {"cmb": _CHEAP, "selective": _CHEAP}
-"""Names that planners know, and the operators that they mean in each type of unit: those that it has.
-
-Attention cores are fused here and keep no scores: so selective recomputation leaves them alone, as in costs/operators.
-"""
+"""Planners' name of a strategy -> type of unit -> the operators that it recomputes.  Fused attention cores keep no
+scores, so selective recomputation does not include them (as in costs/analytical/operators.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,23 +144,25 @@ class ProfileOptions:
 
 
 def profile(options: ProfileOptions) -> None:
-    """Measure in this process, together with all others of the process group; rank 0 writes the units file."""
+    """Measure in all processes of the group concurrently; rank 0 writes the units file."""
     device = _device(options.device)
-    part = ModelSlice(options.config, options.run, device)
-    parts: list[Measurements] = [{} for _ in range(dist.get_world_size())]
+    model_slice = ModelSlice(options.config, options.run, device)
+    of_ranks: list[Measurements] = [{} for _ in range(dist.get_world_size())]
     dist.barrier()
-    dist.all_gather_object(parts, part.measure(repetitions=options.repetitions))
+    dist.all_gather_object(of_ranks, model_slice.measure(repetitions=options.repetitions))
     unplanned: list[int | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(unplanned, unplanned_bytes(part))
-    static = [static_bytes(unit, options.run) for unit in part.units]
-    measured = merge(parts)
-    kinds = costs_of(part.planned, measured, static=static, config=options.config)
-    boundary = part.boundary
+    dist.all_gather_object(unplanned, unplanned_bytes(model_slice))
+    static = [static_bytes(unit, options.run) for unit in model_slice.units]
+    measured = merge(of_ranks)
+    kinds = costs_of(model_slice.planned, measured, static=static, config=options.config)
+    boundary = model_slice.boundary
     paired = dist.get_world_size() % 2 == 0
     units = Units(
         units=units_of_layers(kinds, options.config),
         communication=message_time(boundary, repetitions=5 * options.repetitions) if paired else 0.0,
-        offload_bandwidth=offload_bandwidth(part, repetitions=options.repetitions, offload_to=options.offload_to),
+        offload_bandwidth=offload_bandwidth(
+            model_slice, repetitions=options.repetitions, offload_to=options.offload_to
+        ),
         host_step_bandwidth=host_step_bandwidth(options.run, repetitions=options.repetitions),
     )
     if dist.get_rank() == 0:
@@ -171,38 +171,38 @@ def profile(options: ProfileOptions) -> None:
             model=dict(options.config), dtype=run.dtype, sequence_length=run.sequence_length,
             micro_batch_size=run.micro_batch_size, lora=run.lora,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            unplanned_bytes=max((each for each in unplanned if each is not None), default=None),
+            unplanned_bytes=max((size for size in unplanned if size is not None), default=None),
             spread=spread_of(measured),
         )  # fmt: skip
         write_json(options.output, {"measured": source, **units_to_dict(units)})
 
 
-def unplanned_bytes(part: UnitSequence) -> int | None:
-    """Bytes of the context, and for operations while they run, on the part's GPU; None on the CPU."""
-    return context_bytes(part.device) + part.workspace.most if part.device.type == "cuda" else None
+def unplanned_bytes(sequence: UnitSequence) -> int | None:
+    """GPU bytes of the context and of operations' workspaces; None on the CPU."""
+    return context_bytes(sequence.device) + sequence.workspace.peak if sequence.device.type == "cuda" else None
 
 
 def static_bytes(unit: torch.nn.Module, run: RunOptions) -> float:
     """Bytes of a unit's parameters with their gradients and optimizer states."""
-    each = parameter_bytes(run, shards=1, framework=MEGATRON)
-    return sum(p.numel() * (each if p.requires_grad else each.frozen).total for p in unit.parameters())
+    sizes = parameter_bytes(run, shards=1, framework=MEGATRON)
+    return sum(p.numel() * (sizes if p.requires_grad else sizes.frozen).total for p in unit.parameters())
 
 
-def offload_bandwidth(part: UnitSequence, *, repetitions: int, offload_to: Path | None = None) -> float:
-    """Bytes per second of a GPU's link while it computes, or of a CPU's thread; to memory or to a folder."""
-    host = lanes_of(part.device, offload_to=offload_to).host
-    if part.device.type == "cuda":
-        return host_bandwidth(part.device, host=host, size=2**28, repetitions=repetitions)
-    return part.offload_bandwidth(host=host, repetitions=repetitions)
+def offload_bandwidth(sequence: UnitSequence, *, repetitions: int, offload_to: Path | None = None) -> float:
+    """Bytes per second of offload to memory or a folder: of a GPU's link, or of a CPU thread next to computing."""
+    host = lanes_of(sequence.device, offload_to=offload_to).host
+    if sequence.device.type == "cuda":
+        return host_bandwidth(sequence.device, host=host, size=2**28, repetitions=repetitions)
+    return sequence.offload_bandwidth(host=host, repetitions=repetitions)
 
 
 def units_of_layers(kinds: Mapping[Kind, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:
-    """All units of the model, each with the costs of its kind."""
+    """All units of the model, with the costs of their kinds."""
     return tuple(_unit(kinds[kind_of(u, config)], u.layer) for u in ModelConfig.from_hf(config).units)
 
 
 def _unit(measured: Unit, layer: int | None) -> Unit:
-    """The measured unit as that layer's, with the names that planners have for sets of operators."""
+    """The measured unit for a layer, with strategies under planners' names (`ALIASES`)."""
     named = {
         alias: replace(measured.strategies[operators], operators=operators)
         for alias, of_type in ALIASES.items()
@@ -213,20 +213,20 @@ def _unit(measured: Unit, layer: int | None) -> Unit:
 
 
 def _device(kind: str) -> torch.device:
-    """This process's device: the CPU with one thread, or the GPU that the process has chosen."""
+    """This process's device: the CPU, with its number of threads set, or the current GPU."""
     torch.set_num_threads(threads_of_rank(kind))
     return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def threads_of_rank(kind: str) -> int:
-    """Threads of a rank with such a device: one on a CPU, all of its cores for what hosts step next to a GPU."""
+    """Threads of a rank: one on a CPU; next to a GPU all of its cores, for CPU optimizer steps."""
     return own_cores() if kind == "cuda" else 1
 
 
 def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
-    """Measure in `processes` processes at the same time, and write the units file.
+    """Measure in `processes` concurrent processes, and write the units file.
 
-    By default there is one for each GPU that torch sees, or two on the CPU.
+    By default there is one process per GPU that torch sees, or two on the CPU.
 
     Raises InputError if the call is wrong, RankFailedError if a process fails.
     """
@@ -259,7 +259,7 @@ def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
 
 
 def main(argument: str) -> None:
-    """Measure in one process what the options (as JSON) say."""
+    """Run `profile` in one process, with options as JSON."""
     options = decode_options(argument, ProfileOptions)
     if options.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -1,10 +1,9 @@
-"""Costs of each unit of a model on one device: times and bytes, measured with the runtime's own stages.
+"""Costs of a model's units on one device: times and bytes, measured with the runtime's stages.
 
-A slice of the model (embedding, a few layers, head) runs forward and backward again and again, two micro-batches in
-flight, every unit as a stage of its own: so each runs after its neighbours, as in a pipeline, not on a warm cache.
-Repetitions go round the recomputation strategies, so that a disturbance meets all of them alike.  Times are between
-marks, as in a run's trace: nobody waits for a GPU between two units, so what the host hides of its launches in a run is
-hidden here too.  Bytes are the runtime's own count.
+A slice of the model (embedding, a few layers, head) runs forward and backward repeatedly, with two micro-batches in
+flight and every unit as a separate stage: so a unit runs after its neighbors, as in a pipeline, not on a warm cache.
+Repetitions alternate between recomputation strategies, so that disturbances affect all of them.  Times are between
+marks without synchronizing the GPU: kernel launches are hidden as in a run.  Bytes are the runtime's count.
 """
 
 from __future__ import annotations
@@ -39,54 +38,54 @@ from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.parameters.stage_parameters import accumulate
 
 MICRO_BATCHES_IN_FLIGHT = 2
-"""Micro-batches between whose forwards and backwards others run."""
+"""Micro-batches in flight: forwards of all precede the backwards."""
 LAYERS_PER_KIND = 2
-"""Layers of every kind that are measured: those with a mixture of experts or a window apart."""
+"""Number of layers per kind that are measured; layers with experts or a window are separate kinds."""
 WARM_UP_REPETITIONS = 3
-"""First repetitions, which do not count."""
+"""First repetitions, which are discarded."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass
 class UnitSamples:
-    """Measurements of one unit under one strategy: durations in seconds, by what was timed, and bytes."""
+    """Measurements of one unit with one strategy: seconds by phase, and bytes."""
 
     times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    kept: int = 0
-    """Bytes kept after the forward."""
-    kept_after_input: int = 0
-    """Bytes kept after the backward for inputs."""
+    saved_bytes: int = 0
+    """Bytes saved by the forward."""
+    bytes_after_input: int = 0
+    """Bytes that remain after the backward for inputs."""
 
-    def median(self, what: str) -> float:
+    def median(self, phase: str) -> float:
         """Median seconds of `forward`, `backward`, `weight` or `recompute`."""
-        return statistics.median(self.times[what])
+        return statistics.median(self.times[phase])
 
-    def middle_half(self, what: str) -> float:
+    def interquartile_range(self, phase: str) -> float:
         """Seconds between the lower and the upper quartile."""
-        lower, _, upper = statistics.quantiles(self.times[what], n=4, method="inclusive")
+        lower, _, upper = statistics.quantiles(self.times[phase], n=4, method="inclusive")
         return upper - lower
 
 
 Kind = tuple[str, Layer | None]
-"""Units of the same kind cost the same: the type, and what the layer is made of."""
+"""The type of a unit and the description of its layer; units of the same kind have the same costs."""
 
 
 def kind_of(unit: PlannedUnit, config: Mapping[str, Any]) -> Kind:
-    """The kind of one of the model's units."""
+    """The kind of a unit of the model."""
     return unit.type, None if unit.layer is None else ModelConfig.from_hf(config).per_layer[unit.layer]
 
 
 def measured_layers(config: Mapping[str, Any]) -> list[int]:
-    """The first layers of every kind."""
-    alike: dict[Layer, list[int]] = defaultdict(list)
+    """The indices of the layers to measure: the first ones of every kind."""
+    equal: dict[Layer, list[int]] = defaultdict(list)
     for index, layer in enumerate(ModelConfig.from_hf(config).per_layer):
-        alike[layer].append(index)
-    return sorted(index for layers in alike.values() for index in layers[:LAYERS_PER_KIND])
+        equal[layer].append(index)
+    return sorted(index for layers in equal.values() for index in layers[:LAYERS_PER_KIND])
 
 
 def measured_strategies(kind: str, model: ModelConfig) -> tuple[str, ...]:
-    """The ways to recompute a type of unit that are measured: all that the formulas of costs/operators.py have."""
+    """The strategies of a type of unit to measure: all that costs/analytical/operators.py prices."""
     match kind:
         case "attention":
             return "none", "full", *subsets(("norm", "projections", "core"))
@@ -99,36 +98,36 @@ def measured_strategies(kind: str, model: ModelConfig) -> tuple[str, ...]:
 
 
 Measurements = dict[tuple[int, str], UnitSamples]
-"""Measurements by the unit's place in the slice and its strategy.
+"""Measurements by the unit's index in the slice and its strategy.
 
-`split` is no recomputation with a split backward; `layer`, at the place of a layer's attention, is the full
+Strategy `split` is no recomputation with a split backward; `layer`, at the index of a layer's attention, is the full
 recomputation of both halves together.
 """
 
 
 class UnitSequence:
-    """Units in a row that are measured, on one device.
+    """Consecutive units to be measured on one device.
 
     Args:
         units: The modules.
-        planned: Type and layer of each.
-        ways: The strategies of each that are measured.
-        inputs: Input of the first.
-        targets: Targets of the loss of the last.
-        device: Where they are measured.
+        planned: Their types and layers.
+        strategies: Per unit, the strategies to measure.
+        inputs: Input of the first unit.
+        targets: Targets of the loss of the last unit.
+        device: The device.
     """
 
     def __init__(
         self,
         units: Sequence[UnitModule],
         planned: Sequence[PlannedUnit],
-        ways: Sequence[Sequence[str]],
+        strategies: Sequence[Sequence[str]],
         *,
         inputs: Tensor,
         targets: Tensor,
         device: torch.device,
     ) -> None:
-        self.planned, self.ways = planned, ways
+        self.planned, self.strategies = planned, strategies
         self._lanes = lanes_of(device)
         self._timings: list[tuple[list[float], Mark, Mark]] = []
         self.device, self.ledger = self._lanes.device, Ledger(device)
@@ -137,28 +136,28 @@ class UnitSequence:
         for unit in self.units:
             unit.attach_ledger(self.ledger)
         self._sums: dict[Tensor, Tensor] = {}
-        """Gradients in fp32 where the units compute in another dtype, as a run sums them."""
+        """Gradients in fp32 of parameters in another dtype, which are accumulated as in a run."""
         self.inputs, self.targets = inputs.to(device), targets.to(device)
 
     def measure(self, *, repetitions: int, warm_up: int = WARM_UP_REPETITIONS) -> Measurements:
-        """Round after round through all strategies, after `warm_up` rounds that do not count."""
+        """Measure all strategies in every repetition, after `warm_up` repetitions that are discarded."""
         measured: Measurements = defaultdict(UnitSamples)
-        ways = self.ways
-        alone, layers = range(len(ways)), [n for n, unit in enumerate(self.planned) if unit.type != "mlp"]
+        count = len(self.planned)
+        units, layers = range(count), [n for n, unit in enumerate(self.planned) if unit.type != "mlp"]
         for repetition in range(warm_up + repetitions):
             if repetition == warm_up:
                 measured = defaultdict(UnitSamples)
-            for way in range(max(map(len, ways))):
-                strategies = [own[way % len(own)] for own in ways]
-                self._run(alone, strategies, [measured[key] for key in enumerate(strategies)])
-            self._run(alone, ["none"] * len(ways), [measured[n, "split"] for n in alone], split=True)
-            if len(layers) < len(ways):
-                full = ["full" if "full" in own else "none" for own in ways]
+            for index in range(max(map(len, self.strategies))):
+                chosen = [strategies[index % len(strategies)] for strategies in self.strategies]
+                self._run(units, chosen, [measured[key] for key in enumerate(chosen)])
+            self._run(units, ["none"] * count, [measured[n, "split"] for n in units], split=True)
+            if len(layers) < count:
+                full = ["full" if "full" in strategies else "none" for strategies in self.strategies]
                 self._run(layers, full, [measured[n, "layer"] for n in layers])
         return measured
 
     def offload_bandwidth(self, *, host: HostMemory, repetitions: int) -> float:
-        """Bytes per second that a thread moves out and back next to the thread that computes: a CPU's offload."""
+        """Bytes per second that a CPU thread offloads and reloads while another thread computes."""
         stage = Stage(self.units, [replace(u, strategy="none") for u in self.planned], self.ledger)
         gradient = torch.ones((), device=self.device)
         times: list[float] = []
@@ -187,7 +186,7 @@ class UnitSequence:
     def _run(
         self, begins: Sequence[int], strategies: Sequence[str], samples: Sequence[UnitSamples], *, split: bool = False
     ) -> None:
-        """Once forward and backward with every unit's strategy, in stages that begin there, adding to their samples."""
+        """Run forward and backward once, in stages that start at the units `begins`, and add to the stages' samples."""
         planned = [PlannedUnit(u.type, u.layer, s) for u, s in zip(self.planned, strategies, strict=True)]
         stages = [Stage(self.units[a:b], planned[a:b], self.ledger) for a, b in pairwise((*begins, len(planned)))]
         self._lanes.start_step()
@@ -212,7 +211,7 @@ class UnitSequence:
             before = self.ledger.bytes
             with self._time(sample, "forward"):
                 x = stage.forward(j, x, micro_batch, SavePolicy(recomputing=len(stage.units)))
-            sample.kept = self.ledger.bytes - before
+            sample.saved_bytes = self.ledger.bytes - before
 
     def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples], *, split: bool) -> None:
         gradient: Tensor | None = torch.ones((), device=self.device)
@@ -224,7 +223,7 @@ class UnitSequence:
             with self._time(sample, "backward"):
                 gradient = stage.backward(j, gradient, split=split)
                 self._sum_gradients(stage)
-            sample.kept_after_input = sample.kept + self.ledger.bytes - before
+            sample.bytes_after_input = sample.saved_bytes + self.ledger.bytes - before
 
     def _sum_gradients(self, stage: Stage) -> None:
         for parameter in (p for unit in stage.units for p in unit.parameters()):
@@ -233,15 +232,15 @@ class UnitSequence:
                 parameter.grad = None
 
     @contextmanager
-    def _time(self, sample: UnitSamples, what: str) -> Iterator[None]:
+    def _time(self, sample: UnitSamples, phase: str) -> Iterator[None]:
         start = self._lanes.mark()
         with self.workspace.operation():
             yield
-        self._timings.append((sample.times[what], start, self._lanes.mark()))
+        self._timings.append((sample.times[phase], start, self._lanes.mark()))
 
 
 class ModelSlice(UnitSequence):
-    """The part of the model that is measured, on one device."""
+    """The slice of a model that is measured: embedding, some layers of every kind, head."""
 
     def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
         model, layers = ModelConfig.from_hf(config), measured_layers(config)
@@ -252,41 +251,42 @@ class ModelSlice(UnitSequence):
             add_adapters(built, new_adapters(built, model.family, rank=options.lora), model, dtype=dtype)
         size = (options.micro_batch_size, options.sequence_length + 1)
         tokens = torch.randint(256, size, generator=torch.Generator().manual_seed(0))
-        ways = [measured_strategies(unit.type, model) for unit in planned]
+        strategies = [measured_strategies(unit.type, model) for unit in planned]
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        super().__init__(built, planned, ways, inputs=inputs, targets=targets, device=device)
+        super().__init__(built, planned, strategies, inputs=inputs, targets=targets, device=device)
 
     @property
     def boundary(self) -> Tensor:
-        """A tensor such as stages hand on."""
+        """A tensor like those that stages send to each other."""
         x: Tensor = self.units[0](self.inputs, MicroBatch(), run_without_recompute)
         return x.detach()
 
 
-def merge(parts: Sequence[Measurements]) -> Measurements:
-    """The samples of several processes together."""
-    whole: Measurements = {}
-    for key, first in parts[0].items():
-        times = {what: [t for part in parts for t in part[key].times[what]] for what in first.times}
-        whole[key] = UnitSamples(times, first.kept, first.kept_after_input)
-    return whole
+def merge(of_ranks: Sequence[Measurements]) -> Measurements:
+    """Merge the samples of several processes."""
+    merged: Measurements = {}
+    for key, first in of_ranks[0].items():
+        times = {phase: [t for measured in of_ranks for t in measured[key].times[phase]] for phase in first.times}
+        merged[key] = UnitSamples(times, first.saved_bytes, first.bytes_after_input)
+    return merged
 
 
 def spread_of(measured: Measurements) -> float:
-    """How far repeated forwards and backwards without recomputation differ: their middle half over their medians."""
-    samples = [(each, what) for (_, way), each in measured.items() if way == "none" for what in ("forward", "backward")]
-    return sum(each.middle_half(what) for each, what in samples) / sum(each.median(what) for each, what in samples)
+    """Interquartile range over median of forwards and backwards without recomputation, summed over units."""
+    phases = ("forward", "backward")
+    samples = [(s, phase) for (_, strategy), s in measured.items() if strategy == "none" for phase in phases]
+    return sum(s.interquartile_range(phase) for s, phase in samples) / sum(s.median(phase) for s, phase in samples)
 
 
 def costs_of(
     planned: Sequence[PlannedUnit], measured: Measurements, *, static: Sequence[float], config: Mapping[str, Any]
 ) -> dict[Kind, Unit]:
-    """The unit of each kind: the mean over the measured layers.
+    """The unit of every kind: the mean over the measured layers.
 
-    A layer that recomputes in full needs its attention's last product again, which a half alone does
-    not: that time is the attention's.
+    Full recomputation of a layer includes the last product of its attention, which that of a half-layer does not; its
+    time is added to the attention's.
     """
-    found: dict[Kind, list[Unit]] = defaultdict(list)
+    units: dict[Kind, list[Unit]] = defaultdict(list)
     for index, unit in enumerate(planned):
         cost = measured_unit(unit, samples_at(index, measured), static=static[index])
         strategies = cost.strategies
@@ -295,38 +295,38 @@ def costs_of(
             recompute = max(both, float(strategies["full"].recompute))
             cost = replace(cost, strategies={**strategies, "full": replace(strategies["full"], recompute=recompute)})
         elif unit.type == "mlp":
-            beyond = measured[index - 1, "layer"].kept - measured[index - 1, "full"].kept
-            cost = replace(cost, strategies={**strategies, "full": replace(strategies["full"], after_full=beyond)})
-        found[kind_of(unit, config)].append(cost)
-    return {kind: _mean(units) for kind, units in found.items()}
+            additional = measured[index - 1, "layer"].saved_bytes - measured[index - 1, "full"].saved_bytes
+            cost = replace(cost, strategies={**strategies, "full": replace(strategies["full"], after_full=additional)})
+        units[kind_of(unit, config)].append(cost)
+    return {kind: _mean(of_kind) for kind, of_kind in units.items()}
 
 
 def samples_at(index: int, measured: Measurements) -> dict[str, UnitSamples]:
-    """The samples of the unit at a place by its strategies, and `split`."""
-    return {way: samples for (place, way), samples in measured.items() if place == index and way != "layer"}
+    """The samples of the unit at an index by strategy, including `split`."""
+    return {strategy: samples for (i, strategy), samples in measured.items() if i == index and strategy != "layer"}
 
 
 def measured_unit(planned: PlannedUnit, samples: Mapping[str, UnitSamples], *, static: float) -> Unit:
-    """The costs of a unit by its samples.
+    """The costs of a unit from its samples.
 
-    The backward for inputs is what the whole backward takes beyond the weights' part, so that their sum is what most
-    schedules run.
+    The backward for inputs is the full backward minus the backward for weights, so that their sum is the full backward,
+    which most schedules run.
     """
-    whole, split = samples["none"], samples["split"]
+    full, split = samples["none"], samples["split"]
     weight = split.median("weight")
-    recomputing = {way: each for way, each in samples.items() if way not in ("none", "split")}
+    recomputing = {strategy: s for strategy, s in samples.items() if strategy not in ("none", "split")}
     return Unit(
         type=planned.type,
         layer=planned.layer,
-        forward=whole.median("forward"),
-        backward_input=max(0.0, whole.median("backward") - weight),
+        forward=full.median("forward"),
+        backward_input=max(0.0, full.median("backward") - weight),
         backward_weight=weight,
         static=static,
         strategies={
-            "none": Strategy(whole.kept),
-            **{way: Strategy(each.kept, each.median("recompute")) for way, each in recomputing.items()},
+            "none": Strategy(full.saved_bytes),
+            **{strategy: Strategy(s.saved_bytes, s.median("recompute")) for strategy, s in recomputing.items()},
         },
-        activation_after_input=split.kept_after_input,
+        activation_after_input=split.bytes_after_input,
     )
 
 

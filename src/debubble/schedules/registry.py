@@ -108,7 +108,7 @@ class ScheduleEntry:
                 f" x {chunks} chunks."
             )
         check_size(devices * chunks, micro_batches)
-        with guarding_plugins(self.build, what=f"The schedule '{self.name}'"):
+        with guarding_plugins(self.build, name=f"The schedule '{self.name}'"):
             schedule = self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
         if not is_own(self.build):
             if not isinstance(schedule, Schedule):
@@ -149,7 +149,7 @@ FIRST = (
 """The schedules that are listed and tried first, in this order."""
 
 schedules: Registry[ScheduleEntry] = Registry(
-    "debubble.schedules", what="schedule", folders=(PAPERS, "schedule"), order=FIRST
+    "debubble.schedules", kind="schedule", folders=(PAPERS, "schedule"), order=FIRST
 )
 
 

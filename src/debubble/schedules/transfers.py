@@ -55,7 +55,7 @@ class ComputeOrder:
     @cached_property
     def op_costs(self) -> OpCosts:
         """The costs of the operations."""
-        return OpCosts.of(self.schedule, self.costs)
+        return OpCosts.from_schedule(self.schedule, self.costs)
 
     def selective(self, offload: Offload | None = None) -> Schedule:
         """Add the O and L of the longest-lived activations to an order of split backwards.

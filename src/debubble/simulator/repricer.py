@@ -14,7 +14,7 @@ import numpy as np
 from debubble.ir import Kind, Lane, Program, Schedule, StageCosts, lower
 from debubble.ir.arrays import Floats, Ints
 from debubble.ir.lowering.lower import check_costs
-from debubble.ir.lowering.op_costs import OpCosts, Tables, places
+from debubble.ir.lowering.op_costs import OpCosts, Tables, table_indices
 from debubble.ir.ops import CODE, TRANSFERS
 from debubble.ir.program import LANE_CODE
 from debubble.ir.stage_costs import CommunicationModel, HostLink
@@ -80,7 +80,7 @@ class Repricer:
         return structure.peaks(costs, *structure.sizes(self._op_costs(costs, fused_recompute)))
 
     def _op_costs(self, costs: StageCosts, fused_recompute: frozenset[int] | None) -> OpCosts:
-        priced = OpCosts.of(self.schedule, costs)
+        priced = OpCosts.from_schedule(self.schedule, costs)
         return priced if fused_recompute is None else replace(priced, fused_recompute=fused_recompute)
 
     def _simulate(self, costs: StageCosts, fused_recompute: frozenset[int] | None) -> Price:
@@ -130,13 +130,13 @@ class _Structure:
     def entries(self, costs: OpCosts) -> Tables:
         """Time, memory effect and lead of each instruction."""
         program, tables = self.program, costs.tables(dtype=np.float64, explicit=self.explicit)
-        at = tables.at(self.level, program.kind, program.stage, program.micro_batch)
+        at = tables.indices(self.level, program.kind, program.stage, program.micro_batch)
         return Tables(*(table.ravel()[at] for table in tables))
 
     def sizes(self, costs: OpCosts) -> tuple[Floats, Floats]:
         """Bytes that each instruction allocates and frees."""
         program, tables = self.program, costs.sizes(dtype=np.float64, explicit=self.explicit)
-        at = places(tables[0], self.level, program.kind, program.stage, program.micro_batch)
+        at = table_indices(tables[0], self.level, program.kind, program.stage, program.micro_batch)
         allocated, freed = (table.ravel()[at] for table in tables)
         return allocated, freed
 

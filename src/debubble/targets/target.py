@@ -143,7 +143,7 @@ class Target:
 targets: Registry[Target] = Registry(
     "debubble.targets",
     folders=(FRAMEWORKS, "target"),
-    what="framework",
+    kind="framework",
     order=("debubble", "torch", "torchtitan", "automodel", "megatron", "primus", "deepspeed", "mindformers"),
 )
 

@@ -91,7 +91,7 @@ def _sizes(plan: Plan, sequences: PackedSequences, step: int) -> list[MicroBatch
     """The sizes of the micro-batches of a step, longest first; of those that replicas have at once the longest."""
     size, longest = plan.options.micro_batch_size, plan.options.sequence_length
     return [
-        MicroBatchSize.of(lengths, micro_batch_size=size, sequence_length=longest)
+        MicroBatchSize.from_lengths(lengths, micro_batch_size=size, sequence_length=longest)
         for lengths in sequences.lengths(step)[:: sequences.replicas]
     ]
 

@@ -115,7 +115,7 @@ def _bytes(state: Tensor) -> int:
 
 def _optimizer_class(name: str) -> Callable[..., Optimizer]:
     if ":" not in name:
-        raise unknown_name(name, [*OPTIMIZERS, "module:Class"], what="optimizer")
+        raise unknown_name(name, [*OPTIMIZERS, "module:Class"], kind="optimizer")
     found = named(name, option="--optimizer")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise InputError(

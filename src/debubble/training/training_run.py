@@ -142,7 +142,7 @@ class TrainingRun:
         self._busy: tuple[float, ...] = ()
         self._bubble: float | None = None
         run = plan.model_on_cluster
-        self._utilization = None if run is None else Utilization.of(*run, plan.options, devices=plan.ranks)
+        self._utilization = None if run is None else Utilization.of_run(*run, plan.options, devices=plan.ranks)
         self.saver = None if options.checkpoint is None else Saver(options.checkpoint, keep=options.keep)
         synchronous = self._update is synchronous_step
         self._end_request = None if self.saver is None else EndRequest(wait=synchronous)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from debubble.costs import Cluster
 from debubble.costs.accuracy import MEASURED_HERE, accuracy_of
-from debubble.costs.calibration import other_frameworks, unlike
+from debubble.costs.calibration import missing_calibration, other_frameworks
 from debubble.costs.devices.known_hardware import PCIE_LATENCY
 from debubble.costs.frameworks import TARGET
 from debubble.formatting import days_words, size_words, time_words
@@ -31,7 +31,7 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
         return
     step = accuracy_of("step", *plan.model_on_cluster, plan.options)
     memory = accuracy_of("memory", *plan.model_on_cluster, plan.options)
-    seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
+    seconds, peak = step.scaled_to(float(scene.step_time)), memory.scaled_to(max(map(float, scene.peak_memory)))
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
     yield f"{low} to {high} a step, up to {size_words(peak.high)} on a device"
     if tokens is not None and scene.why is not None:
@@ -44,7 +44,7 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
     if plan.options.lora:
         yield "few or none with adapters"
     yield from _assumed_links(plan.cluster)
-    needed = unlike(*plan.model_on_cluster, plan.options)
+    needed = missing_calibration(*plan.model_on_cluster, plan.options)
     if needed is None:
         yield "`profile` narrows it" if MEASURED_HERE in step.group else "`calibrate` or `profile` narrows it"
         return

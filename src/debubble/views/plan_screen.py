@@ -167,7 +167,7 @@ def _parallelism(plan: Plan) -> Iterator[str]:
         if degree > 1:
             yield f"{name} {degree}"
     if plan.cluster is not None:
-        across = Layout.of(plan.cluster, o, plan.devices).degrees_across_nodes(o)
+        across = Layout.from_options(plan.cluster, o, plan.devices).degrees_across_nodes(o)
         if across:
             yield f"{' and '.join(across)} across nodes"
     if o.zero:
@@ -253,7 +253,7 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     devices: list[int] = [*range(scene.devices)]
     if scene.devices > MAX_BARS:
         shares = [peak / float(limit or 1) for peak, limit in zip(peaks, scene.limits, strict=True)]
-        layout = Layout.of(why.cluster, why.plan.options, why.plan.devices)
+        layout = Layout.from_options(why.cluster, why.plan.options, why.plan.devices)
         types = [type_.name for type_ in layout.slowest_ranks]
         fullest = {max((d for d in devices if types[d] == name), key=shares.__getitem__) for name in types}
         devices = sorted({scene.fullest, *fullest, min(devices, key=shares.__getitem__)})

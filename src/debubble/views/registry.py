@@ -10,7 +10,7 @@ from debubble.views.scene import Scene
 View = Callable[[Sequence[Scene]], bytes]
 """Draws scenes below each other on one time scale and returns the file's content."""
 
-views: Registry[View] = Registry("debubble.views", what="view")
+views: Registry[View] = Registry("debubble.views", kind="view")
 
 
 def view(name: str) -> Callable[[View], View]:

@@ -79,7 +79,7 @@ class Scene:
             if limited:
                 raise
             timeline = simulate(plan.schedule, plan.costs.with_limit(None))
-            way = f"{error.found}; `debubble import` tells settings that help." if plan.planner == IMPORTED else error
+            way = f"{error.problem}; `debubble import` tells settings that help." if plan.planner == IMPORTED else error
             said, misfit = "Does not fit; predicted without the limit", (f"It does not fit: {way}",)
         return Scene(
             timeline,

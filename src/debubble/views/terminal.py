@@ -78,9 +78,9 @@ def device_table(scene: Scene) -> Table:
 def _device_names(scene: Scene) -> list[str]:
     """The devices' numbers; in mixed clusters with the slowest device type of each."""
     numbers = [str(d) for d in range(scene.devices)]
-    if scene.why is None or scene.why.cluster.alike:
+    if scene.why is None or scene.why.cluster.is_homogeneous:
         return numbers
-    layout = Layout.of(scene.why.cluster, scene.why.plan.options, scene.devices)
+    layout = Layout.from_options(scene.why.cluster, scene.why.plan.options, scene.devices)
     return [f"{number} {type_.name}" for number, type_ in zip(numbers, layout.slowest_ranks, strict=True)]
 
 

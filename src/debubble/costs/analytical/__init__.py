@@ -1,1 +1,1 @@
-"""Costs computed from a model's sizes and a device's rates, for what was not measured."""
+"""Analytical costs, computed from a model's sizes and a device's rates where nothing was measured."""

@@ -1,4 +1,4 @@
-"""The operators of half-layers: attention or another mixer of tokens, and the MLP or its experts.
+"""The operators of half-layers: attention or another token mixer, and the MLP or experts.
 
 Bytes of a micro-batch follow Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"),
 with a fused attention core and a gated MLP where the model has one: per token and layer 12h + 4 kv d + 6 ffn bytes in
@@ -26,8 +26,8 @@ from debubble.models.mixers import (
 
 
 def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
-    """The operators of what mixes the tokens of a layer."""
-    yield norm(shapes, kept_input=shapes.kept_input)
+    """The operators of an attention half-layer, or of another token mixer in its place."""
+    yield norm(shapes, saved_input=shapes.saved_input)
     yield collectives(shapes)
     mixer = shapes.model.per_layer[layer].attention
     if mixer is not None:
@@ -53,7 +53,7 @@ def _grouped_attention(shapes: Shapes, attention: Attention) -> Iterator[Operato
     n = shapes.tokens
     q, kv = m.attention_width / o.tensor, m.kv_width / o.tensor
     projected = (1 + attention.gated) * q + 2 * kv
-    # Keys and values of a slice are there for the slices after it, whatever is recomputed.
+    # Later slices need the keys and values of a slice even if it recomputes.
     shared = e * n * 2 * kv if o.slices > 1 else 0
     saved = e * n * projected - shared
     qkv = matmul(shapes, "projections", tokens=n, local=projected, saved=saved, layers=m.qkv_layers)
@@ -72,9 +72,9 @@ def _grouped_attention(shapes: Shapes, attention: Attention) -> Iterator[Operato
 
 
 def _latent_attention(shapes: Shapes, latent: LatentAttention) -> Iterator[Operator]:
-    """Latent vectors of queries and of keys and values, both normed and expanded to all heads.
+    """Multi-head latent attention: latent vectors of queries and of keys and values are normed and up-projected.
 
-    Every tensor-parallel rank computes the vectors, and expands them to its own heads (Megatron-LM).
+    Every tensor-parallel rank computes the latent vectors, and up-projects them to its heads (Megatron-LM).
     """
     n, e, t = shapes.tokens, shapes.element, shapes.options.tensor
     h, queries, values = shapes.model.hidden, latent.queries / t, latent.values / t
@@ -94,14 +94,14 @@ def _latent_attention(shapes: Shapes, latent: LatentAttention) -> Iterator[Opera
         yield from _indexer(shapes, latent.indexer, latent.query_rank or h)
     latent_core = _attention_core(
         shapes, flops=n * latent.core_flops(length) / t, heads=latent.heads / t, width=values / (latent.heads / t),
-        kept=values, exchanged=queries + values,
+        output=values, exchanged=queries + values,
     )  # fmt: skip
     yield latent_core if latent.is_sparse(length) else _quadratic(latent_core)
     yield matmul(shapes, "output", tokens=n, local=values, out=True)
 
 
 def _indexer(shapes: Shapes, indexer: Indexer, query_rank: int) -> Iterator[Operator]:
-    """Scores of all tokens before each, and the chosen ones' places, which the backward reads; nothing has a gradient.
+    """Sparse attention's indexer: scores of all previous tokens, and saved indices of the chosen ones; no gradient.
 
     Every tensor-parallel rank computes all of it.
     """
@@ -119,15 +119,14 @@ def _indexer(shapes: Shapes, indexer: Indexer, query_rank: int) -> Iterator[Oper
 
 
 INDEX_BYTES = 4
-"""Bytes of a chosen token's place (transformers' int32)."""
+"""Bytes of a chosen token's index (int32 in transformers)."""
 
 
 def _recurrence(shapes: Shapes, recurrence: AnyRecurrence) -> Iterator[Operator]:
-    """Projection, convolution, a recurrence over chunks, and a gated norm of its result.
+    """Linear attention or a state-space model: projection, convolution, chunked recurrence, gated norm, output.
 
-    The core is timed as attention of as many operations, three times as many backward: by analogy, not measured.  That
-    of Gated DeltaNet is several kernels: one goes through the chunks of a sequence in turn, the others are bound by
-    memory.
+    The recurrence is timed as attention with as many operations, three times as many backward: by analogy, not
+    measured.  Gated DeltaNet's is a sequential scan over the chunks of a sequence, and memory-bound kernels.
     """
     n, e, t = shapes.tokens, shapes.element, shapes.options.tensor
     mixed, projected = recurrence.convolution_width / t, recurrence.projection_width / t
@@ -152,19 +151,19 @@ SCAN_SECONDS_PER_TOKEN = 18e-9
 
 
 def _end(shapes: Shapes) -> Iterator[Operator]:
-    """Yield the operators that follow a half-layer's products."""
+    """The operators after a half-layer's products."""
     if shapes.model.norms_results:
-        # It keeps the product's result, which recomputing the norm alone would need as well.
+        # It saves the product's result, which is needed even to recompute the norm alone.
         yield replace(norm(shapes), name="output")
     yield dropout(shapes)
 
 
 def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
-    """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head."""
+    """Flash attention: skips masked scores; saves its output and one fp32 number per token and head."""
     m, o = shapes.model, shapes.options
     n, q, kv = shapes.tokens, m.attention_width / o.tensor, m.kv_width / o.tensor
     keys = attention.keys_per_token(o.sequence_length)
-    whole = keys == o.sequence_length / 2
+    is_causal = keys == o.sequence_length / 2  # without a window
     if o.slices > 1:
         yield _sliced_core(shapes, attention)
         return
@@ -173,77 +172,77 @@ def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
         flops=4 * n * keys * q,
         heads=m.heads / o.tensor,
         width=m.attention_width / m.heads,
-        kept=q,
+        output=q,
         exchanged=2 * kv,
-        ring=whole and m.attention_cap is None,
+        ring=is_causal and m.attention_cap is None,
     )
-    yield _quadratic(fused) if whole else fused
+    yield _quadratic(fused) if is_causal else fused
 
 
 def _quadratic(core: Operator) -> Operator:
-    """The core of attention to all tokens before a token."""
+    """The core with all of its time proportional to the keys: attention to all previous tokens."""
     return replace(core, longer_forward=core.forward, longer_backward=core.backward_input)
 
 
 def _sliced_core(shapes: Shapes, attention: Attention) -> Operator:
-    """Flash attention of the first slice of a sequence, and what it takes more for every slice before one.
+    """Flash attention of the first slice of a sequence; later slices take `longer_forward` and `longer_backward` more.
 
-    A window has as many keys in every slice as in the whole sequence on average.
+    With a sliding window, all slices take the average of the full sequence.
     """
     o, slices = shapes.options, shapes.options.slices
     sequence = replace(shapes, options=replace(o, sequence_length=o.sequence_length * slices, slices=1))
-    (whole,) = fused_core(sequence, attention)
+    (full,) = fused_core(sequence, attention)
     if attention.keys_per_token(o.sequence_length * slices) < o.sequence_length * slices / 2:
-        times = {name: getattr(whole, name) / slices for name in ("forward", "backward_input", "saved", "after_input")}
-        return replace(whole, **times)
+        costs = {name: getattr(full, name) / slices for name in ("forward", "backward_input", "saved", "after_input")}
+        return replace(full, **costs)
     (first,) = fused_core(replace(shapes, options=replace(o, slices=1)), attention)
-    # The slices have 1, 3, 5 and so on halves of a slice before the middle of their own.
-    halves = slices * (slices - 1)
+    # Tokens of slice i attend to 2i + 1 times as many keys as those of slice 0: in total this many times more.
+    additional = slices * (slices - 1)
     return replace(
         first,
-        longer_forward=max(0.0, whole.forward - slices * first.forward) / halves,
-        longer_backward=max(0.0, whole.backward_input - slices * first.backward_input) / halves,
+        longer_forward=max(0.0, full.forward - slices * first.forward) / additional,
+        longer_backward=max(0.0, full.backward_input - slices * first.backward_input) / additional,
     )
 
 
 def _attention_core(
-    shapes: Shapes, *, flops: float, heads: float, width: float, kept: float, exchanged: float, ring: bool = True
+    shapes: Shapes, *, flops: float, heads: float, width: float, output: float, exchanged: float, ring: bool = True
 ) -> Operator:
-    """A fused core of so many operations, with heads of `width` numbers, whose result has `kept` numbers per token.
+    """A fused core of `flops` operations with heads of `width` numbers, and `output` numbers per token.
 
-    Context parallelism exchanges the numbers of keys and values, and backward their gradients too.  In a `ring` it does
-    so next to the core, and the longer one counts; gathering them comes before, and summing the gradients after.
+    Context parallelism exchanges keys and values (`exchanged` numbers per token), and backward their gradients, too.
+    In a `ring` this overlaps with the core; otherwise an all-gather precedes it, and a reduce-scatter follows.
     """
     n, e, speed = shapes.tokens, shapes.element, shapes.speed
     rows, exchange = n * heads, _exchange(shapes, exchanged)
     forward = speed.attention(flops, rows=rows, width=width)
     backward = speed.attention(2.5 * flops, rows=rows, width=width, backward=True)
     if ring and shapes.framework.merges_rings and shapes.options.context > 1:
-        forward, backward = _merged_ring(shapes, forward, backward, width=kept)
+        forward, backward = _merged_ring(shapes, forward, backward, width=output)
     else:
-        both = max if ring else add
-        forward, backward = both(forward, exchange), both(backward, 2 * exchange)
-    # The product after it keeps its own copy, in 8 bits.
-    copied = 0.0 if shapes.kept_input == e else shapes.kept_input
+        combine = max if ring else add
+        forward, backward = combine(forward, exchange), combine(backward, 2 * exchange)
+    # The next product saves a copy in 8 bits.
+    copied = 0.0 if shapes.saved_input == e else shapes.saved_input
     return Operator(
         name="core",
         forward=forward,
         backward_input=backward,
-        saved=n * ((e + copied) * kept + 4 * heads),
+        saved=n * ((e + copied) * output + 4 * heads),
     )
 
 
 RING_FORWARD, RING_BACKWARD = 46, 54
-"""Bytes per number of the core's result and hop that are read and written to send keys and values on, widen a hop's
-result and merge it, and backward to add gradients of queries, keys and values and send the latter on.  Source:
+"""Memory traffic in bytes per hop and number of the core's output.  Forward: send keys and values, cast and merge the
+hop's output.  Backward: add gradients of queries, keys and values, and send those of keys and values.  Source:
 torch/distributed/tensor/experimental/_attention.py (2.6), _SDPAMerger and _templated_ring_attention_backward."""
 
 
 def _merged_ring(shapes: Shapes, forward: float, backward: float, *, width: float) -> tuple[float, float]:
-    """Seconds, forward and backward, of torch's ring attention, whose cores alone take the given seconds.
+    """Seconds of torch's ring attention, forward and backward, given those of its cores.
 
-    Keys and values, repeated for all heads (`width` numbers each), are gathered next to the first hop.  Backward their
-    gradients follow them in fp32, each hop's next to the core of the next one, and the last hop's next to nothing.
+    Keys and values, repeated for all heads (`width` numbers each), are gathered during the first hop.  In the backward
+    a hop's gradients of them are sent in fp32 during the core of the next hop; those of the last hop are exposed.
     """
     speed, ranks, numbers = shapes.speed, shapes.options.context, shapes.tokens * width
     across = ranks * shapes.options.tensor > speed.hardware.devices_per_node
@@ -255,7 +254,7 @@ def _merged_ring(shapes: Shapes, forward: float, backward: float, *, width: floa
 
 
 def _exchange(shapes: Shapes, width: float) -> float:
-    """Seconds in which a context-parallel rank gets the keys and values of all others."""
+    """Seconds in which a context-parallel rank gathers the keys and values of all other ranks."""
     o = shapes.options
     size = shapes.element * shapes.tokens * o.context * width
     alongside = min(o.context, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
@@ -263,7 +262,7 @@ def _exchange(shapes: Shapes, width: float) -> float:
 
 
 def core(shapes: Shapes) -> Iterator[Operator]:
-    """Attention with materialised scores: their softmax (and dropout) is kept, all of it, causal or not.
+    """Attention with materialized scores, whose softmax (and dropout) is saved in full, even if causal.
 
     Its recomputation ("selective", Korthikanti et al.) drops the scores; the output stays.
     """
@@ -284,7 +283,7 @@ def core(shapes: Shapes) -> Iterator[Operator]:
 
 
 def dropout(shapes: Shapes) -> Operator:
-    """Dropout after a half-layer's products, which keeps a mask of one byte per number."""
+    """Dropout after a half-layer's products, which saves a mask of one byte per number."""
     size = shapes.stream * bool(shapes.model.residual_dropout)
     return elementwise(shapes, "dropout", forward=2 * size, backward=2 * size, saved=size)
 
@@ -293,7 +292,7 @@ def mlp(shapes: Shapes, layer: int) -> Iterator[Operator]:
     """The operators of an MLP half-layer, dense or a mixture of experts."""
     m, o = shapes.model, shapes.options
     experts = m.per_layer[layer].mlp
-    yield norm(shapes, kept_input=None if isinstance(experts, Experts) else shapes.kept_mlp_input)
+    yield norm(shapes, saved_input=None if isinstance(experts, Experts) else shapes.saved_mlp_input)
     if isinstance(experts, Experts):
         yield from _experts(shapes, experts, layer)
     else:
@@ -303,28 +302,28 @@ def mlp(shapes: Shapes, layer: int) -> Iterator[Operator]:
 
 
 def _experts(shapes: Shapes, experts: Experts, layer: int) -> Iterator[Operator]:
-    """Routed evenly: every token passes through `per_token` experts, and travels there and back.
+    """A mixture of experts with balanced routing: dispatch, experts, combine, and shared experts.
 
-    A device routes its share of the residual stream: it sorts copies of the tokens by expert, sends them, and where
-    several ranks divide an expert, gathers what these got (Megatron-LM's all-to-all dispatcher).  Back it is the other
-    way round.  What the routers say stays in fp32.  Rows are in the order that was once found, however often they are
-    sorted: it stays, and so does that in which rows of other devices arrived; their inverses are recomputed.
+    A device routes its shard of the residual stream: it permutes copies of the tokens by expert, sends them, and where
+    an expert is sharded, gathers those that its other ranks received (Megatron-LM's all-to-all dispatcher).  Combine
+    does the reverse.  Router outputs are saved in fp32.  Two permutations are saved even under recomputation, those of
+    sent and of received tokens; their inverses are recomputed.
     """
     m, o, e, speed = shapes.model, shapes.options, shapes.element, shapes.speed
-    h, own = m.hidden, shapes.tokens / o.tensor
-    sent, shards = own * experts.per_token, o.expert_shards
+    h, local = m.hidden, shapes.tokens / o.tensor
+    sent, shards = local * experts.per_token, o.expert_shards
     routed = sent * shards
-    sorting = speed.permute(e * h * (own + sent))
+    sorting = speed.permute(e * h * (local + sent))
     gathering = speed.gather(e * h * routed, shards, alongside=min(shards, speed.hardware.devices_per_node))
     body = _expert_body(shapes, experts)
     moved = 2 * (sorting + gathering) + _exposed_dispatch(shapes, experts, layer, body)
-    orders = INDEX * routed * (2 if o.expert > 1 else 1)
-    probabilities = 4 * own * experts.count + (INDEX + 4) * sent
-    yield matmul(shapes, "router", tokens=own, local=experts.count, layers=0, saved=probabilities)
+    permutations = PERMUTATION_BYTES * routed * (2 if o.expert > 1 else 1)
+    probabilities = 4 * local * experts.count + (PERMUTATION_BYTES + 4) * sent
+    yield matmul(shapes, "router", tokens=local, local=experts.count, layers=0, saved=probabilities)
     copies = e * sent if shapes.framework.keeps_copies else 0.0
     yield Operator(
         name="dispatch", forward=moved, backward_input=moved, per_expert=True,
-        saved=h * (shapes.kept_input * routed + copies) + e * sent + orders, always=orders,
+        saved=h * (shapes.saved_input * routed + copies) + e * sent + permutations, always=permutations,
     )  # fmt: skip
     yield from (replace(op, per_expert=True) for op in body)
     if experts.bias:
@@ -335,7 +334,7 @@ def _experts(shapes: Shapes, experts: Experts, layer: int) -> Iterator[Operator]
 
 
 def dispatch_time(shapes: Shapes, layer: int) -> float:
-    """Seconds of a micro-batch in which the tokens of a layer travel to its experts and back, forward and backward."""
+    """Seconds per micro-batch of a layer's dispatch and combine that are not hidden, forward and backward."""
     experts = shapes.model.per_layer[layer].mlp
     assert isinstance(experts, Experts)
     return 2 * _exposed_dispatch(shapes, experts, layer, _expert_body(shapes, experts))
@@ -349,58 +348,58 @@ def _expert_body(shapes: Shapes, experts: Experts) -> list[Operator]:
 
 
 def _exposed_dispatch(shapes: Shapes, experts: Experts, layer: int, body: Sequence[Operator]) -> float:
-    """Seconds in which tokens travel there and back, without those next to another micro-batch's computing.
+    """Seconds of dispatch and combine that are not hidden by another micro-batch's computing.
 
-    A forward runs next to a backward: the travels of both are hidden by the computing of both, half of which is a
-    travel's share.
+    With `dispatch_overlap` a forward runs next to a backward: the computing of both hides the transfers of both, half
+    of it per transfer.
     """
-    travel = 2 * _dispatch(shapes, experts, tokens=shapes.tokens / shapes.options.tensor)
+    transfer = 2 * _dispatch(shapes, experts, tokens=shapes.tokens / shapes.options.tensor)
     if not shapes.framework.dispatch_overlap:
-        return travel
+        return transfer
     computing = (op.forward + op.backward_input + op.backward_weight for op in chain(body, attention(shapes, layer)))
-    return max(0.0, travel - sum(computing) / 2)
+    return max(0.0, transfer - sum(computing) / 2)
 
 
-INDEX = 8
-"""Bytes of an index."""
+PERMUTATION_BYTES = 8
+"""Bytes of a token's index in a permutation (int64)."""
 
-DIRECT = 0.95
-"""Share of links and network that DeepEP reaches (its README: 153 of 160 GB/s within a node of H800s, 43 to 58 GB/s
-over cards of 50 GB/s)."""
+DEEPEP_EFFICIENCY = 0.95
+"""Fraction of link and network bandwidth that DeepEP reaches (its README: 153 of 160 GB/s within a node of H800s, 43 to
+58 GB/s over cards of 50 GB/s)."""
 
 
 def _dispatch(shapes: Shapes, experts: Experts, *, tokens: float) -> float:
-    """Seconds in which a device's tokens get to the devices of their experts: one copy per expert, device or node."""
+    """Seconds of one dispatch of a device's tokens: a copy per expert, or with DeepEP per device and node."""
     o, speed, k = shapes.options, shapes.speed, experts.per_token
     size = shapes.element * tokens * shapes.model.hidden
     alongside = max(1, min(o.expert, speed.hardware.devices_per_node // o.expert_shards))
     nodes = o.expert / alongside
-    others = size * (nodes - 1) / nodes
+    crossing = size * (nodes - 1) / nodes
     if shapes.framework.dispatches_once:
-        copies, crossings = _places(o.expert, experts), _places(nodes, experts)
+        copies, crossings = _mean_destinations(o.expert, experts), _mean_destinations(nodes, experts)
         within = size * copies * (alongside - 1) / alongside
-        return speed.all_to_all(within=within, crossing=others * crossings, reached=DIRECT)
-    return speed.all_to_all(within=size * k * (alongside - 1) / o.expert, crossing=others * k)
+        return speed.all_to_all(within=within, crossing=crossing * crossings, reached=DEEPEP_EFFICIENCY)
+    return speed.all_to_all(within=size * k * (alongside - 1) / o.expert, crossing=crossing * k)
 
 
-def _places(count: float, experts: Experts) -> float:
-    """Mean number of devices or nodes, of so many, that a token's experts are on: n (1 - (1 - 1/n)^k)."""
+def _mean_destinations(count: float, experts: Experts) -> float:
+    """Mean number of devices (or nodes), of `count` = n, with one of a token's k experts: n (1 - (1 - 1/n)^k)."""
     reached = max(1.0, count * experts.reach)
     return reached * (1 - (1 - 1 / reached) ** experts.per_token)
 
 
-BIASES_16, BIASES_32 = (12.0, 16.0), (28.0, 40.0)
-"""Bytes moved per number of the experts' results, forward and backward, to add biases times probabilities to 16 bits,
-where probabilities are in 16 bits, as without `--moe-router-dtype`, or in fp32, as DeepEP has them."""
+BIAS_TRAFFIC_16, BIAS_TRAFFIC_32 = (12.0, 16.0), (28.0, 40.0)
+"""Memory traffic in bytes per number of the experts' output, forward and backward, of adding biases times router
+probabilities in 16 bits (without `--moe-router-dtype`) or fp32 (DeepEP)."""
 
 
 def _biases(shapes: Shapes, size: float) -> Operator:
-    """The biases of the experts' last product, weighed by the router's probabilities: torch's operators per expert.
+    """The biases of the experts' last product, weighted by the router's probabilities.
 
-    The products, the sums and what joins all experts' are written one after the other.  Source:
+    Every expert has its own multiply and add, and a concatenation follows.  Source:
     megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias (0.16.1).
     """
-    forward, backward = BIASES_32 if shapes.framework.dispatches_once else BIASES_16
+    forward, backward = BIAS_TRAFFIC_32 if shapes.framework.dispatches_once else BIAS_TRAFFIC_16
     stream = shapes.speed.stream
     return Operator(
         name="biases", forward=stream(forward * size), backward_input=stream(backward * size), per_expert=True
@@ -415,8 +414,8 @@ def _body(shapes: Shapes, *, tokens: float, ffn: float, experts: float = 1) -> I
         shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size, layers=up * adapted, experts=experts
     )  # fmt: skip
     if not (m.gated and shapes.framework.fused_activation):
-        kept = e if m.gated else shapes.kept_mlp_input
-        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=kept * size)
+        saved = e if m.gated else shapes.saved_mlp_input
+        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=saved * size)
     if m.gated:
-        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=shapes.kept_mlp_input * size)
+        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=shapes.saved_mlp_input * size)
     yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True, layers=int(adapted), experts=experts)

@@ -1,9 +1,9 @@
-"""Times and bytes of the operators that half-layers are made of, on one device, and the strategies of recomputing them.
+"""Times and bytes of the operators of half-layers on one device, and their recomputation strategies.
 
 A strategy is `none`, `full`, or operators joined by `+`.  `cmb` (Obscura's cheap operators) is
-norm+activation+multiply.  `mlp` is the whole inner MLP: a product's result is of no use without what follows it.
-`selective` is the attention core where its scores are kept (Korthikanti et al.); a fused core keeps none, and then it
-is `cmb`, which is what selective recomputation has become.
+norm+activation+multiply.  `mlp` is the up projection with all elementwise operators after it, which need its result.
+`selective` is the attention core where its scores are kept (Korthikanti et al.); with a fused core, which keeps none,
+it is `cmb`.
 """
 
 from __future__ import annotations
@@ -19,60 +19,61 @@ from debubble.models.architecture import Architecture
 from debubble.models.quantization import quantized_bytes
 
 CALLS = {"router": 6, "dispatch": 16, "collectives": 0, "rotary": 2, "core": 2}
-"""Calls by which the host launches an operator's kernels, where they are not one."""
+"""Operator -> host calls that launch its kernels; 1 for all others."""
 OVERLAPPED_PIECES = 4
-"""Pieces of a product next to which tensor-parallel collectives run (Transformer Engine's default), or one per rank."""
+"""Pieces of a product that overlaps with a tensor-parallel collective (Transformer Engine's default), at most one per
+rank."""
 TENSOR_OVERLAP_SLOWDOWN = 0.2
-"""Seconds by which a second of a tensor-parallel collective slows the product that it overlaps with.  Fitted to the 52
-published runs of the fit half that overlap them: half of their steps are within 3.1% with it and 3.6% without, and of
-the 41 others within 4.0% and 5.0%."""
+"""Seconds that a second of a tensor-parallel collective adds to the product that it overlaps with.  Fitted to the 52
+such runs in the fit half of the published runs: the median error of their steps is 3.1% with it and 3.6% without, and
+4.0% and 5.0% for the 41 held-out runs."""
 UNCOMPILED_TRAFFIC = 2.0
-"""Memory traffic of elementwise operators that run one after another, over that of a fused kernel."""
+"""Memory traffic of separate elementwise operators, as a multiple of a fused kernel's."""
 UNCOMPILED_RMSNORM, UNCOMPILED_ROTARY = (4.2, 8.2), (5.0, 5.0)
-"""Traffic forward and backward of an RMSNorm that is widened to fp32, and of rotary embeddings, as torch's operators:
-their reads and writes, counted (torchtitan's and torchtune's RMSNorm: 42 and 98 bytes a number with the residual)."""
+"""The same, forward and backward, for torch's operators of an RMSNorm in fp32 and of rotary embeddings: counted reads
+and writes (torchtitan's and torchtune's RMSNorm: 42 and 98 bytes per number with the residual)."""
 UNCOMPILED_GATE = (1.0, 1.0)
-"""Of a gated activation and its product, which already count as operators of their own."""
+"""The same for a gated activation and its multiply, which already count as separate operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One step of a half-layer.  `saved` is what it leaves for the backward, and its recomputation drops."""
+    """Costs of one operator of a half-layer: seconds and bytes."""
 
     name: str
     forward: float
     backward_input: float
     backward_weight: float = 0.0
     saved: float = 0.0
-    """Bytes."""
+    """Bytes saved for the backward unless the operator is recomputed."""
     after_input: float = 0.0
-    """Bytes that stay between its backward for inputs and its backward for weights."""
+    """Bytes that remain between the input gradient and the weight gradient."""
     always: float = 0.0
-    """Bytes that it leaves whatever is recomputed."""
+    """Bytes saved for the backward even if the operator is recomputed."""
     longer_forward: float = 0.0
-    """The part of `forward` that grows with the keys that a token attends to; of a slice, what a slice takes more whose
-    tokens attend once more to the keys of those of the first."""
+    """Seconds within `forward` that are proportional to the keys that a token attends to.  For slices: the additional
+    seconds for every further multiple of the keys that the first slice's tokens attend to."""
     longer_backward: float = 0.0
-    """The part of `backward_input` that does."""
+    """The same for `backward_input`."""
     per_expert: bool = False
-    """True if its sizes depend on the router's choice, so that no CUDA graph of a layer has it."""
+    """True if its sizes depend on the router's choice, so that no CUDA graph captures it."""
 
     @property
     def calls(self) -> int:
-        """Calls of the host that launch its kernels."""
+        """Number of host calls that launch its kernels."""
         return CALLS.get(self.name, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """The settings of the run that operators' costs depend on."""
+    """The settings of a run on which operators' costs depend."""
 
     model: Architecture
     options: RunOptions
     framework: Framework
     speed: Speed
     frozen: bool = False
-    """True if nothing of the model is trained, not even adapters."""
+    """True if nothing in the model is trained, not even adapters."""
 
     @property
     def tokens(self) -> float:
@@ -81,27 +82,27 @@ class Shapes:
 
     @property
     def division(self) -> int:
-        """The number of tensor-parallel ranks that divide the residual stream."""
+        """The number of tensor-parallel ranks over which the residual stream is sharded."""
         return self.options.tensor if self.framework.sequence_parallel else 1
 
     @property
     def stream(self) -> float:
-        """Numbers of the residual stream that a device holds."""
+        """Elements of the residual stream on one device."""
         return self.tokens * self.model.hidden / self.division
 
     @property
     def norm_bytes(self) -> int:
-        """Bytes that a norm keeps per number: transformers' own RMSNorm also keeps what it widens to fp32."""
+        """Bytes per number that a norm saves: transformers' RMSNorm also saves its input in fp32."""
         eager = self.model.whole_layers and self.model.norm == "rmsnorm" and self.element < 4
         return self.element + 4 * eager
 
     @property
     def element(self) -> int:
-        """Bytes per number in the dtype that the run computes in."""
+        """Bytes per number in the run's dtype."""
         return self.speed.element
 
-    def uncompiled(self, name: str) -> tuple[float, float]:
-        """Memory traffic forward and backward of an elementwise operator as torch's, over that of a fused kernel."""
+    def uncompiled_traffic(self, name: str) -> tuple[float, float]:
+        """Memory traffic, forward and backward, of torch's elementwise operators as a multiple of a fused kernel's."""
         if name == "norm" and self.model.norm == "rmsnorm":
             return UNCOMPILED_RMSNORM
         if name in ("activation", "multiply") and self.model.gated:
@@ -109,18 +110,18 @@ class Shapes:
         return UNCOMPILED_ROTARY if name == "rotary" else (UNCOMPILED_TRAFFIC, UNCOMPILED_TRAFFIC)
 
     @property
-    def kept_input(self) -> float:
-        """Bytes per number of what a product keeps of its input for its weights' gradient."""
+    def saved_input(self) -> float:
+        """Bytes per number of a product's input that is saved for its weight gradient."""
         return self.speed.product_bytes if self.framework.keeps_8_bits else self.element
 
     @property
-    def kept_mlp_input(self) -> float:
-        """Bytes per number that products of MLPs keep; frozen ones keep nothing."""
-        return self.kept_input if self.adapts_mlp else 0.0
+    def saved_mlp_input(self) -> float:
+        """Bytes per number of saved inputs of MLP products; frozen ones save none."""
+        return self.saved_input if self.adapts_mlp else 0.0
 
     @property
     def adapts_mlp(self) -> bool:
-        """False if LoRA leaves all but the query, key and value projections frozen."""
+        """False if LoRA adapts only the query, key and value projections."""
         return not self.frozen and (not self.options.lora or self.framework.adapted == "all")
 
 
@@ -135,31 +136,31 @@ def matmul(
     layers: int = 1,
     experts: float = 1,
 ) -> Operator:
-    """Linear layers between the residual stream and `local` columns on this device; `out`: back into the stream.
+    """Linear layers from the residual stream to `local` columns on this device, or with `out` from there back.
 
-    Their two gradients are two more products of the same size; the weights' needs their input and their output's
-    gradient, and adds up in the framework's gradients.  With LoRA, `layers` of them (0: none may) have adapters, whose
-    weights alone have a gradient.  The head and routers stay in bf16 where the others are in fp8 (Transformer Engine's
-    recipes).  With several `experts` each has a product of its own for its share of the tokens.  Overlapped
-    collectives divide it forward into pieces, each with fewer rows.
+    Their two gradients are two more products of the same size; the weight gradient needs the input and the output
+    gradient, and is accumulated in the framework's gradients.  With LoRA, `layers` of the linear layers have adapters,
+    and only these a weight gradient.  The head and routers stay in bf16 where others are in fp8 (Transformer Engine's
+    recipes).  With several `experts` there is a product per expert for its share of the tokens.  Overlapped collectives
+    divide the forward into pieces of fewer rows.
     """
     h, e, speed, rank = shapes.model.hidden, shapes.element, shapes.speed, shapes.options.lora
     inner, outer = (local, h) if out else (h, local)
-    each, whole = tokens / experts, name in ("logits", "router")
+    rows, in_bf16 = tokens / experts, name in ("logits", "router")
     kernels = 1 if shapes.framework.grouped_experts else experts
 
     def multiply(m: float, k: float, n: float, *, cast: float = 0.0, added: float = 0.0, pieces: int = 1) -> float:
-        if whole:
+        if in_bf16:
             return speed.matmul(m, k, n, count=experts, added=added, kernels=kernels)
         m, count = m / pieces, experts * pieces
         return speed.linear(m, k, n, count=count, added=added, cast=cast, kernels=kernels)
 
     pieces = min(shapes.options.tensor, OVERLAPPED_PIECES) if shapes.framework.tensor_overlap else 1
-    forward = multiply(each, inner, outer, cast=tokens * inner, pieces=pieces)
-    backward = multiply(each, outer, inner, cast=tokens * outer)
+    forward = multiply(rows, inner, outer, cast=tokens * inner, pieces=pieces)
+    backward = multiply(rows, outer, inner, cast=tokens * outer)
     if not rank:
         added = 2 * shapes.framework.gradient_bytes * experts * h * local
-        weight = multiply(inner, each, outer, added=added)
+        weight = multiply(inner, rows, outer, added=added)
         if experts > 1:
             weight /= speed.hardware.efficiency.grouped_weight
         return Operator(
@@ -169,15 +170,15 @@ def matmul(
     if not layers:
         return Operator(name=name, forward=forward, backward_input=backward, saved=saved)
     adapters = speed.matmul(tokens, inner, layers * rank) + speed.matmul(tokens, rank, outer)
-    # Quantised weights are read, and written in the run's dtype, before each product.
+    # Quantized weights are read, and written in the run's dtype, before every product.
     format, size = shapes.options.quantize, h * local
-    expanded = speed.stream(quantized_bytes(format, size) + e * size) if format else 0.0
+    dequantize = speed.stream(quantized_bytes(format, size) + e * size) if format else 0.0
     if shapes.frozen or (name != "projections" and not shapes.adapts_mlp):
-        return Operator(name=name, forward=forward + expanded, backward_input=backward + expanded, saved=saved)
+        return Operator(name=name, forward=forward + dequantize, backward_input=backward + dequantize, saved=saved)
     return Operator(
         name=name,
-        forward=forward + adapters + expanded,
-        backward_input=backward + adapters + expanded,
+        forward=forward + adapters + dequantize,
+        backward_input=backward + adapters + dequantize,
         backward_weight=adapters,
         saved=saved + e * tokens * layers * rank,
         after_input=e * tokens * (h / shapes.division + local + 2 * layers * rank),
@@ -185,7 +186,7 @@ def matmul(
 
 
 def product(shapes: Shapes, name: str, *, inner: float, outer: float, saved: float) -> Operator:
-    """A linear layer between two widths of this device."""
+    """A linear layer between two local widths."""
     n, speed = shapes.tokens, shapes.speed
     return Operator(
         name=name,
@@ -198,9 +199,9 @@ def product(shapes: Shapes, name: str, *, inner: float, outer: float, saved: flo
 
 
 def elementwise(shapes: Shapes, name: str, *, forward: float, backward: float, saved: float = 0.0) -> Operator:
-    """An operator that is bound by memory: numbers read and written forward and backward."""
+    """A memory-bound operator, which reads and writes these numbers forward and backward."""
     e, speed = shapes.element, shapes.speed
-    more_forward, more_backward = (1.0, 1.0) if shapes.framework.compiled else shapes.uncompiled(name)
+    more_forward, more_backward = (1.0, 1.0) if shapes.framework.compiled else shapes.uncompiled_traffic(name)
     return Operator(
         name=name,
         forward=speed.stream(e * more_forward * forward),
@@ -209,24 +210,24 @@ def elementwise(shapes: Shapes, name: str, *, forward: float, backward: float, s
     )
 
 
-def norm(shapes: Shapes, *, kept_input: float | None = None) -> Operator:
-    """The norm with the residual addition next to it.
+def norm(shapes: Shapes, *, saved_input: float | None = None) -> Operator:
+    """The norm with the residual addition.
 
-    Its result is kept as the input of the product that it feeds, so many bytes per number; None: as it is.
+    Its result is saved as the input of the next product, with `saved_input` bytes per number; None: in its own dtype.
     """
     size = shapes.stream
-    kept = shapes.norm_bytes - (0.0 if kept_input is None else shapes.element - kept_input)
+    saved = shapes.norm_bytes - (0.0 if saved_input is None else shapes.element - saved_input)
     if shapes.framework.keeps_gathered:
-        kept *= shapes.division
-    return elementwise(shapes, "norm", forward=5 * size, backward=6 * size, saved=kept * size)
+        saved *= shapes.division
+    return elementwise(shapes, "norm", forward=5 * size, backward=6 * size, saved=saved * size)
 
 
 def collectives(shapes: Shapes) -> Operator:
     """The all-gather before and the reduce-scatter after a half-layer's products.
 
-    Backward there is one more gather with sequence parallelism; Megatron runs all but the first next to products, which
-    hides half of their time.  Next to the products that need them they are hidden but for one of `tensor` pieces, and
-    the hidden ones slow those products.
+    With sequence parallelism the backward has one more gather; Megatron overlaps all but the first with products, which
+    hides half of their time.  With `tensor_overlap` all but one of `tensor` pieces are hidden, and slow the products
+    down.
     """
     t, node = shapes.options.tensor, shapes.speed.hardware.devices_per_node
     size = shapes.element * shapes.tokens * shapes.model.hidden
@@ -237,7 +238,7 @@ def collectives(shapes: Shapes) -> Operator:
 
 
 def gathered_logits(shapes: Shapes, logits: float) -> Operator:
-    """The all-gather of the logits over tensor-parallel ranks, for a loss that reads them whole."""
+    """The all-gather of the logits over tensor-parallel ranks, for a loss that is not tensor-parallel."""
     t, node = shapes.options.tensor, shapes.speed.hardware.devices_per_node
     gathered = shapes.speed.gather(shapes.element * logits, t, alongside=min(t, node))
     return Operator(name="collectives", forward=gathered, backward_input=0.0)
@@ -250,33 +251,33 @@ _IMPLIED = {"mlp": ("mlp", "activation", "multiply")}
 def strategies(
     operators: Sequence[Operator], *, boundary: float, framework: Framework, unread: float = 0.0
 ) -> dict[str, Strategy]:
-    """Every sensible strategy of a unit with these operators and an input of `boundary` bytes.
+    """The strategies of a unit with these operators and an input of `boundary` bytes.
 
-    Full recomputation leaves out `unread` seconds of the forward.
+    Full recomputation omits `unread` seconds of the forward.
     """
-    least = boundary + sum(op.always for op in operators)
-    total = least + sum(op.saved for op in operators)
-    own = {text: text for text in subsets(_present(operators))}
+    min_activation = boundary + sum(op.always for op in operators)
+    total = min_activation + sum(op.saved for op in operators)
+    sets = {text: text for text in subsets(_present(operators))}
     aliases = {"cmb": CMB, "selective": CMB if framework.flash else "core"}
     result = {"none": Strategy(total)}
-    for name, text in {**own, **aliases}.items():
+    for name, text in {**sets, **aliases}.items():
         chosen = _operators_in(text)
         dropped = [op for op in operators if op.name in chosen]
         result[name] = Strategy(
-            total - sum(op.saved for op in dropped), sum(op.forward for op in dropped), _named(text, operators),
+            total - sum(op.saved for op in dropped), sum(op.forward for op in dropped), _restricted(text, operators),
             attention=sum(op.longer_forward for op in dropped),
         )  # fmt: skip
     longer = sum(op.longer_forward for op in operators)
-    result["full"] = Strategy(least, sum(op.forward for op in operators) - unread, attention=longer)
+    result["full"] = Strategy(min_activation, sum(op.forward for op in operators) - unread, attention=longer)
     return result
 
 
 def _operators_in(text: str) -> set[str]:
-    return {operator for part in text.split("+") for operator in _IMPLIED.get(part, (part,))}
+    return {operator for name in text.split("+") for operator in _IMPLIED.get(name, (name,))}
 
 
-def _named(text: str, operators: Sequence[Operator]) -> str:
-    """Keep those of the operators in `text` that the unit has."""
+def _restricted(text: str, operators: Sequence[Operator]) -> str:
+    """The strategy `text` restricted to the operators that the unit has."""
     present = _present(operators)
     return "+".join(name for name in text.split("+") if name in present) or "none"
 
@@ -287,12 +288,12 @@ RECOMPUTABLE = ("norm", "projections", "core", "mlp", "activation", "multiply")
 
 def _present(operators: Sequence[Operator]) -> list[str]:
     """Names of the operators that the unit can recompute, in the order of computation."""
-    having = {op.name for op in operators if op.saved}
-    return [name for name in RECOMPUTABLE if name in having]
+    with_saved = {op.name for op in operators if op.saved}
+    return [name for name in RECOMPUTABLE if name in with_saved]
 
 
 def subsets(present: Sequence[str]) -> Iterator[str]:
-    """The sets of operators that a unit may recompute, as strategies.
+    """Enumerate the sets of operators that a unit may recompute, as strategies.
 
     Args:
         present: Names of the operators that it can recompute, in the order of computation.

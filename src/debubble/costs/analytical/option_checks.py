@@ -1,4 +1,4 @@
-"""Checks of a run's options against the model's sizes: what cannot be divided, adapted or cut is refused."""
+"""Checks of a run's options against the model: its sizes must be divisible, and its layers support LoRA and slices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from debubble.models.mixers import Attention
 from debubble.models.quantization import FORMATS
 from debubble.models.vision import as_trained
 
-MOST_TOKENS = 10**9
-"""Most tokens of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
+MAX_TOKENS = 10**9
+"""Maximum tokens of a micro-batch, so that byte counts fit in 64 bits."""
 
 
 def check(model: Architecture, options: RunOptions) -> None:
-    """Refuse options that the model cannot be run with; raises InputError."""
+    """Raise InputError for options that the model cannot be run with."""
     model = as_trained(model, options)
     _check_tokens(model, options)
     _check_tensor(model, options)
@@ -25,8 +25,8 @@ def _check_tokens(model: Architecture, options: RunOptions) -> None:
     size, length = options.micro_batch_size, options.sequence_length
     if size < 1 or length < 1:
         raise InputError(f"Micro-batches need at least one sequence of at least one token, not {size} of {length}.")
-    if size * length > MOST_TOKENS:
-        raise InputError(f"A micro-batch may have up to {MOST_TOKENS:,} tokens, not {size} sequences of {length}.")
+    if size * length > MAX_TOKENS:
+        raise InputError(f"A micro-batch may have up to {MAX_TOKENS:,} tokens, not {size} sequences of {length}.")
     if length % options.context:
         raise InputError(f"A sequence of {length} cannot be divided over {options.context} context-parallel ranks.")
     if model.positions and length > model.positions:
@@ -34,9 +34,9 @@ def _check_tokens(model: Architecture, options: RunOptions) -> None:
             f"The model has learned positions for {model.positions} tokens; a sequence of {length} is too long."
         )
     if model.vision is not None and model.vision.images * model.vision.tokens > length:
-        images, each = model.vision.images, model.vision.merged
+        images, merged = model.vision.images, model.vision.merged
         fewer = ", fewer --images" if images > 1 else ""
-        smaller = "" if model.vision.sizes == "one" else f", or --image-patches {length // images * each} or fewer"
+        smaller = "" if model.vision.sizes == "one" else f", or --image-patches {length // images * merged} or fewer"
         image = f"{'An image' if images == 1 else f'Each of {images} images'} of {model.vision.patches} patches takes"
         raise InputError(
             f"{image} {model.vision.tokens} tokens, and a sequence has {length}: give a larger --sequence-length"
@@ -69,7 +69,7 @@ def _check_adapters(model: Architecture, options: RunOptions) -> None:
 
 
 def check_has_experts(model: Architecture, options: RunOptions) -> None:
-    """Refuse degrees of experts for a model without any; raises InputError."""
+    """Raise InputError for expert-parallel degrees of a model without experts."""
     if model.experts is None and (options.expert > 1 or options.expert_tensor is not None):
         raise InputError("The model has no experts: leave out --expert and --expert-tensor.")
 
@@ -89,7 +89,7 @@ def _check_experts(model: Architecture, options: RunOptions) -> None:
 
 
 def check_slices(model: Architecture, options: RunOptions) -> None:
-    """Refuse slices of sequences where they cannot be computed one after the other; raises InputError."""
+    """Raise InputError if the model cannot compute the slices of a sequence one after the other."""
     slices, length = options.slices, options.sequence_length
     if slices < 1 or length % slices:
         raise InputError(f"A sequence of {length} tokens cannot be cut into {slices} equal slices.")

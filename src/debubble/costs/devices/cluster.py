@@ -1,4 +1,4 @@
-"""A cluster: which devices there are, how they are joined, and how much of their memory a plan may use."""
+"""A cluster: its devices, their links, and how much of their memory a plan may use."""
 
 from __future__ import annotations
 
@@ -31,26 +31,25 @@ from debubble.ir.stage_costs import LARGEST
 from debubble.pickling import PickledFields
 
 SAFETY_MARGIN = 0.1
-"""Share of a device's memory that is left for the framework, communication buffers and fragmentation.
+"""Fraction of a device's memory reserved for the framework, communication buffers and fragmentation.
 
 Published runs reserve 3-9% more than they allocate, and those above 72 of 80 GiB tend to run out of memory.
 """
 
 FRAGMENTATION = 0.06
-"""Share of its peak that a plan leaves for fragmentation of torch's allocator where all else beside it is measured: in
-the middle of what published runs reserve beyond what they allocate, twice what an arena needs (notes/addresses.md).
-"""
+"""Fraction of its peak that a plan reserves for fragmentation of torch's allocator where all other overheads are
+measured: the middle of the 3-9% that published runs reserve, twice what an arena needs (notes/addresses.md)."""
 
-CLOCK_BY_POWER = 1 / 3
-"""The exponent of power by which clocks rise: power is frequency times voltage squared, which follows frequency."""
+CLOCK_EXPONENT = 1 / 3
+"""Clocks scale with power to this exponent: power is frequency times voltage squared, and voltage follows frequency."""
 
-RELATIVE = ("fp8", "mxfp8", "nvfp4", "flash_2")
-"""Entries of the efficiencies that are in units of another one, and may be above 1."""
-MOST_RELATIVE = 4.0
+RELATIVE_EFFICIENCIES = ("fp8", "mxfp8", "nvfp4", "flash_2")
+"""Efficiencies that are relative to another one, and may be above 1."""
+MAX_RELATIVE_EFFICIENCY = 4.0
 
 
 class EfficiencyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Shares of the peaks that replace the hardware's own; tables are lists of [size, share]."""
+    """Efficiencies that replace the hardware's own; tables are lists of [size, fraction of the peak]."""
 
     matmul: tuple[tuple[float, float], ...] | None = None
     attention: tuple[tuple[float, float], ...] | None = None
@@ -69,7 +68,7 @@ class EfficiencyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class DeviceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A type of device of the user's own in a cluster file; links are by default those of a PCIe 4 card."""
+    """A user-defined type of device in a cluster file; links are by default those of a PCIe 4 card."""
 
     memory: int | float | str
     flops: float
@@ -90,7 +89,7 @@ class DeviceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A cluster file, field by field.  Bandwidths are bytes per second and direction, of one device."""
+    """A cluster file, field by field.  Bandwidths are bytes per second and direction of one device."""
 
     devices: str
     devices_per_node: int | None = None
@@ -114,25 +113,25 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     calibration: tuple[MeasuredRun, ...] = ()
 
 
-NO_GPUS = ("CPU", "TPU", "Ascend")
-"""Beginnings of the names of devices that nobody calls GPUs."""
+NON_GPU_PREFIXES = ("CPU", "TPU", "Ascend")
+"""Name prefixes of devices that are not GPUs."""
 YAML_SUFFIXES = (".yaml", ".yml")
-MOST_DEVICES = 1_000_000
-"""More than any cluster has."""
-SMALLEST = 1e-12
-"""The range of rates, latencies and shares; nothing real is smaller, and nothing that is divided by it overflows."""
+MAX_DEVICES = 1_000_000
+"""Maximum devices of a cluster."""
+MIN_VALUE = 1e-12
+"""Lower limit of rates, latencies and efficiencies; dividing by it does not overflow."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Cluster(PickledFields):
-    """Devices in the order of their ranks.  Each computes at its own pace; all communicate like the slowest type."""
+    """Devices in rank order.  Computing is priced by the type of each, communication by the slowest type."""
 
     types: tuple[Hardware, ...]
-    """One per device."""
+    """The type of every device."""
     memory_limits: tuple[int, ...]
-    """Bytes that a plan may use, one per device."""
+    """Bytes of every device that a plan may use."""
     file: Mapping[str, Any]
-    """The entries that it was made from, as in a cluster file."""
+    """The content of its cluster file."""
     calibration: tuple[MeasuredRun, ...] = ()
     """Measured runs that correct predictions."""
 
@@ -154,10 +153,10 @@ class Cluster(PickledFields):
         """Read `8xA100-80GB`, nodes such as `2x4xL40S`, a mixture such as `4xA100-80GB+4xA100-40GB`, or a YAML file.
 
         Args:
-            text: Devices, nodes x devices of each, or the file's name.
+            text: Devices, nodes x devices per node, or a file name.
 
         Raises:
-            InputError: With one sentence.
+            InputError: If the text or the file is malformed.
         """
         name = str(text)
         if Path(name).suffix in (*YAML_SUFFIXES, ".json"):
@@ -172,27 +171,28 @@ class Cluster(PickledFields):
     def from_dict(entries: Any) -> Cluster:
         """Build a cluster from a cluster file's content."""
         try:
-            # Not strict: YAML reads 5e9 as a text.
+            # Not strict: YAML parses 5e9 as a string.
             file = convert(entries, ClusterFile, strict=False)
         except msgspec.ValidationError as error:
             raise InputError(f"The cluster is wrong: {error}{_legal_fields(str(error))}.") from error
         nodes = re.fullmatch(r"\s*(\d{1,7})\s*x\s*([1-9]\d{0,6})\s*x\s*(?!\d+x)([^\s+]+)\s*", file.devices)
         if nodes is not None:
-            each = int(nodes[2])
-            file.devices, file.devices_per_node = f"{int(nodes[1]) * each}x{nodes[3]}", file.devices_per_node or each
-        named = _types(file.devices, {name: _own(name, device) for name, device in file.hardware.items()})
-        types = tuple(type_ for count, each in named for type_ in [_with_overrides(each, file)] * count)
-        # A plan names its devices in full: a shorter name may mean another device one day.
+            per_node = int(nodes[2])
+            file.devices_per_node = file.devices_per_node or per_node
+            file.devices = f"{int(nodes[1]) * per_node}x{nodes[3]}"
+        named = _types(file.devices, {name: _user_hardware(name, device) for name, device in file.hardware.items()})
+        types = tuple(type_ for count, named_type in named for type_ in [_with_overrides(named_type, file)] * count)
+        # A plan has the full names of its devices: a shorter name may become ambiguous.
         file.devices = "+".join(f"{len(list(run))}x{name}" for name, run in groupby(t.name for t in types))
         if not 0 <= file.safety_margin < 1:
             raise InputError(f"safety_margin must be at least 0 and below 1, not {file.safety_margin}.")
         if file.memory_limit is None:
             limits = tuple(int(t.memory * (1 - file.safety_margin)) for t in types)
         else:
-            given = file.memory_limit if isinstance(file.memory_limit, list) else [file.memory_limit] * len(types)
-            if len(given) != len(types):
-                raise InputError(f"memory_limit lists {len(given)} sizes for {len(types)} devices.")
-            limits = tuple(_limit(size, type_) for size, type_ in zip(given, types, strict=True))
+            sizes = file.memory_limit if isinstance(file.memory_limit, list) else [file.memory_limit] * len(types)
+            if len(sizes) != len(types):
+                raise InputError(f"memory_limit lists {len(sizes)} sizes for {len(types)} devices.")
+            limits = tuple(_limit(size, type_) for size, type_ in zip(sizes, types, strict=True))
         for run in file.calibration:
             check_run(run)
         entries = msgspec.to_builtins(file)
@@ -203,22 +203,22 @@ class Cluster(PickledFields):
         return dict(self.file)
 
     def __repr__(self) -> str:
-        """The call that makes it, in place of every device's datasheet."""
+        """The call that builds it: shorter than all fields of all devices."""
         return f"Cluster.from_dict({self.to_dict()!r})"
 
     def gives(self, entry: str) -> bool:
-        """Tell whether the cluster file has an entry such as `link_bandwidth`, or describes its devices itself."""
+        """True if the cluster file has an entry such as `link_bandwidth`, or describes its devices itself."""
         return self.file.get(entry) is not None or self.slowest.name in (self.file.get("hardware") or {})
 
     def save(self, path: Path, *, notes: Sequence[str] = ()) -> None:
-        """Write the cluster file, whole or not at all.
+        """Write the cluster file atomically.
 
         Args:
             path: Its name, which ends in .yaml, .yml or .json.
-            notes: Sentences for its readers, which JSON has no place for.
+            notes: Comments at the top of a YAML file; JSON has none.
 
         Raises:
-            InputError: If the name ends otherwise, or the file cannot be written.
+            InputError: If the suffix is another one, or the file cannot be written.
         """
         if path.suffix == ".json":
             write_json(path, self.to_dict())
@@ -229,36 +229,36 @@ class Cluster(PickledFields):
         write_whole(path, (comments + yaml.safe_dump(self.to_dict(), sort_keys=False)).encode())
 
     def with_limit(self, memory_limit: int | float | str) -> Cluster:
-        """A copy where a plan may use that much of every device."""
+        """A copy with this memory limit for every device."""
         return Cluster.from_dict({**self.file, "memory_limit": memory_limit})
 
     def in_reverse(self) -> Cluster | None:
-        """The devices from the last to the first; None where no type changes, or devices have limits of their own."""
+        """A copy with the devices in reverse order; None if that is the same, or there is a memory limit per device."""
         if self.types == self.types[::-1] or isinstance(self.file.get("memory_limit"), list):
             return None
         named = "+".join(reversed(self.file["devices"].split("+")))
         return Cluster.from_dict({**self.file, "devices": named})
 
     def with_measured_reserve(self, unplanned: int) -> Cluster:
-        """A copy where a plan may use what measured bytes and fragmentation leave of every device.
+        """A copy whose memory limit reserves a profile's unplanned bytes, and a fraction for fragmentation.
 
-        The cluster itself if it says what a plan may use.
+        Returns the cluster itself if its file sets a memory limit or a safety margin.
 
         Args:
             unplanned: Bytes of a device that no plan counts, as a profile measures them.
 
         Raises:
-            InputError: If they are all that a device has.
+            InputError: If nothing remains for a plan.
         """
         if self.file.get("memory_limit") is not None or "safety_margin" in self.file:
             return self
         limits = [int((type_.memory - unplanned) / (1 + FRAGMENTATION)) for type_ in self.types]
         if min(limits) < 1:
             raise InputError(f"The profile measured {unplanned} bytes beside the plan's, more than a device has.")
-        return Cluster.from_dict({**self.file, "memory_limit": limits[0] if self.alike else limits})
+        return Cluster.from_dict({**self.file, "memory_limit": limits[0] if self.is_homogeneous else limits})
 
     def with_count(self, count: int) -> Cluster | None:
-        """The cluster with so many devices; None if they are of several types, or have limits of their own."""
+        """A copy with `count` devices; None if they are of several types, or there is a memory limit per device."""
         names = {type_.name for type_ in self.types}
         if len(names) > 1 or isinstance(self.file.get("memory_limit"), list):
             return None
@@ -271,53 +271,53 @@ class Cluster(PickledFields):
 
     @cached_property
     def slowest(self) -> Hardware:
-        """The type that sets the pace where all work together: the one with the lowest peak."""
+        """The type with the lowest peak, which sets the speed of collective operations."""
         return slowest(self.types)
 
     @cached_property
-    def alike(self) -> bool:
+    def is_homogeneous(self) -> bool:
         """True if all devices are of one type."""
         return len({type_.name for type_ in self.types}) == 1
 
     @property
     def device_word(self) -> str:
-        """The word for one of the devices: `GPU`, or `device` where some are known to be none."""
-        return "device" if any(type_.name.startswith(NO_GPUS) for type_ in self.types) else "GPU"
+        """The word for one of the devices: `GPU`, or `device` if some are known not to be GPUs."""
+        return "device" if any(type_.name.startswith(NON_GPU_PREFIXES) for type_ in self.types) else "GPU"
 
     @property
     def reserve(self) -> int:
-        """Bytes of a device that no plan may use, where they are least."""
+        """Bytes of a device that no plan may use: the minimum over all devices."""
         return max(0, min(t.memory - limit for t, limit in zip(self.types, self.memory_limits, strict=True)))
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences on devices of several types, on a limit above a device's memory, and on an old calibration."""
-        said = []
+        sentences = []
         names = list(dict.fromkeys(t.name for t in self.types))
         if len(names) > 1:
-            said.append(
+            sentences.append(
                 f"{' and '.join(names)} are mixed: a pipeline device has the pace of its slowest and the memory limit"
                 f" of its smallest device; links, and gradients and optimizer after the pipeline, are timed as on"
                 f" {self.slowest.name}."
             )
         for type_, limit in zip(self.types, self.memory_limits, strict=True):
             if limit > type_.memory:
-                said.append(
+                sentences.append(
                     f"The memory limit of {limit / 2**30:.4g} GiB is more than the {type_.memory / 2**30:.4g} GiB that"
                     f" {type_.name} has, so that a plan may run out of memory."
                 )
                 break
         if any(run.version != __version__ for run in self.calibration):
-            said.append("The calibration is of another version's predictions: run `debubble calibrate` again.")
-        return tuple(said)
+            sentences.append("The calibration is of another version's predictions: run `debubble calibrate` again.")
+        return tuple(sentences)
 
 
 def _legal_fields(error: str) -> str:
-    """The end of msgspec's sentence on a field: the fields that exist, or the unit of a number."""
+    """A hint to append to msgspec's message on a field: the fields that exist, or the unit of a number."""
     if "unknown field" in error:
-        part: type[msgspec.Struct] = ClusterFile
-        part = EfficiencyFile if "$.efficiency" in error else DeviceFile if "$.hardware" in error else part
-        return f"; the fields are {', '.join(part.__struct_fields__)}"
+        section: type[msgspec.Struct] = ClusterFile
+        section = EfficiencyFile if "$.efficiency" in error else DeviceFile if "$.hardware" in error else section
+        return f"; the fields are {', '.join(section.__struct_fields__)}"
     if "bandwidth`" in error:
         return (
             "; a bandwidth is a number of bytes per second of one device: four devices that share 100 Gb/s have 3.125e9"
@@ -331,27 +331,27 @@ def slowest(types: Sequence[Hardware]) -> Hardware:
 
 
 def _limit(size: int | float | str, device: Hardware) -> int:
-    """Bytes of a memory limit, which may be a share of the device's memory, such as `70%`."""
+    """Bytes of a memory limit, which may be a fraction of the device's memory such as `70%`."""
     share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", size) if isinstance(size, str) else None
     return parse_size(size if share is None else device.memory * float(share[1]) / 100)
 
 
-def parse_size(size: int | float | str, what: str = "A memory limit") -> int:
-    """Bytes of a number, or of a text such as `72GiB` or `80GB`; `what` names it where it is refused."""
+def parse_size(size: int | float | str, name: str = "A memory limit") -> int:
+    """Bytes of a number, or of a text such as `72GiB` or `80GB`; `name` is for error messages."""
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", size)
         if match is None:
             raise InputError(f"'{size}' is no size; write bytes as a number, or a text such as 72GiB or 80GB.")
         if match[2] is None and 1 <= float(match[1]) < _SCALES["KB"]:
             raise InputError(f"A memory of {match[1]} bytes holds nothing; give a unit, such as {match[1]}GiB.")
-        return parse_size(float(match[1]) * _SCALES[match[2] or "B"], what)
+        return parse_size(float(match[1]) * _SCALES[match[2] or "B"], name)
     if 0 < size < 1:
         raise InputError(
-            f"{what} of {size:g} bytes holds nothing; give a unit, such as 72GiB, or of a device a share, such as"
+            f"{name} of {size:g} bytes holds nothing; give a unit, such as 72GiB, or of a device a share, such as"
             f" {100 * size:g}%."
         )
     if not 1 <= size <= LARGEST:
-        raise InputError(f"{what} must be positive and at most {LARGEST:.0e} bytes, not {size}.")
+        raise InputError(f"{name} must be positive and at most {LARGEST:.0e} bytes, not {size}.")
     return int(size)
 
 
@@ -360,8 +360,8 @@ _SCALES = {"B": 1} | {f"{letter}B": 1000 ** (i + 1) for i, letter in enumerate("
 }  # fmt: skip
 
 
-def _own(name: str, device: DeviceFile) -> Hardware:
-    """A type of device of the user's own."""
+def _user_hardware(name: str, device: DeviceFile) -> Hardware:
+    """The hardware that a user describes in a cluster file."""
     entries = msgspec.structs.asdict(device)
     memory, host = parse_size(device.memory), parse_size(device.host_memory) if device.host_memory else 0
     for entry, value in entries.items():
@@ -377,18 +377,18 @@ def _own(name: str, device: DeviceFile) -> Hardware:
 
 
 _OPTIONAL_RATES = ("fp8_flops", "fp4_flops", "power")
-"""Rates that a device may not have, or its maker not state."""
+"""Rates that may be 0: the device does not support it, or the vendor does not state it."""
 
 
-LEAST_RATE = 1e6
-"""Operations or bytes per second below which an entry is in another unit, TFLOP/s or GB/s."""
+MIN_RATE = 1e6
+"""Operations or bytes per second below which an entry must be in another unit, TFLOP/s or GB/s."""
 
 
 def _check_rate(name: str, value: float) -> None:
     for ending, power, unit in (("flops", 12, "TFLOP/s"), ("bandwidth", 9, "GB/s")):
-        if name.endswith(ending) and SMALLEST <= value < LEAST_RATE:
+        if name.endswith(ending) and MIN_VALUE <= value < MIN_RATE:
             raise InputError(f"{name} is {value:g} per second: write {value:g}e{power} for {value:g} {unit}.")
-    if not SMALLEST <= value <= LARGEST:
+    if not MIN_VALUE <= value <= LARGEST:
         raise InputError(f"{name} must be positive and at most {LARGEST:.0e}, not {value}.")
 
 
@@ -397,29 +397,29 @@ def _check_duplex(link: str) -> None:
         raise InputError(f"host_link is '{link}'; it must be full-duplex or half-duplex.")
 
 
-def _types(text: str, own: Mapping[str, Hardware]) -> list[tuple[int, Hardware]]:
-    """The number of devices of each type, in order."""
+def _types(text: str, user_hardware: Mapping[str, Hardware]) -> list[tuple[int, Hardware]]:
+    """Parse `NxNAME+NxNAME` to the number of devices of each type, in order."""
     types: list[tuple[int, Hardware]] = []
     total = 0
-    for part in text.split("+"):
-        match = re.fullmatch(r"\s*(\d+)\s*x\s*(?!\d+x)(\S+)\s*", part)
+    for group in text.split("+"):
+        match = re.fullmatch(r"\s*(\d+)\s*x\s*(?!\d+x)(\S+)\s*", group)
         if match is None:
             raise InputError(
                 f"'{text}' is no cluster; write NxNAME, such as 8xA100-80GB, NODESxNxNAME, such as 2x4xL40S-48GB, or"
                 " name a YAML file."
             )
-        if len(match[1]) > len(str(MOST_DEVICES)) or total + int(match[1]) > MOST_DEVICES:
-            raise InputError(f"A cluster may have up to {MOST_DEVICES} devices.")
+        if len(match[1]) > len(str(MAX_DEVICES)) or total + int(match[1]) > MAX_DEVICES:
+            raise InputError(f"A cluster may have up to {MAX_DEVICES} devices.")
         if not int(match[1]):
             raise InputError("A cluster needs at least one device.")
         name, count = match[2], int(match[1])
-        types.append((count, own[name] if name in own else find_hardware(name)))
+        types.append((count, user_hardware[name] if name in user_hardware else find_hardware(name)))
         total += count
     return types
 
 
 def _with_overrides(type_: Hardware, file: ClusterFile) -> Hardware:
-    """The hardware with the entries that override what its makers state, and the efficiencies that override ours."""
+    """The hardware with a cluster file's entries in place of the datasheet's, and its efficiencies in place of ours."""
     names = {f.name for f in dataclasses.fields(Hardware)} - {"efficiency"}
     changes = {k: v for k, v in msgspec.structs.asdict(file).items() if k in names and v is not None}
     shares = {k: v for k, v in msgspec.structs.asdict(file.efficiency).items() if v is not None}
@@ -435,25 +435,27 @@ def _with_overrides(type_: Hardware, file: ClusterFile) -> Hardware:
     if file.power is not None:
         if not type_.power:
             raise InputError(f"power is given for {type_.name}, whose own is not known: give efficiencies instead.")
-        reached = reached.at_clock((file.power / type_.power) ** CLOCK_BY_POWER)
+        reached = reached.at_clock((file.power / type_.power) ** CLOCK_EXPONENT)
     return dataclasses.replace(type_, **changes, efficiency=reached)
 
 
 def _check_share(name: str, value: float | Table) -> None:
-    """A share of a peak, or a table of them by ascending size; `launch` is a time."""
+    """Check an efficiency, or a table of them by ascending size; `launch` is a time."""
     sizes = [size for size, _ in value] if isinstance(value, tuple) else [1.0]
     values = [share for _, share in value] if isinstance(value, tuple) else [value]
-    if not sizes or sizes != sorted(set(sizes)) or not all(SMALLEST <= size <= LARGEST for size in sizes):
+    if not sizes or sizes != sorted(set(sizes)) or not all(MIN_VALUE <= size <= LARGEST for size in sizes):
         raise InputError(f"{name} must be a list of [size, share] with positive, ascending sizes, not {value}.")
-    if name in RELATIVE and not all(SMALLEST <= share <= MOST_RELATIVE for share in values):
-        raise InputError(f"{name} must be positive and at most {MOST_RELATIVE}, not {value}: bf16's share is its unit.")
-    if name not in ("launch", *RELATIVE) and not all(SMALLEST <= share <= 1 for share in values):
+    if name in RELATIVE_EFFICIENCIES and not all(MIN_VALUE <= share <= MAX_RELATIVE_EFFICIENCY for share in values):
+        raise InputError(
+            f"{name} must be positive and at most {MAX_RELATIVE_EFFICIENCY}, not {value}: bf16's share is its unit."
+        )
+    if name not in ("launch", *RELATIVE_EFFICIENCIES) and not all(MIN_VALUE <= share <= 1 for share in values):
         raise InputError(f"{name} must be positive and at most 1, the whole peak, not {value}.")
-    if name == "launch" and not SMALLEST <= values[0] <= LARGEST:
+    if name == "launch" and not MIN_VALUE <= values[0] <= LARGEST:
         raise InputError(f"launch must be positive and at most {LARGEST:.0e} seconds, not {value}.")
 
 
 def _read(path: Path) -> Any:
     content = read_file(path, "cluster file")
-    # PyYAML lets what its constructors of dates and numbers raise pass.
+    # PyYAML does not catch the exceptions of its date and number constructors.
     return parse(yaml.safe_load, content, f"The cluster file {path} is not YAML", yaml.YAMLError, AttributeError)

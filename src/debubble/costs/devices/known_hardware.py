@@ -1,8 +1,8 @@
-"""The devices that are known by name: what their makers state and where, and what of it real kernels reach.
+"""The devices that are known by name: datasheet figures with their sources, and the efficiencies of real kernels.
 
-Rates are peaks per second and direction.  How much of the compute peak a matrix product reaches depends on its
-smallest side, and for an attention core on how many query rows there are to share out, so both are tables: one scalar
-for all shapes is off by 18% on average on published runs.
+Rates are peaks per second and direction.  The efficiency of a matrix product depends on its smallest side, and that of
+an attention core on the number of its query rows, so both are tables: one scalar for all shapes is off by 18% on
+average on published runs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from debubble.ir.stage_costs import HostLink
 from debubble.registry import Registry, full_name
 
 Table = tuple[tuple[float, float], ...]
-"""(size, share of the peak), sizes ascending; interpolated in the logarithm of the size."""
+"""(size, fraction of the peak) by ascending size; interpolated in the logarithm of the size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """Shares of the peak rates."""
+    """Achieved fractions of the peak rates."""
 
     matmul: Table
     """Efficiency by the smallest side of the product."""
@@ -31,27 +31,27 @@ class Efficiency:
     attention_backward: Table
     memory: float = 0.8
     fp8: float = 0.88
-    """Share of the fp8 peak that products in fp8 reach, in units of bf16's share of its peak."""
+    """Efficiency of fp8 products on the fp8 peak, relative to that of bf16 products on theirs."""
     mxfp8: float = 0.88
-    """Share of the fp8 peak with a scale per 32 numbers."""
+    """The same with a scale per 32 numbers."""
     nvfp4: float = 0.88
-    """Share of the 4-bit peak, with a scale per 16 numbers."""
+    """The same on the 4-bit peak with a scale per 16 numbers."""
     flash_2: float = 1.0
-    """The pace of FlashAttention-2, as a share of the tables' of attention."""
+    """Throughput of FlashAttention-2 relative to the attention tables."""
     narrow_heads: float = 0.0
-    """The exponent by which the pace of attention falls with the width of heads below 128."""
+    """For heads narrower than 128, the throughput of attention scales with (width / 128) to this exponent."""
     grouped_weight: float = 0.7
-    """Pace of weight gradients of several experts in one kernel, as a share of a single product's."""
+    """Throughput of weight gradients of several experts in one kernel, relative to a single product."""
     permute: float = 0.25
-    """The share of the memory bandwidth that kernels reach that sort tokens by expert."""
+    """Fraction of the memory bandwidth of kernels that sort tokens by expert."""
     link: float = 0.7
     network: float = 0.7
     host: float = 0.75
     launch: float = 15e-6
-    """Seconds that every operator takes on top of its work."""
+    """Fixed seconds per operator."""
 
     def at_clock(self, clock: float) -> Efficiency:
-        """The shares at another clock, of the peaks as they were."""
+        """The efficiencies at `clock` times the clock, relative to the same peaks."""
 
         def scaled(table: Table) -> Table:
             return tuple((size, reached * clock) for size, reached in table)
@@ -62,22 +62,22 @@ class Efficiency:
         )  # fmt: skip
 
     def of_product(self, dtype: str) -> float:
-        """The share of its own peak that a dtype of products reaches, in units of bf16's share."""
+        """The efficiency of products in an fp8 or fp4 dtype, relative to that of bf16."""
         return {"fp8": self.fp8, "mxfp8": self.mxfp8, "nvfp4": self.nvfp4}[dtype]
 
 
-# Micro-benchmarks published with SimuMax for A100 (PCIe) and B200, averaged over the layouts of forward and backward;
-# its shares of permutations and grouped weight gradients are A100's and B200's, others are by analogy.  Products on the
-# SXM A100 are taken 10% faster (fits Korthikanti et al.'s layer times), on B200 7% slower (clocks under sustained
-# load).  Hopper's products are those that XLA publishes for H100 (xla/service/gpu/model/matmul_interpolator_data.h,
-# sm_90), which are short runs, times 0.82 (clocks under sustained load; fits NVIDIA's dense runs in
-# docs/notes/published.md).
-# Its attention is cuDNN 9's in Shah et al. 2024 (FlashAttention-3, figures 5 and 6) times the same.  Products in fp8
-# reach 0.709 of the peak where bf16 reaches 0.803 (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS", H100).
-# Older and narrower attention: FlashAttention-2 reaches 335 of 600 TFLOP/s at heads of 128, and heads of 64 0.66 times
-# the pace (Shah et al. 2024, figure 5); on A100 0.87 times (Dao 2023, figure 4); Blackwell's are Hopper's.
-# Blackwell's products in 8 and 4 bits, and Blackwell Ultra's clock (1.2 times, on its own power limit), fit the fp8,
-# mxfp8 and nvfp4 runs of Llama-3 in benchmarks/measured that are there for fitting (Megatron-Bridge 25.09 to 26.06).
+# A100 and B200: SimuMax's published micro-benchmarks (its A100 is PCIe), averaged over the layouts of forward and
+# backward; `permute` and `grouped_weight` are measured there on A100 and B200, and by analogy elsewhere.  Products are
+# taken 10% faster on the SXM A100 (fits Korthikanti et al.'s layer times) and 7% slower on B200 (clocks under sustained
+# load).
+# Hopper: products are XLA's published H100 table (xla/service/gpu/model/matmul_interpolator_data.h, sm_90), which was
+# measured in short runs, times 0.82 (clocks under sustained load; fits NVIDIA's dense runs in docs/notes/published.md).
+# Attention is cuDNN 9 in Shah et al. 2024 (FlashAttention-3, figures 5 and 6) times 0.82.  fp8 products reach 0.709 of
+# the peak where bf16 reaches 0.803 (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS", H100).
+# FlashAttention-2 reaches 335 of 600 TFLOP/s at a head dimension of 128, and 0.66 times that at 64 (Shah et al. 2024,
+# figure 5); on A100 0.87 times (Dao 2023, figure 4); Blackwell has Hopper's values.
+# Blackwell's 8- and 4-bit products, and Blackwell Ultra's clock (1.2 times, with its higher power limit), are fitted to
+# the fp8, mxfp8 and nvfp4 runs of Llama-3 in the fit half of benchmarks/measured (Megatron-Bridge 25.09 to 26.06).
 AMPERE = Efficiency(
     matmul=((128, 0.22), (256, 0.42), (512, 0.64), (1024, 0.70), (2048, 0.77), (4096, 0.80)),
     attention=((16384, 0.26), (32768, 0.39), (65536, 0.48), (131072, 0.54), (262144, 0.56)),
@@ -117,7 +117,7 @@ OTHER = Efficiency(
 
 
 def share(table: Table, size: float) -> float:
-    """The share of the peak at a size: proportional below the table, constant above."""
+    """The fraction of the peak at a size: proportional to the size below the table, constant above."""
     if size <= table[0][0]:
         return table[0][1] * size / table[0][0]
     for (low, at_low), (high, at_high) in pairwise(table):
@@ -144,69 +144,70 @@ class Hardware:
     fp4_flops: float = 0.0
     """Peak dense operations per second on 4 bits; 0: the device has none."""
     power: float = 0.0
-    """Watts that the maker allows; 0: not stated."""
+    """Power limit in watts; 0: not stated."""
     bf16: bool = True
-    """True if its 16-bit numbers may be bf16; all have fp16."""
+    """True if it supports bf16; all devices support fp16."""
     memory_bandwidth: float
     link_bandwidth: float
     """To another device of the node."""
     link_latency: float
     network_bandwidth: float
-    """To another node; each device has its own share of the network cards."""
+    """To another node, per device."""
     network_latency: float
     host_bandwidth: float
     host_link: HostLink
     host_memory: int = 0
-    """Bytes of the host's memory for each device of a usual server; 0: not known, so without a limit."""
+    """Bytes of host memory per device of a typical server; 0: unknown, without a limit."""
     devices_per_node: int
     devices_per_switch: int
-    """Number of neighbours that share one link to the host."""
+    """Number of devices that share one host link."""
     efficiency: Efficiency
     source: str
     peak_known: bool = True
-    """False: the peak is an order of magnitude, so that no utilization is told."""
+    """False: the peak is an estimate of its order of magnitude, so that no utilization is reported."""
     url: str = ""
-    """The maker's page with these figures; empty: it publishes none."""
+    """The vendor's page with these figures; empty: there is none."""
 
 
 GRAPH_LAUNCH = 3e-6
 """Seconds between two kernels of a CUDA graph."""
 HOST_CALL = 140e-6
-"""Seconds that the host takes for one call of a module, forward or backward (fits mixtures of experts of
-Megatron-Bridge that no graph launches, H100 and B200)."""
+"""Host seconds per call of a module, forward or backward (fitted to mixtures of experts of Megatron-Bridge without CUDA
+graphs, H100 and B200)."""
 
-hardware: Registry[Hardware] = Registry("debubble.costs", what="device")
+hardware: Registry[Hardware] = Registry("debubble.costs", kind="device")
 
 PCIE3, PCIE4, PCIE5 = 15.75e9, 31.5e9, 63e9
-"""Bytes per second and direction of 16 lanes."""
+"""Bytes per second and direction of 16 PCIe lanes."""
 NVLINK_LATENCY, PCIE_LATENCY, NETWORK_LATENCY = 10e-6, 15e-6, 20e-6
 _ETHERNET_100, _INFINIBAND_200, _INFINIBAND_400, _INFINIBAND_800 = 12.5e9, 25e9, 50e9, 100e9
 
 
 def find_hardware(name: str) -> Hardware:
-    """The type of that name, of that name but for the memory's size (`H100`), or the only one that begins with it.
+    """Look up a device by its name, by the name without the memory size (`H100`), or by a unique prefix.
 
-    Makers' words are left out, and the order of others is free: `RTX-A6000` and `NVIDIA A6000` are `A6000`.  Raises
-    InputError if there is none or more than one.
+    Vendor words are ignored, and so is the order of words: `RTX-A6000` and `NVIDIA A6000` are `A6000`.  Raises
+    InputError if no device matches, or several do.
     """
-    sized = [known for known in hardware if _bare(name) in (_bare(known), _bare(re.sub(r"-\d+GB$", "", known)))]
-    if len(sized) == 1:
-        return hardware[sized[0]]
+    wanted = _words(name)
+    matches = [known for known in hardware if wanted in (_words(known), _words(re.sub(r"-\d+GB$", "", known)))]
+    if len(matches) == 1:
+        return hardware[matches[0]]
     try:
-        return hardware[full_name(name, sized or hardware, what="device")]
+        return hardware[full_name(name, matches or hardware, kind="device")]
     except InputError as error:
         if "may be" in str(error):
             raise
         raise InputError(f"{error}  A cluster file describes any other under `hardware` (docs/costs.md).") from None
 
 
-def _bare(name: str) -> str:
-    """The words and numbers of a name in alphabetical order, without those that come and go in it."""
+def _words(name: str) -> str:
+    """The words and numbers of a name in alphabetical order, without vendor words."""
     return " ".join(sorted(re.findall(r"[a-z]+|[0-9.]+", re.sub(r"nvidia|geforce|tesla|rtx", "", name.lower()))))
 
 
 HOST_SHARE = 0.9
-"""Share of a usual server's memory that plans may use; the rest is for the system and the loading of data."""
+"""Fraction of a server's memory that plans may use; the rest is for the system and data loading."""
 
 
 def _add(name: str, **entries: object) -> None:

@@ -1,4 +1,4 @@
-"""The places of a run's ranks: which form one pipeline device, and which links lie between two."""
+"""The mapping of a run's ranks to pipeline devices and nodes, and the links between them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from debubble.ir import InputError, RunOptions
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks in Megatron-LM's order: tensor next to each other, then context, data, pipeline."""
+    """Ranks in Megatron-LM's order: tensor varies fastest, then context, data and pipeline."""
 
     cluster: Cluster
     ranks: int
-    """Per pipeline device."""
+    """Ranks per pipeline device."""
     pipeline: int
-    """Pipeline devices."""
+    """Number of pipeline devices."""
 
     @staticmethod
-    def of(cluster: Cluster, options: RunOptions, pipeline: int | None) -> Layout:
-        """Raises InputError if the degrees do not fit the cluster; `pipeline` None: all that remain."""
+    def from_options(cluster: Cluster, options: RunOptions, pipeline: int | None) -> Layout:
+        """The layout for these degrees (`pipeline` None: all that remain); InputError if they do not fit."""
         for name in ("tensor", "context", "data", "expert", "expert_tensor"):
             degree = getattr(options, name)
             if degree is not None and degree < 1:
@@ -37,11 +37,11 @@ class Layout:
                     " ones."
                 )
         elif (options.data * options.context) % options.expert:
-            whole = options.tensor > 1 and ranks % options.expert == 0
-            way = f"with --expert-tensor 1 they divide all {ranks} of a stage" if whole else "give more of these"
+            unsharded = options.tensor > 1 and ranks % options.expert == 0
+            advice = f"with --expert-tensor 1 they divide all {ranks} of a stage" if unsharded else "give more of these"
             raise InputError(
                 f"{options.expert} expert-parallel ranks do not divide the {options.data} x {options.context} data- and"
-                f" context-parallel ones: {way}."
+                f" context-parallel ones: {advice}."
             )
         if pipeline is None:
             if cluster.count % ranks:
@@ -61,12 +61,12 @@ class Layout:
         return Layout(cluster, ranks, pipeline)
 
     def check_all_used(self, options: RunOptions) -> None:
-        """Refuse degrees that leave devices idle; raises InputError, which names degrees that do not."""
+        """Raise InputError, with other degrees as advice, if the degrees leave devices idle."""
         count, used = self.cluster.count, self.pipeline * self.ranks
         if used == count:
             return
-        given = {name: getattr(options, name) for name in ("tensor", "context", "data")}
-        degrees = {**{name: n for name, n in given.items() if n > 1}, "pipeline": self.pipeline}
+        specified = {name: getattr(options, name) for name in ("tensor", "context", "data")}
+        degrees = {**{name: n for name, n in specified.items() if n > 1}, "pipeline": self.pipeline}
         words = " ".join(f"--{name} {n}" for name, n in degrees.items())
         better = [
             " ".join(f"--{name} {n}" for name, n in choice.items()) for choice in self._degrees_that_fill(options)
@@ -78,7 +78,7 @@ class Layout:
         )
 
     def _degrees_that_fill(self, options: RunOptions) -> Iterator[dict[str, int]]:
-        """Degrees that use all devices: a longer pipeline, and more replicas, of a shorter pipeline if need be."""
+        """Degrees that use all devices: a longer pipeline, or more replicas with the same or a shorter pipeline."""
         count = self.cluster.count
         if count % self.ranks == 0:
             yield {"pipeline": count // self.ranks}
@@ -96,7 +96,7 @@ class Layout:
         return self.ranks * self.pipeline > self.cluster.slowest.devices_per_node
 
     def degrees_across_nodes(self, options: RunOptions) -> list[str]:
-        """The degrees whose groups of ranks have members in several nodes."""
+        """The degrees whose rank groups span several nodes."""
         o = options
         ends = {
             "tensor": (o.tensor, o.tensor),
@@ -110,18 +110,18 @@ class Layout:
 
     @property
     def pipeline_devices_per_node(self) -> int:
-        """Pipeline devices whose ranks share a node; 1 if some device's ranks are of two nodes."""
+        """Pipeline devices per node; 1 if the ranks of some pipeline device span two nodes."""
         devices, rest = divmod(self.cluster.slowest.devices_per_node, self.ranks)
         return 1 if rest else devices
 
     @property
     def ranks_per_host_link(self) -> int:
-        """Ranks of one pipeline device that share a link to the host, and use it at the same time."""
+        """Ranks of one pipeline device that share a host link, and use it concurrently."""
         return math.gcd(self.cluster.slowest.devices_per_switch, self.ranks)
 
     @property
     def link_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Pipeline devices that share a link to the host."""
+        """Groups of pipeline devices that share a host link."""
         size = self.cluster.slowest.devices_per_switch // self.ranks_per_host_link
         if self.ranks > 1 or size == 1:
             return ()
@@ -131,15 +131,15 @@ class Layout:
 
     @property
     def slowest_ranks(self) -> tuple[Hardware, ...]:
-        """The type that sets the pace of each pipeline device: the slowest of its ranks."""
+        """The slowest type among the ranks of every pipeline device, which sets its speed."""
         types = self.cluster.types
-        if self.cluster.alike:
+        if self.cluster.is_homogeneous:
             return types[: self.pipeline]
         return tuple(slowest(types[d * self.ranks : (d + 1) * self.ranks]) for d in range(self.pipeline))
 
     @property
     def memory_limit(self) -> tuple[int, ...]:
-        """The memory limit of each pipeline device: that of its smallest rank."""
+        """The memory limit of every pipeline device, the minimum over its ranks; one entry if all are equal."""
         limits = self.cluster.memory_limits
-        each = tuple(min(limits[d * self.ranks : (d + 1) * self.ranks]) for d in range(self.pipeline))
-        return each[:1] if len(set(each)) == 1 else each
+        devices = tuple(min(limits[d * self.ranks : (d + 1) * self.ranks]) for d in range(self.pipeline))
+        return devices[:1] if len(set(devices)) == 1 else devices

@@ -10,10 +10,10 @@ from debubble.costs.frameworks import MEGATRON, Framework
 from debubble.ir import InputError
 
 ELEMENT: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32": 4}
-"""Bytes of a number in each dtype; runs in fp8 keep everything in bf16 but the operands of linear layers."""
+"""Dtype of a run -> bytes of a number; in fp8 and fp4 all tensors but the operands of linear layers are bf16."""
 
 PRODUCT_BYTES: Mapping[str, float] = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Bytes of an operand of linear layers in each of the dtypes that are theirs alone, with its scales."""
+"""Dtype that only operands of linear layers have -> bytes of a number with its scales."""
 
 
 def _product_peak(hardware: Hardware, dtype: str) -> float:
@@ -21,33 +21,33 @@ def _product_peak(hardware: Hardware, dtype: str) -> float:
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of a number; raises InputError for an unknown dtype."""
+    """Bytes of a number in a run's dtype; raises InputError for an unknown dtype."""
     if dtype not in ELEMENT:
         raise InputError(f"There is no dtype '{dtype}'; there are: {', '.join(ELEMENT)}.")
     return ELEMENT[dtype]
 
 
-FLASH_1 = 0.6
-"""The pace of FlashAttention-1, as a share of FlashAttention-2's (Dao 2023: 1.7 to 2 times as fast)."""
-WIDE_HEAD = 128
-"""The width of heads that the tables of attention are for."""
+FLASH_1_SPEED = 0.6
+"""Throughput of FlashAttention-1 as a fraction of FlashAttention-2's, which is 1.7 to 2 times as fast (Dao 2023)."""
+TABLE_HEAD_DIM = 128
+"""The head dimension for which the attention efficiency tables hold."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Roofline: whatever takes longest of compute and memory.  All times are seconds."""
+    """Roofline model of one device: the maximum of compute time and memory time.  All times are seconds."""
 
     hardware: Hardware
     element: int
     """Bytes of a number."""
     product: str | None = None
-    """The dtype of linear layers of the model's layers, if it is their own."""
+    """The fp8 or fp4 dtype of linear layers in decoder layers; None: the run's dtype."""
     framework: Framework = MEGATRON
-    """Whose kernels run."""
+    """The framework whose kernels run."""
 
     @staticmethod
-    def of(hardware: Hardware, dtype: str, framework: Framework = MEGATRON) -> Speed:
-        """The speed of a run in this dtype; raises InputError if the hardware does not have it."""
+    def from_hardware(hardware: Hardware, dtype: str, framework: Framework = MEGATRON) -> Speed:
+        """The speed of a run in a dtype; raises InputError if the hardware does not support the dtype."""
         if dtype in PRODUCT_BYTES and not _product_peak(hardware, dtype):
             peak = "fp4_flops" if dtype == "nvfp4" else "fp8_flops"
             raise InputError(f"{hardware.name} has no {dtype}: give --dtype bf16, or {peak} in a cluster file.")
@@ -57,32 +57,33 @@ class Speed:
 
     @property
     def peak(self) -> float:
-        """Operations per second at most: tensor cores take fp32 (as TF32) at half the pace of bf16."""
+        """Peak operations per second: tensor cores run fp32 (as TF32) at half the rate of bf16."""
         return self.hardware.flops * 2 / max(self.element, 2)
 
     @property
     def product_peak(self) -> float:
-        """Operations per second of linear layers at most."""
+        """Peak operations per second of linear layers."""
         return self.peak if self.product is None else _product_peak(self.hardware, self.product)
 
     @property
     def product_bytes(self) -> float:
-        """Bytes of an operand of linear layers."""
+        """Bytes of a number in an operand of linear layers."""
         return self.element if self.product is None else PRODUCT_BYTES[self.product]
 
     @property
     def launch(self) -> float:
-        """Seconds that every operator takes on top of its work."""
+        """Fixed seconds per operator."""
         return GRAPH_LAUNCH if self.framework.graphs == "step" else self.hardware.efficiency.launch
 
     def linear(
         self, m: float, k: float, n: float, *, count: float = 1, added: float = 0.0, cast: float = 0, kernels: float = 1
     ) -> float:  # fmt: skip
-        """Seconds of `count` (m, k) matrices times (k, n) ones in linear layers, in fp8 if the run is.
+        """Seconds of `count` products of (m, k) with (k, n) matrices in linear layers, in fp8 if the run is.
 
-        Before, `cast` numbers are read in bf16 and written in fp8 twice, by rows and by columns (4 bytes).  These are
-        inputs forward and their outputs' gradients backward, of which weights' gradients use the columns; weights are
-        cast once per step (Transformer Engine).  So many `kernels` share the products, and the casts.
+        The products take `kernels` kernels, and so do the casts before them, which read `cast` numbers in bf16 and
+        write them in fp8 twice, by rows and by columns (4 bytes).  These are the inputs in the forward and the output
+        gradients in the backward; weight gradients use the columns.  Weights are cast once per step (Transformer
+        Engine).
         """
         if self.product is None:
             return self.matmul(m, k, n, count=count, added=added, kernels=kernels)
@@ -96,9 +97,9 @@ class Speed:
     def matmul(
         self, m: float, k: float, n: float, *, count: float = 1, added: float = 0.0, kernels: float = 1
     ) -> float:  # fmt: skip
-        """Seconds of `count` (m, k) matrices times (k, n) ones in the run's 16- or 32-bit numbers, by some kernels.
+        """Seconds of `count` products of (m, k) with (k, n) matrices in the run's 16- or 32-bit dtype.
 
-        Results are written, or, if that moves `added` bytes, added to what is in memory.
+        Results are written to memory, or accumulated there, which moves `added` bytes.
         """
         hw = self.hardware
         compute = 2 * count * m * k * n / (self.peak * share(hw.efficiency.matmul, min(m, k, n)))
@@ -106,28 +107,30 @@ class Speed:
         return max(compute + kernels * self.launch, self.stream(traffic))
 
     def stream(self, size: float) -> float:
-        """Seconds in which so many bytes of device memory are read and written altogether."""
+        """Seconds to read and write `size` bytes of device memory in total."""
         if not size:
             return 0.0
         return self.launch + size / self.traffic
 
     def permute(self, size: float) -> float:
-        """Seconds in which so many bytes are read and written altogether while tokens are sorted by expert."""
+        """Seconds to read and write `size` bytes in total while tokens are sorted by expert."""
         return self.launch + size / (self.hardware.memory_bandwidth * self.hardware.efficiency.permute)
 
     @property
     def traffic(self) -> float:
-        """Bytes per second of device memory."""
+        """Achieved bytes per second of device memory."""
         return self.hardware.memory_bandwidth * self.hardware.efficiency.memory
 
     def attention(
-        self, flops: float, *, rows: float, width: float = WIDE_HEAD, backward: bool = False
+        self, flops: float, *, rows: float, width: float = TABLE_HEAD_DIM, backward: bool = False
     ) -> float:  # fmt: skip
-        """Seconds of a fused attention core of so many operations, over so many query rows, with heads so wide."""
+        """Seconds of a fused attention core of `flops` operations on `rows` query rows, with heads of `width`."""
         e = self.hardware.efficiency
-        older: float = {"fused": 1.0, "flash-2": e.flash_2, "flash-1": e.flash_2 * FLASH_1}[self.framework.attention]
-        narrow: float = min(1.0, width / WIDE_HEAD) ** e.narrow_heads
-        reached = older * narrow * share(e.attention_backward if backward else e.attention, rows)
+        generation: float = {"fused": 1.0, "flash-2": e.flash_2, "flash-1": e.flash_2 * FLASH_1_SPEED}[
+            self.framework.attention
+        ]
+        narrow: float = min(1.0, width / TABLE_HEAD_DIM) ** e.narrow_heads
+        reached = generation * narrow * share(e.attention_backward if backward else e.attention, rows)
         return self.launch + flops / (self.peak * reached)
 
     def gather(self, size: float, ranks: int, *, alongside: int) -> float:
@@ -138,15 +141,14 @@ class Speed:
         return latency + size * (ranks - 1) / ranks / bandwidth
 
     def all_to_all(self, *, within: float, crossing: float, reached: float | None = None) -> float:
-        """Seconds of an all-to-all in which every rank sends so many bytes within its node, and so many to other nodes.
+        """Seconds of an all-to-all: the maximum of its transfers within nodes and between nodes.
 
-        What leaves a node goes through each rank's own network card, at the same time as the rest over the node's
-        links; the longer one counts.
+        Between nodes every rank uses its own network card.
 
         Args:
-            within: Bytes that a rank sends to others of its node.
-            crossing: Bytes that it sends to other nodes; 0: all ranks share one.
-            reached: Share of the bandwidths that these reach; None: the hardware's.
+            within: Bytes that a rank sends to other ranks of its node.
+            crossing: Bytes that it sends to other nodes; 0: all ranks are in one node.
+            reached: Achieved fraction of the bandwidths; None: the hardware's.
         """
         if not within + crossing:
             return 0.0
@@ -158,9 +160,9 @@ class Speed:
         return hw.network_latency + max(inside, outside)
 
     def ring(self, ranks: int, *, alongside: int) -> tuple[float, float]:
-        """Latency and bytes per second of such a ring.
+        """Latency and bytes per second of a ring with `alongside` ranks in each node.
 
-        Where it leaves the node, all of its neighbours in a node use their network cards for it.
+        Between nodes it uses the network cards of all its ranks in a node.
         """
         hw = self.hardware
         within = hw.link_bandwidth * hw.efficiency.link
@@ -169,7 +171,7 @@ class Speed:
         return hw.network_latency, min(within, hw.network_bandwidth * hw.efficiency.network * alongside)
 
     def message(self, size: float, *, across_nodes: bool) -> float:
-        """Seconds that a message of `size` bytes takes from one device to another."""
+        """Seconds of a point-to-point message of `size` bytes."""
         hw = self.hardware
         if across_nodes:
             return hw.network_latency + size / (hw.network_bandwidth * hw.efficiency.network)

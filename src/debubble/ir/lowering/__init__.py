@@ -1,1 +1,1 @@
-"""Schedule + costs -> Program: what operations cost, wait for and do to memory, and when they are admitted."""
+"""Schedule + costs -> Program: costs, waits and memory effects of operations, and admission under memory limits."""

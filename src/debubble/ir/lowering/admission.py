@@ -1,7 +1,7 @@
 """The waits that keep a device under its memory limit.
 
-The accounting is static: it follows a device's list and counts as free only what has certainly been freed when
-an operation starts, so a lowered Program stays within the limit however long its operations really take.
+The accounting is static: it follows a device's list, and counts memory as free only if it is certainly freed when an
+operation starts.  So a lowered Program stays within the limit for all durations of its operations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Offload:
 
 
 def check_memory(schedule: Schedule, costs: StageCosts, device: int, tables: Tables) -> None:
-    """Raise OutOfMemoryError, as lowering would, if a device's list does not fit its limit."""
+    """Raise OutOfMemoryError, like lowering, if a device's list does not fit its limit."""
     limit = costs.limit_of(device)
     if limit is not None:
         for _ in Admission(schedule, costs, device, tables, costs.static_of(device), limit).waits():
@@ -36,9 +36,9 @@ def check_memory(schedule: Schedule, costs: StageCosts, device: int, tables: Tab
 
 @dataclass
 class Admission:
-    """Goes through one device's list and finds which operations each one must wait for, so that memory suffices.
+    """Finds the operations that each operation of a device's list must wait for under the memory limit.
 
-    `used` bytes are there before the first operation, of the `limit` that the device may use.
+    `used` bytes of the `limit` are allocated before the first operation.
     """
 
     schedule: Schedule
@@ -48,26 +48,26 @@ class Admission:
     used: Number
     limit: Number
     _offloads: list[_Offload] = field(default_factory=list)
-    """The offloads in flight as far as the compute lane knows, oldest first."""
+    """Offloads that no compute operation has waited for yet, oldest first."""
     _last: int | None = None
     """The last compute operation."""
     _last_freed: Number = 0
-    """Bytes that it frees at its end, which a reload next to it does not yet have."""
+    """Bytes that it frees at its end, which are not yet free for a reload next to it."""
 
     def __post_init__(self) -> None:
-        kind, stage, micro_batch, _ = OpArrays.of([self._order])
+        kind, stage, micro_batch, _ = OpArrays.from_orders([self._order])
         pair = stage * self.schedule.micro_batches + micro_batch
         explicit = np.isin(pair, pair[kind == CODE[Kind.R]])
-        at = self.tables.at(self.schedule.levels(explicit, stage, micro_batch), kind, stage, micro_batch)
-        self.allocated, self.freed = entries(self.tables.allocated, at), entries(self.tables.freed, at)
-        # Static bytes have room for gathered parameters.
+        indices = self.tables.indices(self.schedule.levels(explicit, stage, micro_batch), kind, stage, micro_batch)
+        self.allocated, self.freed = entries(self.tables.allocated, indices), entries(self.tables.freed, indices)
+        # Static bytes include gathered parameters.
         gathers = np.isin(kind, [CODE[k] for k in (*UNSHARDS, *RESHARDS)])
         self.allocated, self.freed = np.where(gathers, 0, self.allocated), np.where(gathers, 0, self.freed)
         host_steps = np.isin(stage, stage[kind == CODE[Kind.D]])
         self.computes = np.isin(kind, [CODE[k] for k in COMPUTE]) | ((kind == CODE[Kind.S]) & ~host_steps)
 
     def waits(self) -> Iterator[tuple[int, int]]:
-        """Yield each wait for memory: an operation and one that must have ended before it starts, by their positions.
+        """Yield the waits for memory, as positions of an operation and of one that must end before it starts.
 
         Raises OutOfMemoryError if an operation can never start.
         """
@@ -83,14 +83,14 @@ class Admission:
         return self.schedule.orders[self.device]
 
     def _fits_without_waits(self) -> bool:
-        """Tell whether every operation of a list without offloads can start as soon as it is its turn."""
+        """Tell whether the operations of a list without offloads fit without waits."""
         allocated, freed = self.allocated[self.computes], self.freed[self.computes]
         changes = np.stack((-freed, allocated), axis=1).ravel()
         reserved: Numbers = np.cumsum(np.concatenate((exact([self.used]), changes)))[:-1:2]
         return not bool(np.any((allocated != 0) & (reserved + allocated > self.limit)))
 
     def _admit(self, position: int, allocated: Number, freed: Number, computes: bool) -> list[int]:
-        """Return what must have ended before an operation starts; raise OutOfMemoryError if nothing would help."""
+        """The positions of operations that must end before this one starts; OutOfMemoryError if no wait suffices."""
         kind = self._order[position].kind
         if kind is Kind.L:
             waits = self._admit_reload(position, allocated)
@@ -151,9 +151,9 @@ class Admission:
         )
 
     def _advice(self, position: int, missing: Number) -> str:
-        """The cheapest change: recomputing the fewest stages if that suffices, else another order or larger devices."""
+        """Advice: recompute the fewest stages if that suffices, else another order or larger devices."""
         saved: dict[int, Number] = {}
-        # Searches run into their limit often: the device's own list is much shorter than the whole schedule.
+        # Searches often hit the limit, and the device's list is much shorter than the schedule.
         explicit = {(stage, j) for kind, stage, j in self._order if kind is Kind.R}
         for stage, j in self._live(position):
             if stage not in self.schedule.fused_recompute and (stage, j) not in explicit:
@@ -175,7 +175,7 @@ class Admission:
         return "take an order with fewer micro-batches in flight, or larger devices"
 
     def _live(self, position: int) -> set[tuple[int, int]]:
-        """The stages and micro-batches whose activations the device holds once an operation has started."""
+        """The (stage, micro-batch) pairs whose activations are on the device when an operation has started."""
         live: set[tuple[int, int]] = set()
         for kind, stage, j in self._order[:position]:
             if kind is Kind.F:
@@ -186,7 +186,7 @@ class Admission:
         return live | {(stage, j)}
 
     def _peak(self) -> Number:
-        """Return the bytes that the list needs at most if every offload is waited for."""
+        """Peak bytes of the list if every offload is waited for."""
         peak = used = self.used
         for allocated, freed in zip(self.allocated.tolist(), self.freed.tolist(), strict=True):
             used += allocated

@@ -1,7 +1,7 @@
-"""Lanes that devices share: lowering fixes who goes first, by arrival.
+"""Lanes that devices share: lowering fixes the order of their operations by arrival.
 
-Two cases: `blocking` messages, which take both ends' compute lanes, and link groups, whose devices share a host
-link.  Both run the schedule once with its costs and record the order.
+There are two cases: `blocking` messages, which occupy the compute lanes of both ends, and link groups, whose devices
+share a host link.  Both simulate the schedule once with its costs and record the order.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from debubble.ir.stage_costs import Number
 
 @dataclass
 class Rendezvous:
-    """Puts compute operations and blocking messages of each device in one order, all by their numbers.
+    """Orders the compute operations and blocking messages of every device, all given by their indices.
 
-    A device that has produced a message does nothing else before it is delivered; the receiver takes it as soon as
-    it is between two operations.  Among what could start next, the earliest does; messages go before compute.
+    A device that has produced a message waits until it is delivered; the receiver takes it between two operations.  Of
+    all candidates the earliest starts next, and messages before computing.
     """
 
     operations: list[Op]
@@ -32,7 +32,7 @@ class Rendezvous:
     """Per operation and message, its device."""
     duration: list[Number]
     needed: list[int]
-    """Per operation, the one of another stage whose result it uses; -1: none."""
+    """Per operation, the operation of another stage whose result it uses; -1: none."""
     messages: dict[int, tuple[int, int]]
     """Producer -> (send, receive)."""
     blocking: set[int]
@@ -41,9 +41,9 @@ class Rendezvous:
     """Per device, its compute operations in order."""
 
     def orders(self) -> list[list[int]]:
-        """The operations and messages of each device in the order in which they start.
+        """The operations and messages of every device in the order in which they start.
 
-        Raises DeadlockError with the cycle if none can.
+        Raises DeadlockError with a cycle of waits if nothing can start.
         """
         devices = range(len(self.compute))
         self._pending = [list(reversed(order)) for order in self.compute]
@@ -53,16 +53,16 @@ class Rendezvous:
         self._arrived: dict[int, Number] = {}
         """Producer -> the time at which its consumer has the result."""
         self._placed: list[list[int]] = [[] for _ in devices]
-        neighbours = self._neighbours()
+        neighbors = self._neighbors()
         candidates = [self._candidate(device) for device in devices]
         while any(self._pending) or any(producer is not None for producer in self._outbox):
             start, _, device = min(filter(None, candidates), default=(None, 0, 0))
             if start is None:
                 raise DeadlockError(tuple(self.operations[op].name for op in self._cycle()))
             producer = self._outbox[device]
-            changed = neighbours[device]
+            changed = neighbors[device]
             if producer is not None:
-                changed = changed | neighbours[self._receiver(producer)]
+                changed = changed | neighbors[self._receiver(producer)]
                 self._deliver(device, producer, start)
             else:
                 self._compute(device, start)
@@ -70,19 +70,19 @@ class Rendezvous:
                 candidates[other] = self._candidate(other)
         return self._placed
 
-    def _neighbours(self) -> list[set[int]]:
-        """Each device with those that it exchanges messages with."""
-        neighbours = [{device} for device in range(len(self.compute))]
+    def _neighbors(self) -> list[set[int]]:
+        """Per device, itself and the devices with which it exchanges messages."""
+        neighbors = [{device} for device in range(len(self.compute))]
         for send, receive in self.messages.values():
-            neighbours[self.device[send]].add(self.device[receive])
-            neighbours[self.device[receive]].add(self.device[send])
-        return neighbours
+            neighbors[self.device[send]].add(self.device[receive])
+            neighbors[self.device[receive]].add(self.device[send])
+        return neighbors
 
     def _receiver(self, producer: int) -> int:
         return self.device[self.messages[producer][1]]
 
     def _candidate(self, device: int) -> tuple[Number, int, int] | None:
-        """Return when a device could start its next step, 0 for a message or 1 for an operation, and the device."""
+        """A device's next step: its earliest start, 0 for a message or 1 for an operation, and the device."""
         producer = self._outbox[device]
         if producer is not None:
             return max(self._free[device], self._free[self._receiver(producer)]), 0, device
@@ -96,21 +96,21 @@ class Rendezvous:
         return None
 
     def _cycle(self) -> list[int]:
-        """Operations that wait for each other in turn, once every device that has work left waits for another.
+        """A cycle of operations that wait for each other, when every device with pending operations waits.
 
-        The next operation of a device waits for one whose own device has something to do before it.
+        A device's next operation waits for an operation that is pending on another device, maybe after others.
         """
         device = next(d for d, pending in enumerate(self._pending) if pending)
         path: list[int] = []
-        reached: dict[int, int] = {}
-        while device not in reached:
-            reached[device] = len(path)
+        position: dict[int, int] = {}
+        while device not in position:
+            position[device] = len(path)
             waiting = self._pending[device][-1]
             needed = self.needed[waiting]
             assert needed >= 0, "an operation that needs nothing can start"
             device = self.device[needed]
             path += [waiting] if needed == self._pending[device][-1] else [waiting, needed]
-        return path[reached[device] :]
+        return path[position[device] :]
 
     def _deliver(self, device: int, producer: int, start: Number) -> None:
         send, receive = self.messages[producer]
@@ -134,7 +134,7 @@ class Rendezvous:
 
 
 def share_links(program: Program) -> Program:
-    """Make the transfers of each link group wait for each other, in the order of their arrival."""
+    """Let the transfers of a link group wait for each other, in the order of their arrival."""
     group_of = {device: g for g, group in enumerate(program.costs.link_groups) for device in group}
     down, up = LANE_CODE[Lane.D2H], LANE_CODE[Lane.H2D]
     direction = {down: down, up: down if program.costs.host_link == "half-duplex" else up}
@@ -143,12 +143,12 @@ def share_links(program: Program) -> Program:
         (group_of[d], direction[lane]) if lane in direction and peer == NO_PEER and d in group_of else None
         for d, lane, peer in zip(device, program.lane.tolist(), program.peer.tolist(), strict=True)
     ]
-    first, other, moment = (part.tolist() for part in program.predecessors.reversed)
+    first, other, moment = (column.tolist() for column in program.predecessors.reversed)
     missing = np.diff(program.predecessors.first).tolist()
     last: dict[tuple[int, int], tuple[int, Number]] = {}
     waits: list[tuple[int, int]] = []
     ready: list[Number] = [0] * len(device)
-    # Of transfers that are ready at once the first device's goes first, also if it is ready with what starts then.
+    # Transfers that are ready at the same time are served in device order, after computing that starts at that time.
     heap: list[tuple[Number, bool, int]] = [(0, link[i] is not None, i) for i, c in enumerate(missing) if not c]
     heapq.heapify(heap)
     while heap:
@@ -163,10 +163,10 @@ def share_links(program: Program) -> Program:
         end = start + duration[index]
         for edge in range(first[index], first[index + 1]):
             follower = other[edge]
-            at = start if moment[edge] == START else end
+            time = start if moment[edge] == START else end
             if moment[edge] == STREAM:
-                at = max(start, end - lead[follower])
-            ready[follower] = max(ready[follower], at)
+                time = max(start, end - lead[follower])
+            ready[follower] = max(ready[follower], time)
             missing[follower] -= 1
             if not missing[follower]:
                 heapq.heappush(heap, (ready[follower], link[follower] is not None, follower))
@@ -174,7 +174,7 @@ def share_links(program: Program) -> Program:
 
 
 def _with(waits: Edges, more: Iterable[tuple[int, int]]) -> Edges:
-    """Add waits for ends after those that each instruction has."""
+    """Append waits for the ends of instructions."""
     after, other = np.array([*more], dtype=np.int64).reshape(-1, 2).T
     return edges(
         len(waits.first) - 1,

@@ -1,8 +1,7 @@
 """Lowering: Schedule + costs -> Program.
 
-Adds the messages between devices and the gathers of divided parameters, gives every operation its lane, time and
-memory effect, and turns everything that an operation must wait for into an explicit wait.  All of it is done for all
-operations at once, in arrays.
+Lowering adds messages between devices and gathers of sharded parameters, assigns every operation its lane, time and
+memory effects, and makes all dependencies explicit waits.  It works on arrays of all operations.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ def lower(schedule: Schedule, costs: StageCosts) -> Program:
         costs: Times (seconds, or an abstract unit) and sizes (bytes, or an abstract unit) of each stage.
 
     Returns:
-        The program: every operation and message on its lane, with its time, its waits and its effect on memory.
+        The program: every operation and message on its lane, with its time, waits and memory effects.
 
     Raises:
-        ScheduleError: If the schedule is no correct step.
+        ScheduleError: If the schedule is not a correct step.
         OutOfMemoryError: If an operation can never start under `costs.memory_limit`.
-        InputError: If schedule and costs do not belong together.
+        InputError: If schedule and costs do not match.
         DeadlockError: If `blocking` messages cannot be ordered.
 
     Example:
@@ -66,10 +65,10 @@ def lower(schedule: Schedule, costs: StageCosts) -> Program:
 
 
 def lower_forwards(schedule: Schedule, costs: StageCosts) -> Program:
-    """Make a program of a schedule's forwards alone, in its order, and the messages between them: for evaluation.
+    """Lower only the forwards of a schedule, for evaluation.
 
-    Forwards keep nothing, so there is neither recomputation nor offload, and no memory limit.  Raises InputError if
-    schedule and costs do not belong together.
+    Forwards save nothing, so there is no recomputation, no offload and no memory limit.  Raises InputError if schedule
+    and costs do not match.
     """
     check_costs(schedule, costs)
     forwards = Schedule(
@@ -84,7 +83,7 @@ def lower_forwards(schedule: Schedule, costs: StageCosts) -> Program:
 
 
 class _Lowering:
-    """The instructions are the operations of all lists, device by device, then each message's send and receive."""
+    """Builds a program, whose instructions are the operations device by device, then send and receive per message."""
 
     def __init__(self, schedule: Schedule, costs: StageCosts) -> None:
         schedule = with_gathers(schedule) if costs.gathers else schedule
@@ -93,7 +92,7 @@ class _Lowering:
         self.device_of = np.array(schedule.placement.device_of)
         self.waits: list[tuple[Ints, Ints, Ints]] = []
 
-        # A message follows each F and backward whose consumer is on another device, in the producers' order.
+        # A message follows every F and backward whose consumer is on another device, in the producers' order.
         forward = ops.kind == F
         consumer = ops.stage + np.where(forward, 1, -1)
         sends = np.where(forward, consumer < schedule.stages, _one_of(ops.kind, B, I) & (consumer >= 0))
@@ -114,19 +113,19 @@ class _Lowering:
         host_step = np.isin(self.stage, [*schedule.host_steps])
         self.lane = np.where((self.kind == S) & host_step, HOST, _LANE_OF[self.kind])
         self.index = schedule.positions.copy()
-        """The instruction of each operation, by kind, stage and micro-batch; NONE if there is no such operation."""
+        """The instruction of every operation, by kind, stage and micro-batch; NONE if there is none."""
         self.index[self.kind, self.stage, self.micro_batch] = np.arange(len(self.kind))
 
         asynchronous = np.isin(np.minimum(producer_stage, consumer), [*schedule.asynchronous])
         self.blocking = ~asynchronous & (costs.communication_model == "blocking")
-        """Per message, True if it takes the compute lanes of both ends."""
+        """Per message, True if it occupies the compute lanes of both ends."""
         self.awaited = ~asynchronous & (costs.communication_model == "receiver")
-        """Per message, True if it moves only once its receiver is at the operation that needs it."""
+        """Per message, True if it is sent only when its receiver has reached the operation that needs it."""
         self.lane[self.send[self.blocking]] = self.lane[self.receive[self.blocking]] = COMPUTE
         self._price()
 
     def program(self) -> Program:
-        """The program with all queues and waits."""
+        """Build the program with all queues and waits."""
         queues = self._queues()
         self._wait_for_messages(queues)
         self._wait_for_data()
@@ -134,9 +133,9 @@ class _Lowering:
             self._wait_for_memory()
         self._wait_for_peers()
         if self.costs.host_link == "half-duplex":
-            self._take_turns()
+            self._serialize_transfers()
         for link in self.schedule.link_orders:
-            kind, stage, micro_batch, _ = OpArrays.of([link])
+            kind, stage, micro_batch, _ = OpArrays.from_orders([link])
             served = self.index[kind, stage, micro_batch]
             self._wait(served[1:], served[:-1])
         return Program(
@@ -157,22 +156,22 @@ class _Lowering:
         )
 
     def _price(self) -> None:
-        """Times and bytes of all instructions; a blocking message takes both ends the same time."""
+        """Look up times and bytes of all instructions; send and receive of a blocking message take the same time."""
         explicit = self.index[R, self.stage, self.micro_batch] != NONE
-        self.tables = OpCosts.of(self.schedule, self.costs).tables(explicit=bool(explicit.any()))
+        self.tables = OpCosts.from_schedule(self.schedule, self.costs).tables(explicit=bool(explicit.any()))
         levels = self.schedule.levels(explicit, self.stage, self.micro_batch)
-        at = self.tables.at(levels, self.kind, self.stage, self.micro_batch)
-        at[self.receive[self.blocking]] = at[self.send[self.blocking]]
-        self.duration, self.allocated, self.freed, self.lead = (entries(table, at) for table in self.tables)
+        indices = self.tables.indices(levels, self.kind, self.stage, self.micro_batch)
+        indices[self.receive[self.blocking]] = indices[self.send[self.blocking]]
+        self.duration, self.allocated, self.freed, self.lead = (entries(table, indices) for table in self.tables)
 
     def _wait(self, after: Ints, other: Ints, *, moment: int = END) -> None:
-        """Instructions wait for others, each for the one at its place."""
+        """Add waits: `after[i]` waits for a moment of `other[i]`."""
         self.waits.append((after, other, np.full(len(after), moment)))
 
     def _stream(self, after: Ints, other: Ints, overlap: PerStage) -> None:
-        """Instructions wait for others, each for the one at its place: for a part of it where the stage's units stream.
+        """Add waits of `after[i]` for `other[i]`: for STREAM if the stage's units stream, else for its end.
 
-        What a peer device holds does not stream.
+        Transfers to peer devices do not stream.
         """
         overlaps = np.array([share > 0 for share in overlap])[self.stage[after] if len(overlap) > 1 else 0]
         streams = overlaps & (self.peer[after] == NO_PEER) & (self.peer[other] == NO_PEER)
@@ -180,18 +179,18 @@ class _Lowering:
         self._wait(after[~streams], other[~streams])
 
     def _edges(self) -> Edges:
-        """All waits, each once."""
-        after, other, moment = (np.concatenate(parts) for parts in zip(*self.waits, strict=True))
-        _, once = np.unique((after * len(self.kind) + other) * len(MOMENTS) + moment, return_index=True)
-        once.sort()
-        return edges(len(self.kind), after[once], other[once], moment[once])
+        """All waits without duplicates."""
+        after, other, moment = (np.concatenate(arrays) for arrays in zip(*self.waits, strict=True))
+        _, unique = np.unique((after * len(self.kind) + other) * len(MOMENTS) + moment, return_index=True)
+        unique.sort()
+        return edges(len(self.kind), after[unique], other[unique], moment[unique])
 
     def _queues(self) -> QueueArrays:
         """Build a queue per device and lane, and for messages per direction and peer."""
-        alone = np.ones(len(self.kind), dtype=np.bool_)
+        in_order = np.ones(len(self.kind), dtype=np.bool_)
         for ends in (self.send, self.receive):
-            alone[ends[self.blocking]] = False
-        members = np.flatnonzero(alone)
+            in_order[ends[self.blocking]] = False
+        members = np.flatnonzero(in_order)
         peer = np.where(_one_of(self.kind, O, L), NO_PEER, self.peer)
         key = ((self.device * len(LANE_CODE) + self.lane) * (self.schedule.devices + 1) + peer + 1)[members]
         _, first, queue_of = np.unique(key, return_index=True, return_inverse=True)
@@ -217,7 +216,7 @@ class _Lowering:
         )
 
     def _rendezvous(self) -> list[Ints]:
-        """The compute operations and blocking messages of each device in one order."""
+        """The order of compute operations and blocking messages on every device."""
         computes = np.flatnonzero(self._computes)
         messages = np.stack((self.send, self.receive), axis=1).tolist()
         rendezvous = Rendezvous(
@@ -237,7 +236,7 @@ class _Lowering:
         if self.awaited.any():
             self._wait(*self._awaited_sends())
         if self.blocking.any():
-            # Both ends start at the same time: once both lanes are free.
+            # Both ends start at the same time, when both lanes are free.
             send, receive = self.send[self.blocking], self.receive[self.blocking]
             self._wait(receive, send, moment=START)
             before = np.full(len(self.kind), NONE)
@@ -247,13 +246,13 @@ class _Lowering:
             self._wait(send[waits], before[receive[waits]])
 
     def _awaited_sends(self) -> tuple[Ints, Ints]:
-        """Sends of awaited messages, and what their receivers compute before they wait for them.
+        """Sends of awaited messages, with the operations that their receivers compute before they wait.
 
-        A recomputation right before the backward that needs the message runs next to it.
+        A message overlaps with a recomputation right before the backward that needs it.
         """
         kind, device = self.operations.kind, self.operations.device
         computes = np.flatnonzero(self._computes)
-        before = np.full(len(kind) + 1, NONE)  # its last entry stands for NONE
+        before = np.full(len(kind) + 1, NONE)  # the last entry is for index NONE
         first = np.diff(device[computes], prepend=NONE) != 0
         before[computes] = np.where(first, NONE, np.roll(computes, 1))
         sends, received = self.send[self.awaited], self.receive[self.awaited]
@@ -266,11 +265,11 @@ class _Lowering:
 
     def _wait_for_data(self) -> None:
         kind, stage, micro_batch, device = self.operations
-        at, here = np.arange(len(kind)), (stage, micro_batch)
+        here = (stage, micro_batch)
         loads = self._parameter_loads()
         self._wait(*loads[loads[:, 1] < loads[:, 0]].T)
 
-        # What is produced on another device is there when its message is.
+        # Consumers on another device wait for the message.
         needed = self._producers
         users = np.flatnonzero(needed != NONE)
         other = needed[users]
@@ -281,37 +280,38 @@ class _Lowering:
         back, recomputed = reload != NONE, self.index[R, *here] != NONE
         recomputes, backwards = np.flatnonzero((kind == R) & back), _one_of(kind, B, I) & back
         self._stream(recomputes, reload[recomputes], self.costs.recompute_overlap)
-        streaming, behind = np.flatnonzero(backwards & ~recomputed), np.flatnonzero(backwards & recomputed)
+        streaming, after_recompute = np.flatnonzero(backwards & ~recomputed), np.flatnonzero(backwards & recomputed)
         self._stream(streaming, reload[streaming], self.costs.reload_overlap)
         # A recomputation ends no earlier than its reload.
-        self._wait(behind, reload[behind])
+        self._wait(after_recompute, reload[after_recompute])
         offloads, reloads = np.flatnonzero(kind == O), np.flatnonzero(kind == L)
         self._stream(offloads, self.index[F, *here][offloads], self.costs.offload_overlap)
         self._wait(reloads, offload[reloads])
 
-        # What follows a stage's gradients, in the order of the list.
+        # G, D and S follow the operations on the stage's gradients, in the order of the list.
         gradients = np.flatnonzero(_one_of(kind, B, W, G, D))
         gradients = gradients[np.argsort(stage[gradients], kind="stable")]
         users = np.flatnonzero(_one_of(kind, G, D, S))
-        place = np.searchsorted(stage[gradients] * len(at) + gradients, stage[users] * len(at) + users) - 1
-        last = gradients[place]
-        follows = (place >= 0) & (stage[last] == stage[users])
+        count = len(kind)
+        position = np.searchsorted(stage[gradients] * count + gradients, stage[users] * count + users) - 1
+        last = gradients[position]
+        follows = (position >= 0) & (stage[last] == stage[users])
         self._wait(users[follows], last[follows])
 
         # A reload starts no earlier than the compute operation before it.
-        self._wait(*self._behind(kind == L, self._computes), moment=START)
+        self._wait(*self._last_before(kind == L, self._computes), moment=START)
         if self.costs.gathers:
             self._wait_for_parameters(loads)
         self._wait(*loads[loads[:, 1] > loads[:, 0]].T)
 
     def _wait_for_parameters(self, loads: Ints) -> None:
-        """Let the first user of gathered parameters wait for them, and these for what the host loads.
+        """Let the first user of gathered parameters wait for the gather, and the gather for loads from the host.
 
-        As a reload, a gather starts no earlier than the compute operation before it, which has freed the room for it.
+        Like a reload, a gather starts no earlier than the compute operation before it, which freed the memory for it.
         """
         kind, stage, micro_batch, _ = self.operations
         gathers = _one_of(kind, UNSHARD_F, UNSHARD_R, UNSHARD_B)
-        self._wait(*self._behind(gathers, self._computes), moment=START)
+        self._wait(*self._last_before(gathers, self._computes), moment=START)
         for gather, *users in ((UNSHARD_F, F), (UNSHARD_R, R), (UNSHARD_B, B, I)):
             using = np.flatnonzero(_one_of(kind, *users))
             gathered = self.index[gather, stage[using], micro_batch[using]]
@@ -327,25 +327,25 @@ class _Lowering:
 
     @cached_property
     def _producers(self) -> Ints:
-        """For each operation, the one of another stage whose result it uses: of the stage before for F, after for B."""
+        """For every operation, the one whose result it uses: for F on the previous stage, for B and I on the next."""
         kind, stage, micro_batch, _ = self.operations
         before = self.index[F, stage - 1, micro_batch]
-        behind = (np.minimum(stage + 1, self.schedule.stages - 1), micro_batch)
-        backward = np.where(self.index[I, *behind] != NONE, self.index[I, *behind], self.index[B, *behind])
+        after = (np.minimum(stage + 1, self.schedule.stages - 1), micro_batch)
+        backward = np.where(self.index[I, *after] != NONE, self.index[I, *after], self.index[B, *after])
         forwards, backwards = (kind == F) & (stage > 0), _one_of(kind, B, I) & (stage + 1 < self.schedule.stages)
         needed: Ints = np.where(forwards, before, np.where(backwards, backward, NONE))
         return needed
 
-    def _behind(self, users: Bools, others: Bools) -> tuple[Ints, Ints]:
-        """The users that have one of the others before them in their list, and the last of these before each."""
-        at = np.arange(len(users))
-        last = np.maximum.accumulate(np.where(others, at, NONE))
+    def _last_before(self, users: Bools, predecessors: Bools) -> tuple[Ints, Ints]:
+        """The users with a predecessor in their device's list, and the last predecessor before each of them."""
+        indices = np.arange(len(users))
+        last = np.maximum.accumulate(np.where(predecessors, indices, NONE))
         first = np.searchsorted(self.operations.device, self.operations.device)
         users = users & (last >= first)
-        return at[users], last[users]
+        return indices[users], last[users]
 
     def _parameter_loads(self) -> Ints:
-        """(forward, P) pairs: the first forward from P's micro-batch on uses what it loads; FIFO covers the others."""
+        """Pairs of the first forward that uses P's parameters, and P; later forwards are queued after that one."""
         kind, stage, micro_batch, _ = self.operations
         pairs = []
         for load in np.flatnonzero(kind == P).tolist():
@@ -366,42 +366,42 @@ class _Lowering:
             begin += len(order)
 
     def _hosted_bytes(self) -> dict[int, Number]:
-        """The most that each device ever holds for its peers, in bytes."""
+        """Peak bytes that every device holds for its peers."""
         kind, _, _, device = self.operations
-        most: dict[int, Number] = {}
+        peaks: dict[int, Number] = {}
         for owner, host in self.schedule.peers.items():
             moves = np.flatnonzero(_one_of(kind, O, L) & (device == owner))
             hosted = np.cumsum(np.where(kind[moves] == O, self.freed[moves], -self.allocated[moves]))
-            most[host] = most.get(host, 0) + max([0, *hosted.tolist()])
-        return most
+            peaks[host] = peaks.get(host, 0) + max([0, *hosted.tolist()])
+        return peaks
 
     def _wait_for_peers(self) -> None:
-        """Let what goes to a peer wait for the reloads before it in the list, whose room admission counts on."""
+        """Let offloads to a peer wait for the reloads before them in the list, whose freed memory admission counts."""
         kind, peer = self.operations.kind, self.peer[: len(self.operations.kind)]
-        self._wait(*self._behind((kind == O) & (peer != NO_PEER), kind == L))
+        self._wait(*self._last_before((kind == O) & (peer != NO_PEER), kind == L))
 
-    def _take_turns(self) -> None:
-        """Half duplex: a device's transfers go one at a time, in the order of its list."""
+    def _serialize_transfers(self) -> None:
+        """Half duplex: a device's transfers run one at a time, in the order of its list."""
         device = self.operations.device
         transfers = np.flatnonzero(_one_of(_LANE_OF[self.operations.kind], D2H, H2D))
         before, after = transfers[:-1], transfers[1:]
-        together = device[before] == device[after]
-        self._wait(after[together], before[together])
+        same_device = device[before] == device[after]
+        self._wait(after[same_device], before[same_device])
 
 
 def _one_of(values: Ints, *wanted: int) -> Bools:
-    """A mask of the places that have one of these values."""
-    result: Bools = np.logical_or.reduce([values == each for each in wanted])
+    """A mask of the values that are one of `wanted`."""
+    result: Bools = np.logical_or.reduce([values == value for value in wanted])
     return result
 
 
 def _with_messages(operations: Ints, sends: Ints, receives: Ints) -> Ints:
-    """Entries of operations, then those of each message's send and receive."""
+    """Entries of operations, followed by send and receive per message."""
     return np.concatenate((operations, np.stack((sends, receives), axis=1).ravel()))
 
 
 def check_costs(schedule: Schedule, costs: StageCosts) -> None:
-    """Raise InputError if schedule and costs do not belong together."""
+    """Raise InputError if schedule and costs do not match."""
     if costs.stages != schedule.stages:
         raise InputError(f"The costs are for {costs.stages} stages, but the schedule has {schedule.stages}.")
     costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)

@@ -216,7 +216,7 @@ class _UnitsBuilder(CombinationBuilder):
     def __init__(self, problem: Problem, units: Units) -> None:
         super().__init__(problem)
         self._reduces = units.reduces_inside
-        self._units = units.with_whole_gradients() if self._reduces else units
+        self._units = units.with_unsharded_gradients() if self._reduces else units
         self._hostable = units.hostable
         self._offloads = units.offload_bandwidth is not None
         self._bounds = PipelineBounds(replace(problem, workload=ModelUnits(self._units)))

@@ -38,7 +38,7 @@ def offload_activations(made: Schedule, *, chunks: Collection[int], costs: Stage
     """
     if costs.reload is None:
         raise InputError("Offloading activations needs costs with an 'offload' time.")
-    orders, op_costs = [], OpCosts.of(made, costs)
+    orders, op_costs = [], OpCosts.from_schedule(made, costs)
     for device_stages, order in zip(made.placement.stages_of, made.orders, strict=True):
         moved = {device_stages[chunk] for chunk in chunks}
         extended: list[Op] = []

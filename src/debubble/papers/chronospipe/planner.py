@@ -189,7 +189,7 @@ class ChronosSearch:
         solution = self.builder.build(combination, increments, micro_batches=short)
         if solution.costs.memory_limit is not None:
             # What lowering would check, without its cost.
-            tables = OpCosts.of(solution.schedule, solution.costs).tables()
+            tables = OpCosts.from_schedule(solution.schedule, solution.costs).tables()
             for device in range(self.problem.devices):
                 check_memory(solution.schedule, solution.costs, device, tables)
         return solution

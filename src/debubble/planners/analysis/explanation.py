@@ -130,7 +130,7 @@ class Explanation:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization, a fraction; None if the devices' peak is unknown."""
-        run = Utilization.of(self.model, self.cluster, self.plan.options, devices=self.plan.ranks)
+        run = Utilization.of_run(self.model, self.cluster, self.plan.options, devices=self.plan.ranks)
         return run.mfu(self.tokens_per_second)
 
     def days(self, tokens: float) -> float:

@@ -72,7 +72,7 @@ def has_other_costs(plan: Plan) -> bool:
     named = {name for stage in plan.partition for unit in stage for name in unit.strategies}
     for name in sorted(named):
         if not {*name.split("+")} <= operators:
-            raise unknown_name(name, strategies, what="recomputation strategy")
+            raise unknown_name(name, strategies, kind="recomputation strategy")
     if not named <= strategies.keys():
         return True
     try:

@@ -72,7 +72,7 @@ def _best_step_bound(problem: Problem, pieces: Pieces, host_steps: float, pipeli
     if tail is None or not isinstance(workload, ModelUnits) or workload.units.on_devices or not _has_ramps(problem):
         return best
     time = _ramps(pieces, host_steps, least=float(pipeline.time), after=tail.optimizer)
-    return max(best, Bound(time + tail.least, WITH_OPTIMIZER), key=_time)
+    return max(best, Bound(time + tail.min_seconds, WITH_OPTIMIZER), key=_time)
 
 
 def _has_ramps(problem: Problem) -> bool:

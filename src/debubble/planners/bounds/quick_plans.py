@@ -57,7 +57,7 @@ class PipelineBounds:
         self._host_step = _sums([float(host.step) if host else 0.0 for host in hosts])
         # Layers of one kind have one table of strategies.
         self._savings = {
-            id(unit.strategies): unit.savings(kept_by=_least_kept)
+            id(unit.strategies): unit.savings(activation_of=_least_kept)
             for unit in {id(u.strategies): u for u in units}.values()
         }
 

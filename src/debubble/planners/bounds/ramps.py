@@ -104,7 +104,7 @@ def pieces_of_units(units: Units, *, rooms: Sequence[float], micro_batches: floa
         ),
         rooms=tuple(rooms),
         micro_batches=micro_batches,
-        communication=float(units.least_communication),
+        communication=float(units.min_communication),
         bytes_per_second=_links(len(rooms), units.link_groups)
         * float(units.offload_bandwidth or units.module_bandwidth or 0),
         workspace=_workspace(units, len(rooms)),

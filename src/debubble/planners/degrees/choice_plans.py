@@ -70,7 +70,7 @@ def summary_of(job: Job, degrees: Degrees, problem: Problem, result: Result) -> 
         degrees=replace(degrees, chunks=schedule.placement.chunks),
         step_time=step,
         tokens_per_second_per_device=pace / degrees.devices,
-        mfu=Utilization.of(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
+        mfu=Utilization.of_run(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
         peak_memory=fullest.total,
         memory=fullest,
         planner=result.planner,

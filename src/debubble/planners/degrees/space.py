@@ -284,7 +284,7 @@ def _choices(job: Job, name: str, otherwise: Sequence[T]) -> Sequence[T]:
 def _check(job: Job, degrees: Degrees) -> None:
     options = job.run_options(degrees)
     check_has_experts(job.model, options)
-    Layout.of(job.cluster, options, degrees.pipeline)
+    Layout.from_options(job.cluster, options, degrees.pipeline)
     check(job.model, options)
     if degrees.slices > 1:
         check_slices(job.model, options)

@@ -213,5 +213,5 @@ def _way(problem: Problem, units: Units, placement: Placement, partition: Partit
         placement=placement, micro_batches=problem.micro_batches, costs=costs, offload=costs.offload is not None,
         recompute=bool(partition.recomputing), objective=problem.objective,
     )  # fmt: skip
-    after = 0 if problem.tail is None else problem.tail.of(one_at_a_time(orders), costs)
+    after = 0 if problem.tail is None else problem.tail.of_schedule(one_at_a_time(orders), costs)
     return _Way(orders, partition, after, lower_bound(orders) + after)

@@ -120,7 +120,7 @@ def evaluated(problem: Problem, solution: Solution) -> float:
     schedule = solution.schedule.without_host_steps()
     orders = OrderProblem.of(schedule, solution.costs, objective=problem.objective)
     time = _evaluated_order(replace(orders, host_steps=solution.schedule.host_steps), schedule)
-    return time + (0 if problem.tail is None else float(problem.tail.of(solution.schedule, solution.costs)))
+    return time + (0 if problem.tail is None else float(problem.tail.of_schedule(solution.schedule, solution.costs)))
 
 
 def _evaluated_order(orders: OrderProblem, schedule: Schedule) -> float:
@@ -293,7 +293,7 @@ def _recomputing_apart(schedule: Schedule, costs: StageCosts) -> Schedule:
     fused: frozenset[int] = frozenset()
     while True:
         apart = _recomputing_apart_except(schedule, fused)
-        tables = OpCosts.of(apart, costs).tables()
+        tables = OpCosts.from_schedule(apart, costs).tables()
         try:
             for device in range(apart.devices):
                 check_memory(apart, costs, device, tables)

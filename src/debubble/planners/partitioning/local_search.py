@@ -49,7 +49,7 @@ class PricedSchedule:
 
 def step_time(problem: Problem, point: PricedSchedule) -> float:
     """The time of the whole step: the pipeline's part, and the optimizer steps that follow it on devices."""
-    return point.time + (0.0 if problem.tail is None else float(problem.tail.of(point.schedule, point.costs)))
+    return point.time + (0.0 if problem.tail is None else float(problem.tail.of_schedule(point.schedule, point.costs)))
 
 
 def priced_stages(problem: Problem, repricer: Repricer, costs: StageCosts) -> PricedSchedule:

@@ -86,7 +86,7 @@ def _speeds(
     schedule: Schedule, costs: StageCosts, steps: Sequence[Mapping[Op, TraceEvent]]
 ) -> dict[tuple[Kind, int], float]:
     """Median of measured over assumed times, by kind and stage."""
-    op_costs, again = OpCosts.of(schedule, costs), schedule.explicit_recompute
+    op_costs, again = OpCosts.from_schedule(schedule, costs), schedule.explicit_recompute
     ratios: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for events in steps:
         for op, event in events.items():

@@ -73,7 +73,10 @@ def move_seconds(before: Plan, after: Plan) -> float:
     units, cluster, options = units_of(after), after.cluster, after.options
     if units is None or cluster is None or before.lengths == after.lengths:
         return 0.0
-    layout, speed = Layout.of(cluster, options, after.devices), Speed.of(cluster.slowest, options.dtype)
+    layout, speed = (
+        Layout.from_options(cluster, options, after.devices),
+        Speed.from_hardware(cluster.slowest, options.dtype),
+    )
     size = sum(
         float(unit.static if unit.states is None else unit.states.weights + unit.states.optimizer)
         for unit, a, b in zip(units.units, _devices(before), _devices(after), strict=True)

@@ -56,7 +56,7 @@ class PlannedStep:
     def mfu(self, timeline: Timeline) -> str:
         """Model FLOPs utilization of the pipeline's part of a step."""
         tokens = self.micro_batches * self.options.micro_batch_size * self.options.sequence_length
-        used = Utilization.of(self.model, CLUSTER, self.options, devices=CLUSTER.count)
+        used = Utilization.of_run(self.model, CLUSTER, self.options, devices=CLUSTER.count)
         return mfu_words(used.mfu(tokens / float(timeline.makespan)))
 
 

@@ -123,7 +123,7 @@ def samples_needed(setting: Setting, method: str) -> float:
     """Peak of a baseline's activations over the devices, in samples of one device's layers."""
     schedule, costs = setting.schedule(method)
     one = float(sum(costs.activation)) / setting.devices
-    op_costs, again = OpCosts.of(schedule, costs), schedule.explicit_recompute
+    op_costs, again = OpCosts.from_schedule(schedule, costs), schedule.explicit_recompute
     return max(_most_kept(op_costs, again, order) for order in schedule.orders) / one * setting.size
 
 

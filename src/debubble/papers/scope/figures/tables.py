@@ -133,7 +133,7 @@ def _mfu(problem: Problem, seconds: float) -> float | None:
         return None
     model, cluster, options = problem.tail.model, problem.tail.cluster, problem.tail.options
     tokens = problem.micro_batches * options.micro_batch_size * options.data * options.sequence_length
-    return Utilization.of(model, cluster, options, devices=cluster.count).mfu(tokens / seconds)
+    return Utilization.of_run(model, cluster, options, devices=cluster.count).mfu(tokens / seconds)
 
 
 def problem_of(case: Case) -> Problem:
