@@ -58,7 +58,7 @@ def fits(
     """
     from debubble.models import named_model
     from debubble.models.vision import as_trained
-    from debubble.planners.degrees.usual import OF_UNITS
+    from debubble.planners.degrees.usual import LAYERWISE_FSDP
     from debubble.planners.fits import common_choices
     from debubble.planners.fits import fits as choices_of
     from debubble.views.memory_table import render_footprints
@@ -75,7 +75,7 @@ def fits(
     remarks = [*([] if remark is None else [remark]), *devices.remarks]
     if target is None and all(each.fits == "no" for each in choices):
         with suppress(InputError):  # the framework may not have the job's options
-            remarks += _elsewhere(choices_for(target=OF_UNITS))
+            remarks += _elsewhere(choices_for(target=LAYERWISE_FSDP))
     if json:
         print_answer(reserve=devices.reserve, footprints=list(map(_row, choices)), remarks=remarks)
     else:
@@ -90,14 +90,14 @@ def fits(
 def _elsewhere(choices: Sequence[Footprint]) -> Iterator[str]:
     """A sentence on the choices that fit in a framework that gathers a layer at a time, if any do."""
     from debubble.planners.degrees.remedies import option_words
-    from debubble.planners.degrees.usual import OF_UNITS
+    from debubble.planners.degrees.usual import LAYERWISE_FSDP
 
     fitting = [each for each in choices if each.fits != "no"]
     if fitting:
         least = min(fitting, key=lambda each: each.recomputed.total)
         yield (
-            f"With --for {OF_UNITS} {len(fitting)} of {len(choices)} choices fit, as {option_words(least.degrees)}:"
-            " it gathers less at a time than debubble's runtime."
+            f"With --for {LAYERWISE_FSDP} {len(fitting)} of {len(choices)} choices fit, as"
+            f" {option_words(least.degrees)}: it gathers less at a time than debubble's runtime."
         )
 
 
