@@ -18,7 +18,7 @@ from debubble.costs.host_memory import check_host_memory
 from debubble.errors import PlannerFailedError
 from debubble.ir import CandidateSummary, DebubbleError, InputError, Number, PlannedUnit, Robustness
 from debubble.ir.plan_entries import recomputation_of
-from debubble.planners.bounds.proven import OF_ORDERS, check_states, proven_bound, proven_step_bound
+from debubble.planners.bounds.proven import ORDER_SEARCH, check_states, proven_bound, proven_step_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.progress import Improvement, tell
 from debubble.planners.restriction import as_run, with_module_offload
@@ -246,7 +246,7 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
         runs_in=_runs_in(problem, solution, partition),
         lower_bound=step_bound,
         pipeline_bound=bound,
-        bound_argument=of_step.argument if of_step.time == step_bound else OF_ORDERS,
+        bound_argument=of_step.argument if of_step.time == step_bound else ORDER_SEARCH,
         solve_seconds=solve_seconds,
         robustness=_robustness(problem, solution, timeline),
     )

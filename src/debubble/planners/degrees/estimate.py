@@ -49,7 +49,7 @@ def estimated_step(problem: Problem) -> float:
 def estimated_uneven_step(problem: Problem) -> float:
     """Estimated seconds of a step on uneven stages without offload; infinite if nothing seems to fit."""
     try:
-        return PipelineBounds(problem).uneven() + _tail(problem)
+        return PipelineBounds(problem).uneven_estimate() + _tail(problem)
     except InfeasibleError:
         return math.inf
 
@@ -116,7 +116,7 @@ def _chunk_bounds(problem: Problem) -> tuple[list[tuple[float, int]], list[Debub
     pipeline, tail = PipelineBounds(problem), _tail(problem)
     for chunks in _chunks(problem):
         try:
-            bounds.append((pipeline.of(chunks) + tail, chunks))
+            bounds.append((pipeline.bound(chunks) + tail, chunks))
         except DebubbleError as reason:
             reasons.append(reason)
     return bounds, reasons
