@@ -88,7 +88,9 @@ class DynamicPrograms:
         """The recomputation of each stage of a cut."""
         chosen = []
         for s, (begin, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
-            best = front(self.units.on(s)[begin:end]).cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
+            best = front(self.units.on(s)[begin:end]).cheapest(
+                in_flight=self.alive[s], budget=self._budget(s, begin, end)
+            )
             chosen.append(_required(best, s))
         return chosen
 
@@ -120,7 +122,7 @@ class DynamicPrograms:
             return 0.0
         if (id(units), key) not in self._fronts:
             self._fronts[id(units), key] = front(units[begin:end])
-        best = self._fronts[id(units), key].cheapest(alive=self.alive[s], budget=budget)
+        best = self._fronts[id(units), key].cheapest(in_flight=self.alive[s], budget=budget)
         return None if best is None else best.recompute
 
     def _run(self, begin: int, end: int) -> _Run:
