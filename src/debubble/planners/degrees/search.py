@@ -47,7 +47,7 @@ from debubble.planners.degrees.space import (
 )
 from debubble.planners.degrees.usual import usual_choices
 from debubble.planners.problem import Problem, Solution, closest
-from debubble.planners.process_pool import Task, by_completion, side_by_side
+from debubble.planners.process_pool import Task, ask_concurrently, by_completion
 from debubble.planners.progress import Progress
 from debubble.planners.registry import Result, planners, tell_improvement, verify
 from debubble.search.effort import Effort
@@ -272,7 +272,7 @@ class _DegreesSearch(CandidatePlans):
             degrees: (find, replace(self.problems[degrees], effort=effort, deadline=self.deadline))
             for degrees in choices
         }
-        with side_by_side(tasks, seconds=taken) as answers:
+        with ask_concurrently(tasks, seconds=taken) as answers:
             for degrees in by_completion(answers):
                 if self.cut_off:
                     return
