@@ -129,7 +129,7 @@ def _workspaces(units: Units) -> list[float]:
 
 
 def _piece(unit: Unit, *, workspace: float, link: float) -> Piece:
-    """A unit with a host link of so many bytes per second; 0: no CPU optimizer."""
+    """The piece of a unit, with a host link of `link` bytes per second; 0: no CPU optimizer."""
     strategies = {
         (float(min(s.activation, s.activation if s.after_full is None else s.after_full)), float(s.recompute))
         for s in unit.strategies.values()

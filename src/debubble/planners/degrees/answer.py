@@ -59,7 +59,7 @@ class CandidatePlans:
         self.quick_bounds: dict[Degrees, float] = {}
         """Lower bound in seconds on the step of a quick plan, for choices where it was computed."""
         self.ranking: Ranking[Degrees] = Ranking()
-        self.with_hosts: Ranking[Degrees] = Ranking()
+        self.host_ranking: Ranking[Degrees] = Ranking()
         """Ranking by quick plans that offload to the host."""
         self.quick: dict[Degrees, Solution] = {}
         self.simpler: dict[Degrees, Result] = {}
@@ -143,7 +143,7 @@ class CandidatePlans:
         known = {**self.step_bounds, **self.quick_bounds}
         bounds = {degrees: known[degrees] for degrees in known.keys() - self.ranking.infeasible.keys()}
         steps = self.steps()
-        for degrees, step in self.with_hosts.steps.items():
+        for degrees, step in self.host_ranking.steps.items():
             steps[degrees] = min(step, steps.get(degrees, math.inf))
         return other_values(best, self.legal, steps=steps, bounds=bounds, too_large=self.too_large)
 

@@ -164,8 +164,8 @@ def option_words(degrees: Degrees) -> str:
     """The degrees as options of `plan`."""
     names = ("pipeline", "tensor", "data", "context", "expert", "zero", "micro_batch_size", "slices")
     values = vars(degrees)
-    told = [(name, values[name]) for name in names if values[name] != getattr(Degrees(), name)]
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in told) or "--pipeline 1"
+    changed = [(name, values[name]) for name in names if values[name] != getattr(Degrees(), name)]
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changed) or "--pipeline 1"
 
 
 def _states_in_bf16(options: RunOptions) -> Iterator[tuple[str, RunOptions]]:
@@ -182,8 +182,8 @@ def _remedies(job: Job, clock: Deadline) -> Iterator[Remedy]:
     yield from _frameworks(job, clock)
     if job.fixed:
         fixed = {name: degree for name, degree in job.fixed.items() if name != "zero"}
-        divided, free = list(_quick_remedy("", replace(job, fixed=fixed))), replace(job, fixed={})
-        other = list(_quick_remedy("", free)) or list(_host_remedy("", free, clock))
+        divided, unfixed = list(_quick_remedy("", replace(job, fixed=fixed))), replace(job, fixed={})
+        other = list(_quick_remedy("", unfixed)) or list(_host_remedy("", unfixed, clock))
         yield from {remedy.change: remedy for remedy in (*divided, *other)}.values()
     yield from _cpu_optimizer(job, clock)
     yield from _adapters(job, clock)
@@ -213,9 +213,9 @@ def _cpu_optimizer(job: Job, clock: Deadline) -> Iterator[Remedy]:
     """A CPU optimizer, in the first framework in which that fits."""
     if clock.passed:
         return
-    for change, there in with_cpu_optimizers(job):
+    for change, changed in with_cpu_optimizers(job):
         with suppress(InputError):  # a framework without CPU optimizer
-            fitting = list(_quick_remedy(change, there)) or list(_quick_remedy(change, replace(there, fixed={})))
+            fitting = list(_quick_remedy(change, changed)) or list(_quick_remedy(change, replace(changed, fixed={})))
             yield from fitting
             if fitting:
                 return
@@ -281,10 +281,10 @@ def _host_remedy(change: str, job: Job, clock: Deadline) -> Iterator[Remedy]:
     possible = [d for d, problem in problems.items() if too_large(problem) is None and job.runs_as_planned(d)]
     if not possible:
         return
-    hopeful = sorted(possible, key=lambda degrees: estimated_step(problems[degrees]))[:OFFLOAD_CHOICES]
-    leanest = min(possible, key=lambda degrees: _min_memory(degrees, problems[degrees]))
+    promising = sorted(possible, key=lambda degrees: estimated_step(problems[degrees]))[:OFFLOAD_CHOICES]
+    smallest = min(possible, key=lambda degrees: _min_memory(degrees, problems[degrees]))
     plans: list[tuple[float, Degrees, str]] = []
-    for degrees in dict.fromkeys([*hopeful, leanest]):
+    for degrees in dict.fromkeys([*promising, smallest]):
         for name in OFFLOAD_PLANNERS:
             if clock.passed:
                 break

@@ -62,8 +62,8 @@ FINAL_TOLERANCE = 1.05
 MAX_FINALISTS, FINALIST_TOLERANCE = 3, 1.02
 """Number of choices that `auto` plans at most, and the factor of the fastest step up to which it does: drafts that are
 this close swap ranks with more effort."""
-WITH_HOSTS = 4
-"""Number of choices that are planned with host offload."""
+HOST_CHOICES = 4
+"""Number of choices that are planned with host offload, by the ranking with offload."""
 UNEVEN_CHOICES = 2
 """Number of choices that are planned with uneven stages although no quick plan of them fits."""
 MIN_SPEEDUP = 1.02
@@ -148,7 +148,7 @@ class _DegreesSearch(CandidatePlans):
             close = [degrees for degrees in shortlist if degrees not in best and self._is_close(degrees)]
             self._plan_concurrently(close, thorough, share=THOROUGH_SHARE)
             self._plan_further()
-            self._offload_usual()
+            self._plan_usual_with_offload()
             self._draft()
             self._finish()
         else:
@@ -239,18 +239,18 @@ class _DegreesSearch(CandidatePlans):
             elif reason := next(filter(None, reasons), None):
                 self.usual[name] = reason
 
-    def _offload_usual(self) -> None:
+    def _plan_usual_with_offload(self) -> None:
         """Plan usual choices whose quick plans recompute, if offload instead may make them the fastest."""
         known = self.steps()
         best = min(known.values(), default=math.inf)
 
-        def is_hopeful(degrees: Degrees) -> bool:
+        def is_promising(degrees: Degrees) -> bool:
             plan = PlannedChoice(degrees=degrees, solution=self.quick[degrees], step=known[degrees])
             return RECOMPUTATION in plan.levers and self._bound(degrees) < best
 
         usual = [choice for choice in self.usual.values() if isinstance(choice, Degrees)]
         find = partial(thorough, names=("adapipe", "portfolio"))
-        self._plan_concurrently(filter(is_hopeful, usual), find, share=THOROUGH_SHARE)
+        self._plan_concurrently(filter(is_promising, usual), find, share=THOROUGH_SHARE)
 
     def _is_close(self, degrees: Degrees) -> bool:
         """Whether a choice's quick plan, without its recomputation, would be close to the fastest plan."""
@@ -295,37 +295,37 @@ class _DegreesSearch(CandidatePlans):
         """
         if self.cut_off:
             return
-        with_hosts = self._ranked_with_hosts()
-        best = min([*self.steps().values(), *with_hosts.steps.values()], default=math.inf)
-        unplanned = self.ranking.infeasible.keys() - with_hosts.steps.keys()
+        host_ranking = self._rank_with_hosts()
+        best = min([*self.steps().values(), *host_ranking.steps.values()], default=math.inf)
+        unplanned = self.ranking.infeasible.keys() - host_ranking.steps.keys()
         infeasible = [degrees for degrees in smallest_batches(self.job) if degrees in unplanned]
         uneven = {degrees: estimated_uneven_step(self.problems[degrees]) for degrees in infeasible}
-        hopeful = [
-            *with_hosts.best(WITH_HOSTS),
+        promising = [
+            *host_ranking.best(HOST_CHOICES),
             *sorted((d for d in infeasible if uneven[d] * MIN_SPEEDUP < best), key=uneven.__getitem__)[:UNEVEN_CHOICES],
         ]
         if best == math.inf:
-            by_estimate = sorted(with_hosts.infeasible, key=lambda degrees: estimated_step(self.problems[degrees]))
-            hopeful += by_estimate[:WITH_HOSTS]
+            by_estimate = sorted(host_ranking.infeasible, key=lambda degrees: estimated_step(self.problems[degrees]))
+            promising += by_estimate[:HOST_CHOICES]
             more_slices = {in_most_slices(self.job, degrees): None for degrees in infeasible}
             sliced = [degrees for degrees in (*infeasible, *more_slices) if degrees is not None and degrees.slices > 1]
             self.problems |= {degrees: self.job.problem(degrees) for degrees in sliced}
-            hopeful += sorted(dict.fromkeys(sliced), key=self._bound)[: 2 * WITH_HOSTS]
+            promising += sorted(dict.fromkeys(sliced), key=self._bound)[: 2 * HOST_CHOICES]
         if self.planner != "auto":
-            self._plan_concurrently(hopeful, self.planner, share=1.0)
+            self._plan_concurrently(promising, self.planner, share=1.0)
             return
-        self._plan_concurrently(hopeful, partial(thorough, names=("adapipe", "chronos")), share=THOROUGH_SHARE)
-        for degrees in hopeful:
+        self._plan_concurrently(promising, partial(thorough, names=("adapipe", "chronos")), share=THOROUGH_SHARE)
+        for degrees in promising:
             if self.steps():
                 break
             self._plan_with_auto(degrees)
 
-    def _ranked_with_hosts(self) -> Ranking[Degrees]:
+    def _rank_with_hosts(self) -> Ranking[Degrees]:
         """The ranking of quick plans with host offload that may beat the best plan.
 
         Choices with the smallest micro-batches are ranked first, then larger micro-batches of the best of them.
         """
-        ranking = self.with_hosts
+        ranking = self.host_ranking
         known = self.steps()
         # With short memory the planners' plans with host offload are up to a fifth faster than these quick plans.
         factor = RANKING_TOLERANCE if self._lacks_memory(known) else 1 / MIN_SPEEDUP
@@ -344,13 +344,13 @@ class _DegreesSearch(CandidatePlans):
             bounds = [self._bound, lambda degrees: estimated_step(self.problems[degrees])]
             rank(
                 [degrees for degrees in choices if degrees in self.problems and degrees.slices == 1],
-                bounds=bounds, step=step, count=WITH_HOSTS, ranking=ranking, effort_spent=lambda: effort.over,
+                bounds=bounds, step=step, count=HOST_CHOICES, ranking=ranking, effort_spent=lambda: effort.over,
                 max_seconds=max_seconds,
             )  # fmt: skip
 
         smallest = dict.fromkeys(smallest_batches(self.job))
         add(smallest, "Ranking with hosts")
-        best = {without_batch_size(degrees) for degrees in ranking.best(WITH_HOSTS)}
+        best = {without_batch_size(degrees) for degrees in ranking.best(HOST_CHOICES)}
         larger = (choice for choice in self.legal if choice not in smallest and without_batch_size(choice) in best)
         add(larger, "Ranking larger micro-batches")
         return ranking
@@ -379,8 +379,10 @@ class _DegreesSearch(CandidatePlans):
                 degrees: math.sqrt(bound * min(estimate, steps.get(degrees, math.inf)))
                 for degrees, (bound, estimate) in drafts.items()
             }
-            hopeful = [choice for choice in sorted(middle, key=lambda choice: middle[choice]) if middle[choice] < best]
-            self._plan_concurrently(hopeful[:count], "joint", share=share)
+            promising = [
+                choice for choice in sorted(middle, key=lambda choice: middle[choice]) if middle[choice] < best
+            ]
+            self._plan_concurrently(promising[:count], "joint", share=share)
 
     def _draft_choices(self) -> dict[Degrees, tuple[float, float]]:
         """Choices with a bound below the fastest step and far below their own step -> the bound and the estimated step.
