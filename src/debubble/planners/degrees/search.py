@@ -379,9 +379,7 @@ class _DegreesSearch(CandidatePlans):
                 degrees: math.sqrt(bound * min(estimate, steps.get(degrees, math.inf)))
                 for degrees, (bound, estimate) in drafts.items()
             }
-            promising = [
-                choice for choice in sorted(middle, key=lambda choice: middle[choice]) if middle[choice] < best
-            ]
+            promising = sorted((choice for choice in middle if middle[choice] < best), key=middle.__getitem__)
             self._plan_concurrently(promising[:count], "joint", share=share)
 
     def _draft_choices(self) -> dict[Degrees, tuple[float, float]]:
