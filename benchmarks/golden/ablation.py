@@ -43,14 +43,14 @@ MECHANISMS: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_nam
 
 
 def off(mechanism: Mapping[str, Any]) -> Any:
-    """What stands in the place of a mechanism: a value, or a function that gives one, an argument, or the `least`."""
+    """What replaces a mechanism: a value, or a function that returns one, an argument, or `known_bound`."""
     if "is" in mechanism:
         return mechanism["is"]
 
-    def gives(*arguments: Any, least: Any = 0.0, **_: Any) -> Any:
+    def gives(*arguments: Any, known_bound: Any = 0.0, **_: Any) -> Any:
         value = mechanism["gives"]
-        if value == "least":
-            return least
+        if value == "known_bound":
+            return known_bound
         if str(value).startswith("argument "):
             return arguments[int(value.split()[1])]
         return list(value) if isinstance(value, list) else value

@@ -30,7 +30,7 @@ def problem_of(works: tuple[int, ...] = WORKS, *, devices: int = 4, micro_batche
 
 
 def least_of_equal_counts(problem: Problem) -> float:
-    return bound_of_equal_counts(problem, least=proven_bound(problem).time)
+    return bound_of_equal_counts(problem, known_bound=proven_bound(problem).time)
 
 
 def test_units_dealt_freely_take_less_than_any_equal_counts_can() -> None:

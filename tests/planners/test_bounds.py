@@ -12,7 +12,7 @@ from debubble.costs import StepTail, Strategy, Unit, Units
 from debubble.costs.unit import HostStates, StateBytes
 from debubble.ir import DebubbleError, InfeasibleError, RunOptions
 from debubble.planners import planners
-from debubble.planners.bounds.host_steps import finished_units, least_host_steps
+from debubble.planners.bounds.host_steps import finished_units, min_host_steps
 from debubble.planners.bounds.proven import (
     CONTIGUOUS,
     GRANULAR,
@@ -34,7 +34,7 @@ def pieces(draw: st.DrawFn) -> Pieces:
     chosen = draw(st.lists(st.sampled_from(kinds), min_size=3, max_size=7))
     return Pieces(
         pieces=tuple(Piece(work, 0, 0, states, states, 0, 0, ((1, 0),)) for work, states in chosen),
-        rooms=tuple(draw(st.lists(st.integers(4, 16), min_size=1, max_size=3))),
+        capacities=tuple(draw(st.lists(st.integers(4, 16), min_size=1, max_size=3))),
         micro_batches=draw(st.integers(1, 3)),
         communication=0,
         bytes_per_second=0,
@@ -43,14 +43,14 @@ def pieces(draw: st.DrawFn) -> Pieces:
 
 def best_way_to_deal(a: Pieces, waits: Sequence[float]) -> float:
     """The least time in which all devices are done, each of which waits for its first forward."""
-    devices = range(len(a.rooms))
+    devices = range(len(a.capacities))
     best = float("inf")
     for dealt in product(devices, repeat=len(a.pieces)):
         work, states = [0.0] * len(devices), [0.0] * len(devices)
         for device, piece in zip(dealt, a.pieces, strict=True):
             work[device] += piece.work
             states[device] += piece.hosted
-        if all(held <= capacity for held, capacity in zip(states, a.rooms, strict=True)):
+        if all(held <= capacity for held, capacity in zip(states, a.capacities, strict=True)):
             best = min(best, max(wait + a.micro_batches * each for wait, each in zip(waits, work, strict=True)))
     return best
 
@@ -58,10 +58,10 @@ def best_way_to_deal(a: Pieces, waits: Sequence[float]) -> float:
 @given(pieces(), st.integers(0, 3))
 @settings(max_examples=50)
 def test_the_granular_bound_is_the_best_of_all_ways_to_deal_units(a: Pieces, communication: int) -> None:
-    assert granular_bound(a) == pytest.approx(best_way_to_deal(a, [0] * len(a.rooms)), rel=1e-8)
+    assert granular_bound(a) == pytest.approx(best_way_to_deal(a, [0] * len(a.capacities)), rel=1e-8)
     # Devices wait for their first forward.
-    a = replace(a, rooms=(a.rooms[0],) * len(a.rooms), communication=communication)
-    waits = [k * communication + sum(piece.forward for piece in a.pieces[:k]) for k in range(len(a.rooms))]
+    a = replace(a, capacities=(a.capacities[0],) * len(a.capacities), communication=communication)
+    waits = [k * communication + sum(piece.forward for piece in a.pieces[:k]) for k in range(len(a.capacities))]
     assert granular_bound(a, arrivals=True) == pytest.approx(best_way_to_deal(a, waits), rel=1e-8)
 
 
@@ -79,7 +79,7 @@ def hosted_pieces(draw: st.DrawFn) -> Pieces:
             )
             for stays, moves, step, workspace, activation in chosen
         ),
-        rooms=tuple(draw(st.lists(st.integers(4, 20), min_size=1, max_size=3))),
+        capacities=tuple(draw(st.lists(st.integers(4, 20), min_size=1, max_size=3))),
         micro_batches=1,
         communication=0,
         bytes_per_second=0,
@@ -97,8 +97,8 @@ def ways_to_offload(own: Sequence[Piece], capacity: float) -> Iterator[list[Piec
 
 def dealt_pieces(a: Pieces) -> Iterator[list[list[Piece]]]:
     """The pieces of every device, in all ways to assign them."""
-    for dealt in product(range(len(a.rooms)), repeat=len(a.pieces)):
-        yield [[piece for piece, at in zip(a.pieces, dealt, strict=True) if at == d] for d in range(len(a.rooms))]
+    for dealt in product(range(len(a.capacities)), repeat=len(a.pieces)):
+        yield [[piece for piece, at in zip(a.pieces, dealt, strict=True) if at == d] for d in range(len(a.capacities))]
 
 
 def seconds_of(hosted: Sequence[Piece]) -> float:
@@ -110,7 +110,7 @@ def least_steps_of_all_ways(a: Pieces) -> float:
     return min(
         max(
             min(map(seconds_of, ways_to_offload(own, size)), default=inf)
-            for own, size in zip(held, a.rooms, strict=True)
+            for own, size in zip(held, a.capacities, strict=True)
         )
         for held in dealt_pieces(a)
     )
@@ -120,20 +120,20 @@ def least_steps_of_all_ways(a: Pieces) -> float:
 @settings(max_examples=60)
 def test_host_steps_are_the_least_of_all_ways_to_deal_units(a: Pieces) -> None:
     assume(any(piece.host_step for piece in a.pieces))
-    assert least_host_steps(a) == pytest.approx(least_steps_of_all_ways(a), rel=1e-8)
+    assert min_host_steps(a) == pytest.approx(least_steps_of_all_ways(a), rel=1e-8)
 
 
 def best_partition(a: Pieces, chunks: int) -> float:
     """The least time in which all devices are done, over all ways to cut the model into so many stages on each."""
     best = float("inf")
-    number = len(a.rooms) * chunks
+    number = len(a.capacities) * chunks
     for inner in combinations(range(1, len(a.pieces)), number - 1):
         stages = [a.pieces[begin:end] for begin, end in pairwise((0, *inner, len(a.pieces)))]
-        for device_of in product(range(len(a.rooms)), repeat=number):
-            held = [[n for n, at in enumerate(device_of) if at == d] for d in range(len(a.rooms))]
+        for device_of in product(range(len(a.capacities)), repeat=number):
+            held = [[n for n, at in enumerate(device_of) if at == d] for d in range(len(a.capacities))]
             if any(len(each) != chunks for each in held):
                 continue
-            if any(sum(p.hosted for n in each for p in stages[n]) > a.rooms[d] for d, each in enumerate(held)):
+            if any(sum(p.hosted for n in each for p in stages[n]) > a.capacities[d] for d, each in enumerate(held)):
                 continue
             messages = [sum(a != b for a, b in pairwise(device_of[: each[0] + 1])) for each in held]
             before = [
@@ -151,11 +151,11 @@ def best_partition(a: Pieces, chunks: int) -> float:
 def test_no_partition_into_as_many_stages_beats_the_contiguous_bound(
     a: Pieces, chunks: int, communication: int
 ) -> None:
-    a = replace(a, rooms=(a.rooms[0],) * len(a.rooms), communication=communication)
-    if len(a.pieces) < len(a.rooms) * chunks:
+    a = replace(a, capacities=(a.capacities[0],) * len(a.capacities), communication=communication)
+    if len(a.pieces) < len(a.capacities) * chunks:
         return
     least = granular_bound(a, arrivals=True)
-    bound = contiguous_bound(a, chunks=(chunks,), least=least, arrivals=True)
+    bound = contiguous_bound(a, chunks=(chunks,), known_bound=least, arrivals=True)
     assert least * (1 - 1e-8) <= bound <= best_partition(a, chunks) * (1 + 1e-8)
 
 
@@ -201,7 +201,7 @@ def test_an_optimizer_takes_its_time_inside_the_pipeline_or_behind_it() -> None:
     assert ramps_bound(a) == pytest.approx(4 * 8 * 3 / 2 + 0.5)
     assert ramps_bound(a, after=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 4)
     assert ramps_bound(a, after=1) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 1)
-    assert ramps_bound(a, least=60, after=4) == pytest.approx(60)
+    assert ramps_bound(a, known_bound=60, after=4) == pytest.approx(60)
     # Hosts step behind last gradients: fast ones while others are computed, slow ones for longer than the pipeline.
     fast, slow = (
         replace(a, pieces=(uniform(optimizer=2.0, static=1, hosted=0, host_step=step),) * 4) for step in (5, 5000)
@@ -218,7 +218,7 @@ def two_large_units_each(**changes: object) -> Pieces:
 
 def test_cpu_steps_follow_all_forwards_and_the_last_units_backwards() -> None:
     a = two_large_units_each(host_step=50)
-    assert least_host_steps(a) == pytest.approx(50)
+    assert min_host_steps(a) == pytest.approx(50)
     assert ramps_bound(a) < 30
     # The last unit's first forward is the model's fourth.  Another one and two backwards for inputs follow.
     assert ramps_bound(a, host_steps=50) == pytest.approx(4 + 1 + 2 + 50)
@@ -347,10 +347,10 @@ def check_units(data: st.DataObject) -> None:
         assert found.time >= proven_step_bound(problem).time
         steps = longest_cpu_steps(found.solution)
         pieces = pieces_of_units(
-            problem.units, rooms=[limit - float(problem.units.static) for limit in problem.limits],
+            problem.units, capacities=[limit - float(problem.units.static) for limit in problem.limits],
             micro_batches=problem.micro_batches,
         )  # fmt: skip
-        for finished in finished_units(pieces, longest=steps, least=0) if steps else ():
+        for finished in finished_units(pieces, longest=steps, min_step=0) if steps else ():
             assert found.makespan >= ramps_bound(pieces, finished=finished)
 
 
@@ -402,9 +402,9 @@ def hosted_pieces_in_little_room(draw: st.DrawFn) -> Pieces:
     }
     held = [piece.hosted for piece in a.pieces]
     transient = sum(max(getattr(piece, name) for piece in a.pieces) for name in ("workspace", "activation"))
-    room = -(-sum(held) // len(a.rooms)) + max(held) + transient
-    rooms = tuple(room + draw(st.integers(0, 3)) for _ in a.rooms)
-    return replace(a, pieces=tuple(kinds[piece] for piece in a.pieces), rooms=rooms)
+    room = -(-sum(held) // len(a.capacities)) + max(held) + transient
+    capacities = tuple(room + draw(st.integers(0, 3)) for _ in a.capacities)
+    return replace(a, pieces=tuple(kinds[piece] for piece in a.pieces), capacities=capacities)
 
 
 def least_number_of_all_ways(a: Pieces, like: Piece, longest: float) -> float:
@@ -413,7 +413,7 @@ def least_number_of_all_ways(a: Pieces, like: Piece, longest: float) -> float:
     for held in dealt_pieces(a):
         ways = [
             [hosted for hosted in ways_to_offload(own, size) if seconds_of(hosted) <= longest]
-            for own, size in zip(held, a.rooms, strict=True)
+            for own, size in zip(held, a.capacities, strict=True)
         ]
         if all(ways):
             least = min(least, *(hosted.count(like) for each in ways for hosted in each))
@@ -423,10 +423,10 @@ def least_number_of_all_ways(a: Pieces, like: Piece, longest: float) -> float:
 @given(hosted_pieces_in_little_room(), st.integers(0, 8))
 @settings(max_examples=60)
 def test_every_device_offloads_some_units_in_all_ways(a: Pieces, more: int) -> None:
-    assume(0 < least_host_steps(a) < inf)
-    longest = round(least_host_steps(a)) + more
-    found = {finished.places: finished.time for finished in finished_units(a, longest=longest, least=0)}
-    for piece in {piece for piece in a.pieces if piece.host_step and a.pieces.count(piece) >= len(a.rooms)}:
+    assume(0 < min_host_steps(a) < inf)
+    longest = round(min_host_steps(a)) + more
+    found = {finished.places: finished.time for finished in finished_units(a, longest=longest, min_step=0)}
+    for piece in {piece for piece in a.pieces if piece.host_step and a.pieces.count(piece) >= len(a.capacities)}:
         number = least_number_of_all_ways(a, piece, longest)
         places = tuple(n for n, other in enumerate(a.pieces) if other == piece)
         assert found.get(places, 0.0) == pytest.approx(number * piece.host_step, rel=1e-8)

@@ -62,7 +62,7 @@ def test_the_quick_bound_counts_the_messages_on_the_way() -> None:
 def test_the_quick_bound_counts_recomputation_for_memory() -> None:
     # Device 0 of 4 holds 4 micro-batches of 4 units: 20 + 160 bytes; each unit that recomputes saves 32 of them.
     def bound(limit: int) -> float:
-        return PipelineBounds(problem(equal_units(16, limit=limit), devices=4, micro_batches=8)).of(1)
+        return PipelineBounds(problem(equal_units(16, limit=limit), devices=4, micro_batches=8)).bound(1)
 
     assert bound(180) == pytest.approx((8 + 3) * 12)
     assert bound(148) == pytest.approx(max((8 + 3) * 12, 8 * (12 + 1) + 3 * 8 - 3 * 4 + 12))
@@ -92,5 +92,5 @@ def on_hosts(*, step: float) -> PipelineBounds:
 
 def test_an_estimate_counts_host_steps_that_are_not_hidden() -> None:
     # The last backward of a device's chunk 0 is 2 x 4 after that of chunk 1, and the first gradients need 1 more.
-    assert on_hosts(step=0).of(2, hosted=1) == on_hosts(step=3).of(2, hosted=1)
-    assert on_hosts(step=27).of(2, hosted=1) - on_hosts(step=17).of(2, hosted=1) == pytest.approx(10)
+    assert on_hosts(step=0).bound(2, hosted=1) == on_hosts(step=3).bound(2, hosted=1)
+    assert on_hosts(step=27).bound(2, hosted=1) - on_hosts(step=17).bound(2, hosted=1) == pytest.approx(10)

@@ -10,25 +10,25 @@ from debubble.errors import PlannerFailedError
 from debubble.ir import StageCosts
 from debubble.planners import FixedStages, Problem
 from debubble.planners.problem import Solution
-from debubble.planners.process_pool import Task, TaskAnswer, by_completion, side_by_side
+from debubble.planners.process_pool import Task, TaskAnswer, ask_concurrently, by_completion
 from debubble.processes import PYTHON
 from tests.support.processes import children, wait_for_end
 
 LONG_SEARCH = """
 from debubble.ir import StageCosts
 from debubble.planners import FixedStages, Problem
-from debubble.planners.process_pool import side_by_side
+from debubble.planners.process_pool import ask_concurrently
 
 costs = StageCosts.of(stages=8, memory_limit=3)
 problem = Problem(devices=8, micro_batches=64, workload=FixedStages(costs), effort=1000)
-with side_by_side({name: (name, problem) for name in ("optpipe", "joint")}) as answers:
+with ask_concurrently({name: (name, problem) for name in ("optpipe", "joint")}) as answers:
     answers["joint"].result()
 """
 
 
 def left_early(problem: Problem) -> TaskAnswer:
     """A search that its caller does not wait for."""
-    with side_by_side({name: (name, problem) for name in ("optpipe", "joint")}) as answers:
+    with ask_concurrently({name: (name, problem) for name in ("optpipe", "joint")}) as answers:
         return answers["optpipe"]
 
 
@@ -46,7 +46,7 @@ def test_tasks_behind_one_that_fails_are_answered() -> None:
     problem = Problem(devices=2, micro_batches=2, workload=FixedStages(StageCosts.of(stages=2)))
     tasks: dict[str, Task] = {f"fails {i}": (fails, problem) for i in range(4)}
     found = []
-    with side_by_side(tasks | {"optpipe": ("optpipe", problem)}) as answers:
+    with ask_concurrently(tasks | {"optpipe": ("optpipe", problem)}) as answers:
         for name in by_completion(answers):
             found.append(name)
             if name == "optpipe":

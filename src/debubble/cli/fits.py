@@ -58,7 +58,7 @@ def fits(
     """
     from debubble.models import named_model
     from debubble.models.vision import as_trained
-    from debubble.planners.degrees.usual import OF_UNITS
+    from debubble.planners.degrees.usual import LAYERWISE_FSDP
     from debubble.planners.fits import common_choices
     from debubble.planners.fits import fits as choices_of
     from debubble.views.memory_table import render_footprints
@@ -75,7 +75,7 @@ def fits(
     remarks = [*([] if remark is None else [remark]), *devices.remarks]
     if target is None and all(choice.fits == "no" for choice in choices):
         with suppress(InputError):  # the framework may not have the job's options
-            remarks += _remarks_on_fsdp(choices_for(target=OF_UNITS))
+            remarks += _remarks_on_fsdp(choices_for(target=LAYERWISE_FSDP))
     if json:
         print_answer(reserve=devices.reserve, footprints=list(map(_row, choices)), remarks=remarks)
     else:
@@ -90,14 +90,14 @@ def fits(
 def _remarks_on_fsdp(choices: Sequence[Footprint]) -> Iterator[str]:
     """A sentence on choices that fit in a framework that gathers one layer at a time, if any do."""
     from debubble.planners.degrees.remedies import option_words
-    from debubble.planners.degrees.usual import OF_UNITS
+    from debubble.planners.degrees.usual import LAYERWISE_FSDP
 
     fitting = [choice for choice in choices if choice.fits != "no"]
     if fitting:
         smallest = min(fitting, key=lambda choice: choice.recomputed.total)
         yield (
-            f"With --for {OF_UNITS} {len(fitting)} of {len(choices)} choices fit, as {option_words(smallest.degrees)}:"
-            " it gathers less at a time than debubble's runtime."
+            f"With --for {LAYERWISE_FSDP} {len(fitting)} of {len(choices)} choices fit, as"
+            f" {option_words(smallest.degrees)}: it gathers less at a time than debubble's runtime."
         )
 
 

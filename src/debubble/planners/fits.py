@@ -1,4 +1,4 @@
-"""Memory by part of a model on a cluster, for every choice of degrees, without planning."""
+"""Memory by part of a model on a cluster for every choice of degrees, without planning."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ def fits(
     target: str | None = None,
     **options: Any,
 ) -> list[Footprint]:
-    """What takes the memory, and whether it fits, for every choice of the degrees that are not given.
+    """Memory by part, and whether it fits, for every choice of the degrees that are not specified.
 
     Args:
-        model: The model, or as the command line names it: a built-in name, a `config.json` or a folder with one.
-        cluster: Its devices, or as the command line names them: `8xA100-80GB` or a YAML file.
+        model: A model, a built-in name, a `config.json` or a folder with one.
+        cluster: A cluster, a text such as `8xA100-80GB`, or a YAML file.
         global_batch: Sequences per step; None: as many as fill every pipeline.
-        micro_batches: Per pipeline and step; None: what the batch makes.
+        micro_batches: Per pipeline and step; None: as the global batch and the degrees imply.
         pipeline: Devices of the pipeline.
-        chunks: Stages per device; None: 1, and with ZeRO-3 what takes least.
+        chunks: Stages per device; None: 1, and with ZeRO-3 the number with the least memory.
         memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
-        target: Name of the framework whose choices and memory are counted.
-        options: Those of RunOptions, such as `sequence_length=8192`; degrees among them are kept.
+        target: Name of the framework whose choices and memory are used.
+        options: Those of RunOptions, such as `sequence_length=8192`; degrees among them are fixed.
 
     Returns:
-        The choices, each with whether it `fits` and the bytes of its fullest device by part: `kept`, and `recomputed`
-        where everything is.
+        The choices, each with whether it `fits` and the bytes of its fullest device by part: `kept` without
+        recomputation, and `recomputed` with full recomputation.
 
     Raises:
         InputError: If no choice of degrees is legal, or a name is unknown.
 
     Example:
-        >>> found = db.fits("llama3-8b", "8xH100-80GB", tensor=4, pipeline=2)
-        >>> [each.fits for each in found]
+        >>> choices = db.fits("llama3-8b", "8xH100-80GB", tensor=4, pipeline=2)
+        >>> [choice.fits for choice in choices]
         ['yes']
     """
     model, devices = as_model(model), Cluster.of(cluster)
     devices = devices if memory_limit is None else devices.with_limit(memory_limit)
-    given = {**options, "pipeline": pipeline, "chunks": chunks}
-    fixed = {name: degree for name, degree in given.items() if name in DEGREES and degree is not None}
+    degrees = {**options, "pipeline": pipeline, "chunks": chunks}
+    fixed = {name: degree for name, degree in degrees.items() if name in DEGREES and degree is not None}
     size = fixed.get("micro_batch_size", 1)
-    given_options = {name: value for name, value in options.items() if value is not None}
+    specified = {name: value for name, value in options.items() if value is not None}
     job = Job(
         model=model, cluster=devices, fixed=fixed, target=target,
         global_batch=devices.count * size if global_batch is None else global_batch,
-        options=for_target(run_options(given_options), target),
+        options=for_target(run_options(specified), target),
     )  # fmt: skip
     if micro_batches is None:
         return footprints(job)
@@ -73,30 +73,30 @@ def fits(
 
 
 def common_choices(choices: Sequence[Footprint], cluster: Cluster, *, fixed: Sequence[str]) -> list[Footprint]:
-    """The choices that are asked for or usual: tensor parallelism within a node, and little else.
+    """The choices with tensor parallelism within a node, and without further ranks that are not asked for.
 
-    Of each choice of the other degrees the expert degree that needs least memory counts as usual.
+    Of choices that differ only in the expert degree, the one with the least memory is kept.
 
     Args:
         choices: The choices of `fits`.
         cluster: The devices.
         fixed: Names of the degrees that are asked for.
     """
-    usual = [each for each in choices if _is_usual(each.degrees, cluster, fixed=fixed)]
+    usual = [choice for choice in choices if _is_usual(choice.degrees, cluster, fixed=fixed)]
     return usual if "expert" in fixed else [*_with_least_memory(usual)]
 
 
 def _is_usual(degrees: Degrees, cluster: Cluster, *, fixed: Sequence[str]) -> bool:
-    """Tell whether a choice is asked for or usual, whatever its expert degree."""
-    most = {"context": 1, "slices": 1, "tensor": cluster.slowest.devices_per_node}
-    usual = all(name in fixed or getattr(degrees, name) <= limit for name, limit in most.items())
+    """Whether a choice is asked for or usual, for any expert degree."""
+    limits = {"context": 1, "slices": 1, "tensor": cluster.slowest.devices_per_node}
+    usual = all(name in fixed or getattr(degrees, name) <= limit for name, limit in limits.items())
     return usual and (degrees.expert_tensor is None or "expert_tensor" in fixed)
 
 
 def _with_least_memory(choices: Sequence[Footprint]) -> Iterator[Footprint]:
-    """Of each choice of the other degrees the expert degree that needs least, the smallest of several."""
+    """Of choices that differ only in the expert degree, the one with the least memory and then the lowest degree."""
     groups: dict[Degrees, list[Footprint]] = {}
-    for each in choices:
-        groups.setdefault(replace(each.degrees, expert=1, chunks=None), []).append(each)
+    for choice in choices:
+        groups.setdefault(replace(choice.degrees, expert=1, chunks=None), []).append(choice)
     for group in groups.values():
-        yield min(group, key=lambda each: (each.kept.total, each.degrees.expert))
+        yield min(group, key=lambda choice: (choice.kept.total, choice.degrees.expert))

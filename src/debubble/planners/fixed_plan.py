@@ -1,4 +1,4 @@
-"""The plan of a configuration that is given whole: a schedule by name, its stages, and which of them recompute."""
+"""The plan of a complete configuration: a schedule, its stages, and their recomputation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from debubble.schedules import schedules
 from debubble.schedules.registry import ScheduleEntry
 from debubble.targets.orders import COMBINED
 
-_STAGES_THAT_RECOMPUTE = frozenset({"recomputed_stages", "adjusted_stages", "recomputed_chunks"})
-"""Options of schedules that say which stages recompute."""
+_RECOMPUTE_OPTIONS = frozenset({"recomputed_stages", "adjusted_stages", "recomputed_chunks"})
+"""Options of schedules that select the stages that recompute."""
 
 
 def fixed_plan(
@@ -40,23 +40,23 @@ def fixed_plan(
     schedule_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """The plan of a configuration that is given whole, whether it fits or not.
+    """The plan of a complete configuration, whether it fits or not.
 
     Args:
         model: The model.
         cluster: Its devices.
-        schedule: A schedule's name, or an order of operations of one's own.
-        micro_batches: Micro-batches per step, the order's where one is given.
-        pipeline: Pipeline devices; None: all that the other degrees leave.
+        schedule: A schedule's name, or a custom order of operations.
+        micro_batches: Micro-batches per step, those of a custom order.
+        pipeline: Pipeline devices; None: all devices, divided by the other degrees.
         chunks: Stages per device; None: the schedule's default.
-        recompute: A strategy of the model's units: none, selective, full.  It holds for every stage, or, if the
-            schedule itself says which stages recompute (Obscura's family, `chronos-recomp`, 1F1B with
-            `recomputed_stages`), for those alone, while the others keep everything.  None: `full` on the stages that
-            the schedule names, `none` on all others.
+        recompute: A strategy of the model's units: none, selective, full.  It applies to every stage, or, if the
+            schedule selects the stages that recompute (Obscura's family, `chronos-recomp`, 1F1B with
+            `recomputed_stages`), only to these.  None: `full` on the stages that the schedule selects, `none` on all
+            others.
         memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
-        layers: Decoder layers of every stage; None: units are divided evenly.  They recompute alike, and what is before
-            and after them nothing.
-        host_chunks: Chunks of every device, the last ones, whose optimizer states and step are the host's.
+        layers: Decoder layers of every stage; None: units are divided evenly.  All layers use one strategy, and units
+            before and after them recompute nothing.
+        host_chunks: Number of last chunks of every device with a CPU optimizer.
         schedule_options: Options of the schedule.
         options: Those of RunOptions.
 
@@ -64,7 +64,7 @@ def fixed_plan(
         The plan, planned by `hand`.
 
     Raises:
-        InputError: for what does not go together.
+        InputError: If the arguments contradict each other.
 
     Example:
         >>> from debubble.planners.fixed_plan import fixed_plan
@@ -81,7 +81,7 @@ def fixed_plan(
     problem = problem_of(model, cluster, run, micro_batches=micro_batches, pipeline=pipeline)
     _check_recompute(problem, recompute)
     if isinstance(schedule, Schedule):
-        made, partition = _in_order(model, problem, schedule, recompute=recompute, layers=layers)
+        made, partition = _custom_order(model, problem, schedule, recompute=recompute, layers=layers)
     else:
         made, partition = _configured(
             model, problem, schedules[schedule], chunks=chunks, recompute=recompute, layers=layers,
@@ -102,16 +102,16 @@ def fixed_plan(
 
 
 def _check_recompute(problem: Problem, recompute: str | None) -> None:
-    """Refuse a strategy that no unit of the model has."""
+    """Raise InputError for a strategy that no unit of the model has."""
     known = sorted({name for unit in problem.units.units for name in unit.strategies})
     if recompute is not None and recompute not in known:
         raise InputError(f"--recompute is '{recompute}'; it must be one of: {', '.join(known)}.")
 
 
-def _in_order(
+def _custom_order(
     model: Model, problem: Problem, order: Schedule, *, recompute: str | None, layers: Sequence[int] | None
 ) -> tuple[Schedule, Partition]:
-    """An order of one's own, all of whose stages recompute alike, and its stages."""
+    """A custom order with one recomputation strategy for all stages, and its partition."""
     if order.devices != problem.devices:
         raise InputError(
             f"The order '{order.name}' has {order.devices} devices, and the pipeline has {problem.devices}: give"
@@ -120,7 +120,7 @@ def _in_order(
     if problem.slices > 1:
         raise InputError(f"The order '{order.name}' does not cut sequences into slices; leave --slices out.")
     if layers is not None:
-        return _of_layers(model, problem, layers, lambda *_, **__: order, chunks=None, recompute=recompute)
+        return _with_layers(model, problem, layers, lambda *_, **__: order, chunks=None, recompute=recompute)
     counts = even_counts(problem.units, order.stages)
     partition = Partition.cut(problem.units, counts, strategy=recompute or "none")
     return replace(order, fused_recompute=partition.recomputing), partition
@@ -137,15 +137,15 @@ def _configured(
     schedule_options: Mapping[str, Any] | None,
     slices: int,
 ) -> tuple[Schedule, Partition]:
-    """The schedule, whose recomputing stages are those that were chosen, and its stages."""
+    """The schedule with its recomputing stages, and the partition."""
     units, devices, micro_batches = problem.units, problem.devices, problem.micro_batches // slices
-    given = {**entry.accepted_options(objective=problem.objective), **(schedule_options or {})}
+    options = {**entry.accepted_options(objective=problem.objective), **(schedule_options or {})}
     if slices > 1:
         if "slices" not in entry.options:
             raise InputError(f"The schedule '{entry.name}' does not cut sequences into slices; seq1f1b does.")
-        given["slices"] = slices
+        options["slices"] = slices
     if layers is not None:
-        if choosing := _STAGES_THAT_RECOMPUTE & given.keys():
+        if choosing := _RECOMPUTE_OPTIONS & options.keys():
             raise InputError(
                 f"--option {min(choosing)} says which stages recompute, and --layers takes --recompute alone."
             )
@@ -154,14 +154,14 @@ def _configured(
                 f"--layers has {devices} stages, but '{entry.name}' has {devices * entry.default_chunks} on {devices}"
                 " devices."
             )
-        ordered = partial(_ordered, entry, micro_batches=micro_batches, **given)
-        return _of_layers(model, problem, layers, ordered, chunks=chunks, recompute=recompute)
+        ordered = partial(_ordered, entry, micro_batches=micro_batches, **options)
+        return _with_layers(model, problem, layers, ordered, chunks=chunks, recompute=recompute)
     chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
-    can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)
+    can_choose = bool(_RECOMPUTE_OPTIONS & entry.options)
     everywhere = Partition.cut(units, counts, strategy=recompute or ("full" if can_choose else "none"))
     made = _ordered(
-        entry, problem, everywhere, chunks=chunks, micro_batches=micro_batches, recomputes=not can_choose, **given
+        entry, problem, everywhere, chunks=chunks, micro_batches=micro_batches, recomputes=not can_choose, **options
     )
     chosen = made.fused_recompute | {stage for stage, _ in made.explicit_recompute}
     nowhere = Partition.cut(units, counts)
@@ -170,7 +170,7 @@ def _configured(
             f"'{entry.name}' is to recompute {len(chosen)} of its {made.stages} stages, but --recompute none leaves"
             " nothing to recompute: give --recompute full or selective, or no stages to recompute."
         )
-    if chosen or _chooses(entry, given):
+    if chosen or _chooses(entry, options):
         partition = Partition(everywhere[s] if s in chosen else nowhere[s] for s in range(made.stages))
     else:
         partition = everywhere if recompute else nowhere
@@ -179,19 +179,25 @@ def _configured(
 
 
 def _ordered(
-    entry: ScheduleEntry, problem: Problem, partition: Partition, *, chunks: int, recomputes: bool = True, **given: Any
+    entry: ScheduleEntry,
+    problem: Problem,
+    partition: Partition,
+    *,
+    chunks: int,
+    recomputes: bool = True,
+    **options: Any,
 ) -> Schedule:
-    """The schedule for the costs of a partition; `recomputes`: it is told which of their stages recompute."""
+    """The schedule for the costs of a partition; `recomputes`: whether the schedule gets their recomputing stages."""
     costs = problem.units.stage_costs(partition, entry.placement(problem.devices, chunks))
     if recomputes:
-        given = entry.accepted_options(recomputing=partition.recomputing) | given
+        options = entry.accepted_options(recomputing=partition.recomputing) | options
     if entry.searches:
-        # Its search is exact on coarse times; on those of a model it takes a minute, for nothing.
-        given = {"steps": 0} | given
-    return entry(devices=problem.devices, chunks=chunks, costs=costs, **given)
+        # Its order search suits coarse times; on a model's times it takes a minute without a gain.
+        options = {"steps": 0} | options
+    return entry(devices=problem.devices, chunks=chunks, costs=costs, **options)
 
 
-def _of_layers(
+def _with_layers(
     model: Model,
     problem: Problem,
     layers: Sequence[int],
@@ -200,21 +206,21 @@ def _of_layers(
     chunks: int | None,
     recompute: str | None,
 ) -> tuple[Schedule, Partition]:
-    """The schedule of stages that are given by their layers, and the stages."""
+    """The schedule on stages with these numbers of layers, and the partition."""
     devices = problem.devices
     if len(layers) % devices or sum(layers) != model.layers:
         raise InputError(
             f"--layers has {sum(layers)} layers on {len(layers)} stages; the model has {model.layers}, and its stages"
             f" are a multiple of the {devices} pipeline devices."
         )
-    each = len(layers) // devices
-    if chunks not in (None, each):
+    layer_chunks = len(layers) // devices
+    if chunks not in (None, layer_chunks):
         raise InputError(
             f"--chunks {chunks} makes {chunks * devices} stages, but --layers has {len(layers)}: leave --chunks out."
         )
     chosen = recompute or "none"
     partition = partition_by_layers(problem.units, layers, dict.fromkeys(range(model.layers), (chosen, chosen)))
-    made = schedule(problem, partition, chunks=each)
+    made = schedule(problem, partition, chunks=layer_chunks)
     if made.stages != len(layers):
         raise InputError(
             f"--layers has {len(layers)} stages, but '{made.name}' has {made.stages} on {devices} devices."
@@ -222,6 +228,6 @@ def _of_layers(
     return replace(made, fused_recompute=partition.recomputing), partition
 
 
-def _chooses(entry: ScheduleEntry, given: Mapping[str, Any]) -> bool:
-    """Tell whether the schedule says which stages recompute: Obscura's family always does, others by an option."""
-    return "adjusted_stages" in entry.options or bool(_STAGES_THAT_RECOMPUTE & given.keys())
+def _chooses(entry: ScheduleEntry, options: Mapping[str, Any]) -> bool:
+    """Whether the schedule selects the stages that recompute: Obscura's family always does, others by an option."""
+    return "adjusted_stages" in entry.options or bool(_RECOMPUTE_OPTIONS & options.keys())

@@ -1,4 +1,4 @@
-"""Initial solutions of an order search: the published schedules that fit its problem."""
+"""Initial solutions of an order search: published schedules that fit its problem."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from debubble.search.effort import BUILT, DISPATCHED, SEARCHED, START, Effort
 from debubble.search.problem import OrderProblem
 
 MAX_TRIALS = 12
-"""Schedules that are built and simulated for the starts of one stage per device, at most about."""
-IN_LOOP = ("interleaved", "interleaved-less-memory", "group-interleaved", "breadth-first")
-IN_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
-"""Schedules of several chunks that move and recompute nothing, by their placement."""
+"""Approximate number of schedules that are built and simulated for problems with one stage per device."""
+LOOPED = ("interleaved", "interleaved-less-memory", "group-interleaved", "breadth-first")
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
+"""Schedules with several chunks in looped and in V-shaped placement, without offload and recomputation."""
 
 
 def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
-    """The published schedules that answer the problem, fastest first: no search from them ends after one of them.
+    """The published schedules that fit the problem, fastest first; a search that starts from them is never slower.
 
-    They are PipeOffload, which without a link moves nothing, and with one, for one stage per device, AdaOffload; `zb`
-    for one stage per device and those in IN_LOOP and IN_V for several, which move nothing.  None of them recomputes or
-    moves parts of activations.  Where more effort is left than that takes, `zb` searches its own order too, as that
-    schedule does by default, unless the bound of orders that move nothing says that it cannot be the fastest start.
+    They are PipeOffload (which offloads nothing without a link), AdaOffload with a link and one stage per device, `zb`
+    for one stage per device, and LOOPED or V_SHAPED for several.  None of them recomputes or offloads fractions of
+    activations.  If effort remains, `zb` also runs its order search, as it does by default, unless the bound on orders
+    without offload shows that it cannot be the fastest start.
     """
     if problem.fused_recompute or problem.offload_fraction or problem.asynchronous:
         return []
     linear = problem.placement == Placement.linear(problem.devices)
     build = partial(_built, problem)
     schedules_built: list[Schedule | None] = []
-    names = IN_LOOP if problem.placement == Placement.looped(problem.devices, problem.placement.chunks) else IN_V
-    of_starts = START * problem.stages * problem.micro_batches * MAX_TRIALS
-    effort.spend(of_starts if linear else sum(_price(problem, n) for n in names))
+    names = LOOPED if problem.placement == Placement.looped(problem.devices, problem.placement.chunks) else V_SHAPED
+    price = START * problem.stages * problem.micro_batches * MAX_TRIALS
+    effort.spend(price if linear else sum(_price(problem, n) for n in names))
     may_move = problem.offload or problem.costs.offload is None
     if may_move and problem.placement == Placement.looped(problem.devices, problem.placement.chunks):
         schedules_built.append(build("pipeoffload", chunks=problem.placement.chunks))
@@ -48,21 +48,21 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
         published = (build(name, chunks=problem.placement.chunks) for name in names)
         schedules_built.extend(made for made in published if made is not None and made.placement == problem.placement)
     starts = fastest_first(problem, filter(None, schedules_built))
-    moves_nothing = lower_bound(replace(problem, offload=False, recompute=False))
-    if linear and effort.left > SEARCHED and (not starts or problem.value(starts[0]) > moves_nothing):
+    bound_without_offload = lower_bound(replace(problem, offload=False, recompute=False))
+    if linear and effort.left > SEARCHED and (not starts or problem.value(starts[0]) > bound_without_offload):
         effort.spend(SEARCHED)
         starts = fastest_first(problem, filter(None, (*starts, build("zb"))))
     return starts
 
 
 def _price(problem: OrderProblem, name: str) -> float:
-    """Effort of building a schedule of the library."""
+    """Effort to build a library schedule."""
     once, per_pair = DISPATCHED if "tries" in schedules[name].options else BUILT
     return once + per_pair * problem.stages * problem.micro_batches
 
 
 def fastest_first(problem: OrderProblem, candidates: Iterable[Schedule]) -> list[Schedule]:
-    """The candidates that fit, by their value."""
+    """The candidates that fit, sorted by their value."""
     values: list[tuple[Number, Schedule]] = []
     for schedule in candidates:
         with contextlib.suppress(DebubbleError):
@@ -71,14 +71,12 @@ def fastest_first(problem: OrderProblem, candidates: Iterable[Schedule]) -> list
 
 
 def _built(problem: OrderProblem, name: str, **options: Any) -> Schedule | None:
-    """A schedule of the library for the problem; None if it does not fit, or has another number of chunks."""
+    """A library schedule for the problem; None if it does not fit or has another number of chunks."""
     entry = schedules[name]
-    given = entry.accepted_options(objective=problem.objective, **options)
+    accepted = entry.accepted_options(objective=problem.objective, **options)
     if "chunks" not in entry.options and problem.placement.chunks != entry.default_chunks:
         return None
     try:
-        return entry(
-            devices=problem.devices, micro_batches=problem.micro_batches, costs=problem.costs, **given
-        )  # fmt: skip
+        return entry(devices=problem.devices, micro_batches=problem.micro_batches, costs=problem.costs, **accepted)
     except InfeasibleError:
         return None

@@ -1,8 +1,8 @@
-"""The order of micro-batches of different lengths, chosen before anything else is planned.
+"""The order of micro-batches of different lengths, chosen before the rest of the plan.
 
-Short ones should come first and last, where they fill and drain the pipeline, but how they should follow each other in
-between depends on the times.  So orders are simulated with 1F1B on balanced stages: all of a few micro-batches; of more
-some, the best of which is improved by exchanging two micro-batches, half of the step apart at first.
+Short micro-batches should come first and last, where they fill and drain the pipeline; the best order in between
+depends on the times.  So orders are simulated with 1F1B on balanced stages: all permutations of a few micro-batches; of
+more, some orders, the best of which is improved by swapping pairs of micro-batches, first at a distance of half a step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import Repricer
 
 MAX_TRIALS = 400
-"""Orders that are simulated, about."""
+"""Approximate number of orders that are simulated."""
 
 
 def with_lengths(problem: Problem, sizes: Sequence[MicroBatchSize]) -> Problem:
     """The problem of model units with micro-batches of these sizes, in a good order.
 
-    Every planner keeps to the order.
+    No planner changes the order.
     """
     order = _best_order(problem, sizes)
     return replace(problem, workload=ModelUnits(problem.units.of_lengths(*zip(*order, strict=True))))
@@ -42,7 +42,7 @@ def _best_order(problem: Problem, sizes: Sequence[MicroBatchSize]) -> tuple[Micr
 
     def time(order: tuple[MicroBatchSize, ...]) -> float:
         tokens, keys = zip(*order, strict=True)
-        priced = costs.replace(micro_batch_scale=tokens, attention_scale=[each / min(keys) for each in keys])
+        priced = costs.replace(micro_batch_scale=tokens, attention_scale=[count / min(keys) for count in keys])
         return float(problem.time_of(repricer.price(priced)))
 
     if factorial(m) <= MAX_TRIALS:

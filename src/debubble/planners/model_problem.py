@@ -1,4 +1,4 @@
-"""The problem that planners solve for a model on a cluster."""
+"""The problem that planners solve for a model on a cluster with fixed degrees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from debubble.search.problem import Objective
 from debubble.targets.target import sparse_layers, targets
 
 _UNNAMED: Mapping[str | None, Framework] = {None: DEBUBBLE, "debubble": DEBUBBLE, "torch": TORCH}
-"""Target -> the framework that is priced where none is named; FSDP for others."""
+"""Target -> the framework whose costs are used if the options name none; FSDP for other targets."""
 
 
 def problem_of(
@@ -48,8 +48,8 @@ def problem_of(
 ) -> Problem:
     """The problem of one choice of degrees; the arguments are those of `plan`.
 
-    Raises InputError for degrees that fit neither the model nor the cluster, leave devices idle, or are refused by the
-    target.
+    Raises InputError for degrees that do not fit the model or the cluster, leave devices idle, or that the target
+    rejects.
     """
     check_has_experts(model, options)
     devices = pipeline_devices(cluster, options, pipeline)
@@ -63,8 +63,7 @@ def problem_of(
         units = levers.layers(units, sparse_layers(model))
     return Problem(
         devices=devices, micro_batches=micro_batches * options.slices, workload=ModelUnits(units), chunks=chunks,
-        effort=effort,
-        seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
+        effort=effort, seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
         tail=StepTail(
             model=model, cluster=cluster, options=options, pipeline=devices, framework=framework_of(options, target)
         ),
@@ -75,7 +74,7 @@ def problem_of(
 def framework_of(options: RunOptions, target: str | None) -> Framework:
     """The framework that the options name, or else the target's.
 
-    debubble's own runtime gathers whole stages with ZeRO-3, the others unit by unit.
+    With ZeRO-3 debubble's runtime gathers full stages, the others gather unit by unit.
     """
     return framework_of_options(options.framework, _UNNAMED.get(target, FSDP))
 
@@ -89,7 +88,7 @@ def framework_of_plan(plan: Plan) -> Framework:
 
 
 def units_of_plan(plan: Plan, model: Model, cluster: Cluster, *, zero: int | None = None) -> Units:
-    """The units of a plan's model on a cluster, as computed; with another ZeRO level if one is given."""
+    """The analytical units of a plan's model on a cluster, optionally with another ZeRO level."""
     options = plan.options if zero is None else replace(plan.options, zero=zero)
     return model_units(
         model, cluster, options, pipeline=plan.devices, framework=framework_of_plan(plan),
@@ -98,7 +97,7 @@ def units_of_plan(plan: Plan, model: Model, cluster: Cluster, *, zero: int | Non
 
 
 def tail_seconds(plan: Plan, model: Model, cluster: Cluster) -> float:
-    """Seconds that a plan's step takes after its pipeline, of its model on a cluster."""
+    """Seconds of a plan's step after its pipeline, for its model on a cluster."""
     framework = framework_of_plan(plan)
     tail = StepTail(model=model, cluster=cluster, options=plan.options, pipeline=plan.devices, framework=framework)
     return tail.of_schedule(plan.schedule, plan.costs)
@@ -114,7 +113,7 @@ def half_layers(
     target: str | None = None,
     micro_batches: int | None = None,
 ) -> Units:
-    """The units in which plans list a model's stages, with the memory of the target for so many micro-batches."""
+    """The units of a model as plans list them, with the target's memory for this number of micro-batches."""
     units = model_units(
         model, cluster, options, pipeline=pipeline, framework=framework_of(options, target), micro_batches=micro_batches
     )
@@ -129,12 +128,12 @@ def half_layers(
 
 
 def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:
-    """The pipeline's length; raises InputError if the parallel degrees do not make up the cluster."""
+    """The number of pipeline devices; raises InputError if the product of the degrees is not the cluster's size."""
     layout = Layout.from_options(cluster, options, pipeline)
     layout.check_all_used(options)
     return layout.pipeline
 
 
 def objective_of(options: RunOptions) -> Objective:
-    """The objective that planners minimise: the span if devices do not wait for each other's updates."""
+    """The objective that planners minimize: the span with post-validation, as devices do not wait then."""
     return "span" if options.post_validation else "makespan"

@@ -1,9 +1,8 @@
-"""The plans that this machine has found, by question: asked again, the answer is there at once and only gets better.
+"""A cache of this machine's best plans by question, which repeated searches improve.
 
-A question is the model, the cluster, the first seed and all arguments that say what is planned, asked of one version of
-debubble; effort and deadline say how long to look.  Asked again, it is searched with the next seed, and the faster plan
-is the answer.  So the answer depends on what was asked before, and the cache is used only where that is asked for
-(`debubble plan --cache`).
+A question consists of the model, the cluster, the seed and all other arguments of a plan except effort and deadline,
+for one version of debubble.  When it is asked again, it is searched with the next seed, and the faster plan is the
+answer.  As answers depend on earlier questions, the cache is opt-in (`debubble plan --cache`).
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from debubble.plans import Plan
 
 @dataclass(frozen=True)
 class CachedAnswer:
-    """The known answer to a question, and how often it was asked.
+    """The cached answer to a question, and how often it was asked.
 
     Attributes:
-        name: The name of its files; empty if nothing is kept.
+        name: Stem of its file names; empty if nothing is cached.
         times: How often it was asked.
-        best: The fastest plan that was found; None if it was not asked before.
+        best: The fastest plan so far; None if it was not asked before.
     """
 
     name: str = ""
@@ -40,50 +39,50 @@ class CachedAnswer:
     best: Plan | None = None
 
     @staticmethod
-    def of(entries: Mapping[str, Any]) -> CachedAnswer:
-        """Look up the question that these entries make, which are JSON."""
+    def look_up(entries: Mapping[str, Any]) -> CachedAnswer:
+        """Look up the question with these JSON entries."""
         question = json.dumps({**entries, "version": __version__}, sort_keys=True, default=str)
         name = hashlib.sha256(question.encode()).hexdigest()[:24]
-        for place in sorted(_folder().glob(f"{name}-*.json"), reverse=True):
-            # A damaged file, or one of another version, is no answer.
+        for path in sorted(_folder().glob(f"{name}-*.json"), reverse=True):
+            # Damaged files, and files of another version, are ignored.
             with suppress(DebubbleError, ValueError):
-                return CachedAnswer(name, int(place.stem.rpartition("-")[2]), Plan.load(place))
+                return CachedAnswer(name, int(path.stem.rpartition("-")[2]), Plan.load(path))
         return CachedAnswer(name)
 
     def answer(self, find: Callable[[], Plan], progress: Listener | None) -> Plan:
-        """The faster of the known plan and of the one that is found now, which the cache then has.
+        """Return and cache the faster of the cached plan and the one that `find` makes.
 
-        An interrupted search, or one that finds nothing in time, leaves the known plan.  `progress` is told what is
-        found.
+        If the search is interrupted or finds nothing in time, the cached plan is returned.  `progress` is called with
+        the cached plan and with the search's progress.
         """
         try:
             with progress_listener(progress):
                 if self.best is not None:
                     _tell(self.best)
-                found = find()
+                plan = find()
         except KeyboardInterrupt:
             if self.best is None:
                 raise
-            first, *others = self.best.candidates
-            return replace(self.best, candidates=(replace(first, interrupted=True), *others))
+            first, *rest = self.best.candidates
+            return replace(self.best, candidates=(replace(first, interrupted=True), *rest))
         except CutOffError:
             if self.best is None:
                 raise
             return self.best
-        if self.best is not None and seconds_per_step(self.best) <= seconds_per_step(found):
-            found = self.best
+        if self.best is not None and seconds_per_step(self.best) <= seconds_per_step(plan):
+            plan = self.best
         if self.name:
-            self._keep(found)
-        return found
+            self._save(plan)
+        return plan
 
-    def _keep(self, plan: Plan) -> None:
+    def _save(self, plan: Plan) -> None:
         with suppress(OSError, DebubbleError):  # a cache that cannot be written is no reason to fail
             _folder().mkdir(parents=True, exist_ok=True)
-            plan.save(self._place(self.times + 1))
+            plan.save(self._path(self.times + 1))
             if self.times:
-                self._place(self.times).unlink(missing_ok=True)
+                self._path(self.times).unlink(missing_ok=True)
 
-    def _place(self, times: int) -> Path:
+    def _path(self, times: int) -> Path:
         return _folder() / f"{self.name}-{times:06d}.json"
 
 
@@ -92,10 +91,5 @@ def _folder() -> Path:
 
 
 def _tell(plan: Plan) -> None:
-    seconds = seconds_per_step(plan)
-    planner = plan.candidates[0].planner
-    tell(
-        Improvement(
-            planner=planner, schedule=plan.schedule.name, step_time=seconds, gap=plan.gap_at(seconds)
-        )
-    )  # fmt: skip
+    seconds, planner = seconds_per_step(plan), plan.candidates[0].planner
+    tell(Improvement(planner=planner, schedule=plan.schedule.name, step_time=seconds, gap=plan.gap_at(seconds)))

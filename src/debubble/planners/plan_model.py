@@ -1,4 +1,4 @@
-"""Makes a Plan for a problem, or for a model on a cluster."""
+"""Planning: makes a Plan for a problem, or for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ def plan(
 ) -> Plan:
     """The fastest plan that fits for a model on a cluster.
 
-    With `global_batch` the degrees of parallelism, the ZeRO level and the size of micro-batches are searched; those
-    that are given among the other arguments are kept.  Without it they are what is given, or 1.
+    With `global_batch` the degrees of parallelism, the ZeRO level and the micro-batch size are searched, except those
+    among the other arguments, which are fixed.  Without it they are the arguments, or 1 by default.
 
     Args:
-        model: The model, or as the command line names it: a built-in name, a `config.json` or a folder with one.
-        cluster: Its devices, or as the command line names them: `8xA100-80GB` or a YAML file.
+        model: A model, a built-in name, a `config.json` or a folder with one.
+        cluster: A cluster, a text such as `8xA100-80GB`, or a YAML file.
         global_batch: Sequences per step, over all replicas and micro-batches; None: the degrees are not searched.
         micro_batches: Per pipeline and step; None: 32, or what the search chooses.
         planner: A planner's name.
-        pipeline: Devices of the pipeline; None: all that the other degrees leave, or what the search chooses.
+        pipeline: Devices of the pipeline; None: all devices, divided by the other degrees, or what the search chooses.
         chunks: Stages per device; None: the planner's choice.
         memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
         effort: Work that a planner may do, in seconds of the reference machine (see `search.effort`); the same call
             gives the same plan on every machine.
-        deadline: Seconds on the clock after which a planner stops all the same; None: ten times the effort and a
-            minute.  The plan's `cut_off` names those that had to.
-        cache: Start from the plan that this machine has found for the same question, and from its schedules for
-            similar ones, and keep the new ones: the answer depends on what was asked before.
+        deadline: Wall-clock seconds after which a planner stops; None: ten times the effort and a minute.  The plan's
+            `cut_off` names the planners that the deadline stopped.
+        cache: Start from this machine's cached plan for the same question and its schedules for similar ones, and
+            cache the new ones: the answer depends on earlier calls.
         seed: Seed of the searches.
         profile: A units file that `debubble profile` measured, or its content; not with `global_batch`.
         target: Name of the framework that is to run the plan: only what it can run is searched (see `targets`).
@@ -81,16 +81,15 @@ def plan(
             to peers not with `global_batch` or a target.
         robust: Compare plans by their mean step under disturbances (noise, a slow device, slow links), not by the
             predicted one; not with `global_batch`.
-        compare: Let `auto` ask every planner, the papers' and the baselines too; not with `global_batch`.
-        fastest: The fastest plan, even if a simpler one takes little longer (with `global_batch` 2%), which is the
-            answer otherwise.
-        lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or how many sequences have
-            so many tokens; None: all have `sequence_length`.  Not with `global_batch`.
-        progress: Called after every choice of degrees that was looked at, and every planner that answered.
+        compare: Let `auto` run every planner, the papers' and the baselines too; not with `global_batch`.
+        fastest: Return the fastest plan, even if a simpler one is only a little slower (with `global_batch` 2%).
+        lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or a mapping from numbers of
+            tokens to numbers of sequences; None: all have `sequence_length`.  Not with `global_batch`.
+        progress: Called after every choice of degrees and every planner.
         options: Those of RunOptions, such as `sequence_length=8192` (4096 by default).
 
     Raises:
-        InputError: for an unknown name, and for what does not go together.
+        InputError: for an unknown name, and for arguments that contradict each other.
         InfeasibleError: if nothing fits, with the reason.
     """
     model, cluster = as_model(model), Cluster.of(cluster)
@@ -102,25 +101,25 @@ def plan(
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     if run.expert_overlap and (target is None or targets[target].overlapping is None):
         raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
-    asked = CachedAnswer()
+    cached = CachedAnswer()
     if cache:
-        how = {"planner": planner, "target": target, "swap": swap, "robust": robust, "compare": compare}
+        choices = {"planner": planner, "target": target, "swap": swap, "robust": robust, "compare": compare}
         files = {"lengths": _content(lengths), "profile": _content(profile), "fastest": fastest}
         job_of = {"model": model.config, "cluster": cluster.to_dict(), "run": vars(run)}
-        asked = CachedAnswer.of({**numbers, **how, **files, **job_of})
+        cached = CachedAnswer.look_up({**numbers, **choices, **files, **job_of})
     search: dict[str, Any] = {
-        "effort": effort, "deadline": deadline, "cache": cache, "seed": seed + asked.times, "target": target
+        "effort": effort, "deadline": deadline, "cache": cache, "seed": seed + cached.times, "target": target
     }  # fmt: skip
     if global_batch is not None:
-        _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, compare=compare, lengths=lengths)
-        given = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
-        fixed = {name: degree for name, degree in given.items() if name in DEGREES and degree is not None}
+        _check_searched(profile=profile, swap=swap, robust=robust, compare=compare, lengths=lengths)
+        degrees = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
+        fixed = {name: degree for name, degree in degrees.items() if name in DEGREES and degree is not None}
         job = Job(
             model=model, cluster=cluster, global_batch=global_batch, options=run, fixed=fixed,
             tolerance=0.0 if fastest else TOLERANCE, swap=swap, **search,
         )  # fmt: skip
-        return asked.answer(partial(_plan_of_job, job, planner), progress)
-    _refuse_for_target(target, run, swap=swap, lengths=lengths)
+        return cached.answer(partial(_plan_of_job, job, planner), progress)
+    _check_target(target, run, swap=swap, lengths=lengths)
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     cluster = cluster if measured is None else _with_measured_reserve(cluster, measured)
     count = MICRO_BATCHES if micro_batches is None else micro_batches
@@ -131,23 +130,23 @@ def plan(
     if lengths is not None:
         problem = with_lengths(problem, _micro_batch_sizes(lengths, run, problem.micro_batches))
     described = ModelOnCluster(model, cluster)
-    return asked.answer(partial(_plan_of_problem, problem, planner, described, run, measured), progress)
+    return cached.answer(partial(_plan_of_problem, problem, planner, described, run, measured), progress)
 
 
 def for_target(options: RunOptions, target: str | None) -> RunOptions:
-    """The options of a run for a target, whose framework is priced where they name none."""
+    """The options of a run for a target, with the costs of its framework if they name none."""
     return options if target is None else targets[target].priced(options)
 
 
 def _plan_of_problem(
     problem: Problem, planner: str, described: ModelOnCluster, run: RunOptions, profile: Mapping[str, Any] | None
 ) -> Plan:
-    """The plan of a problem whose degrees are given."""
+    """The plan of a problem with fixed degrees."""
     return replace(_model_plan(planners[planner](problem), problem, described, run, profile), profile=profile)
 
 
 def _with_measured_reserve(cluster: Cluster, profile: Mapping[str, Any]) -> Cluster:
-    """The cluster, with what a profile measured in place of the usual reserve."""
+    """The cluster with the reserve that a profile measured, if it did."""
     source = measured_source(profile)
     if source is None or source.unplanned_bytes is None:
         return cluster
@@ -155,7 +154,7 @@ def _with_measured_reserve(cluster: Cluster, profile: Mapping[str, Any]) -> Clus
 
 
 def _plan_of_job(job: Job, planner: str) -> Plan:
-    """The plan of a job whose degrees are searched."""
+    """The plan of a job with searched degrees."""
     best = search_degrees(job, planner=planner, progress=tell)
     described = ModelOnCluster(job.model, job.cluster)
     made = _model_plan(best.result, best.problem, described, job.run_options(best.degrees))
@@ -163,11 +162,11 @@ def _plan_of_job(job: Job, planner: str) -> Plan:
 
 
 MICRO_BATCHES = 32
-"""Micro-batches per pipeline and step where nobody says how many."""
+"""Default number of micro-batches per pipeline and step."""
 
 
-def _refuse_for_target(target: str | None, run: RunOptions, *, swap: Swap, lengths: object) -> None:
-    """Raise InputError for what a framework decides itself, and for lengths next to slices."""
+def _check_target(target: str | None, run: RunOptions, *, swap: Swap, lengths: object) -> None:
+    """Raise InputError for arguments that a target does not support, and for lengths with slices."""
     if target is not None and swap == "peer":
         raise InputError("No target moves activations to peers; leave out the swap or the target.")
     if target is not None and lengths is not None:
@@ -176,8 +175,8 @@ def _refuse_for_target(target: str | None, run: RunOptions, *, swap: Swap, lengt
         raise InputError("Slices are equal parts of equal sequences: leave out the lengths or the slices.")
 
 
-def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compare: bool, lengths: object) -> None:
-    """Raise InputError for what is planned for given degrees alone."""
+def _check_searched(*, profile: object, swap: Swap, robust: bool, compare: bool, lengths: object) -> None:
+    """Raise InputError for arguments that need fixed degrees."""
     if profile is not None:
         raise InputError(
             "A profile is of one choice of degrees: give it with micro_batches and micro_batch_size in place of a"
@@ -194,7 +193,7 @@ def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compa
 
 
 def run_options(options: Mapping[str, Any]) -> RunOptions:
-    """The options of a run.  Raises InputError for a name that it does not have, or for a value of another type."""
+    """The options of a run.  Raises InputError for an unknown name or a value of the wrong type."""
     types = get_type_hints(RunOptions)
     for name, value in options.items():
         if name not in types:
@@ -206,7 +205,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
 def _micro_batch_sizes(
     lengths: Path | str | Mapping[int, int], run: RunOptions, micro_batches: int
 ) -> list[MicroBatchSize]:
-    """The sizes of a typical step's micro-batches."""
+    """The sizes of the micro-batches of a typical step."""
     histogram = read_lengths(Path(lengths)) if isinstance(lengths, str | Path) else checked_lengths(lengths)
     return typical_step(
         histogram, micro_batches=micro_batches, micro_batch_size=run.micro_batch_size,
@@ -214,13 +213,13 @@ def _micro_batch_sizes(
     )  # fmt: skip
 
 
-def _content(given: Path | str | Mapping[Any, Any] | None) -> Any:
-    """The content of a file, or the value that stands in its place."""
-    return read_file(Path(given), "file").decode(errors="replace") if isinstance(given, str | Path) else given
+def _content(source: Path | str | Mapping[Any, Any] | None) -> Any:
+    """The content of a file, or the value itself."""
+    return read_file(Path(source), "file").decode(errors="replace") if isinstance(source, str | Path) else source
 
 
 DEGREES = frozenset(field.name for field in fields(Degrees))
-"""Names of the degrees that a search may be told."""
+"""Names of the degrees that can be fixed in a search."""
 
 
 def _model_plan(
@@ -230,20 +229,16 @@ def _model_plan(
     options: RunOptions,
     profile: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of a model, in the half-layers that its whole layers stand for."""
+    """The plan of a model; a target's units, which are layers, are split into half-layers."""
     plan = replace(_plan_of(result, options), model_on_cluster=described)
     solution, levers = result.solution, problem.levers
     if levers is None:
         return replace(plan, target=problem.target)
     assert solution.partition is not None
     units = half_layers(
-        *described,
-        options,
-        pipeline=problem.devices,
-        profile=profile,
-        target=problem.target,
+        *described, options, pipeline=problem.devices, profile=profile, target=problem.target,
         micro_batches=problem.micro_batches // options.slices,
-    )
+    )  # fmt: skip
     partition = levers.halves(units, problem.units, solution.partition)
     linked = units.offloading_modules() if solution.schedule.offloaded else units
     return replace(
@@ -259,8 +254,8 @@ def plan_again(plan_: Plan, *, degrees: bool = False, **search: Any) -> Plan:
 
     Args:
         plan_: A plan of a model.
-        degrees: Whether the degrees of parallelism are open; if not, the plan's are kept.
-        search: Further arguments of `plan`: planner, effort, deadline, cache, seed and progress; for the plan's own
+        degrees: Whether to search the degrees of parallelism; if not, the plan's are kept.
+        search: Further arguments of `plan`: planner, effort, deadline, cache, seed and progress; with the plan's
             degrees also chunks and profile.
 
     Raises:
@@ -274,23 +269,16 @@ def plan_again(plan_: Plan, *, degrees: bool = False, **search: Any) -> Plan:
     batch: dict[str, Any]
     if degrees:
         batch = {"global_batch": plan_.degrees.global_batch, "fastest": True}
-        kept = {name: value for name, value in options.items() if name not in DEGREES}
+        options = {name: value for name, value in options.items() if name not in DEGREES}
     else:
-        batch, kept = {"micro_batches": plan_.micro_batches, "pipeline": plan_.devices}, options
-    return plan(described.model, described.cluster, target=plan_.target, **batch, **kept, **search)
+        batch = {"micro_batches": plan_.micro_batches, "pipeline": plan_.devices}
+    return plan(described.model, described.cluster, target=plan_.target, **batch, **options, **search)
 
 
-def solve(
-    problem: Problem,
-    *,
-    planner: str = "auto",
-    options: RunOptions | None = None,
-) -> Plan:
-    """Let a planner solve a problem of abstract costs or of units, for a run with these options.
+def solve(problem: Problem, *, planner: str = "auto", options: RunOptions | None = None) -> Plan:
+    """Solve a problem of abstract costs or of units with a planner, for a run with these options.
 
-    Units that were measured in a dtype are run in it.
-
-    Raises InfeasibleError if the planner finds nothing that fits.
+    The dtype of measured units replaces that of the options.  Raises InfeasibleError if nothing fits.
     """
     options = options or RunOptions()
     if isinstance(problem.workload, ModelUnits) and problem.workload.units.dtype is not None:

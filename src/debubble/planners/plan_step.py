@@ -1,4 +1,4 @@
-"""The step of a plan: its whole time, and bytes that go with it and that no plan counts."""
+"""The full step time of a plan, and the bytes of weight copies that plans do not count."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from debubble.simulator import Timeline
 
 @with_checked_types()
 def seconds_per_step(plan: Plan, timeline: Timeline | None = None) -> float:
-    """The time of a whole step: the pipeline's, and what follows it, in the unit of the plan's costs.
+    """The time of a full step, the pipeline and the work after it, in the unit of the plan's costs.
 
-    Raises OutOfMemoryError if its step is not simulated already, and the plan does not fit.
+    Raises OutOfMemoryError if the plan has to be simulated and does not fit.
     """
     return float(pipeline_time(timeline or plan.simulate(), plan.options)) + tail_of(plan)
 
 
 def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
-    """The pipeline's time: with post-validation the longest span, as devices wait for each other no more."""
+    """The pipeline's time: the makespan, or with post-validation, where devices do not wait, the longest span."""
     return timeline.makespan if objective_of(options) == "makespan" else timeline.span
 
 
 def tail_of(plan: Plan) -> float:
-    """Seconds that a model's step takes after its pipeline, for gradients and optimizer; 0 for abstract costs."""
+    """Seconds of a model's step after its pipeline, for gradients and optimizer; 0 for abstract costs."""
     described = plan.model_on_cluster
     return 0.0 if described is None else tail_seconds(plan, *described)
 
 
 def undo_bytes(plan: Plan) -> list[Number]:
-    """Bytes per device of the copies that take updates back, which only a post-validated plan of a model counts.
+    """Bytes per device of the copies that undo an update, which only a post-validated plan of a model counts.
 
     Raises InputError for a plan of abstract costs.
     """
@@ -51,7 +51,7 @@ def undo_bytes(plan: Plan) -> list[Number]:
 
 
 def average_bytes(plan: Plan) -> list[Number]:
-    """Bytes per device of a moving average of the weights that the optimizer steps; no plan counts them."""
+    """Bytes per device of a moving average of the weights; plans do not count them."""
     master = stepped_bytes(plan.options)
     share = Fraction(master, master + moment_bytes(plan.options))
     return [copies * share for copies in undo_bytes(plan)]

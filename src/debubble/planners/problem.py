@@ -1,4 +1,4 @@
-"""A Problem: what every planner is given, and the Solution that it answers with."""
+"""Problem and Solution: the input and the output of every planner."""
 
 from __future__ import annotations
 
@@ -33,51 +33,51 @@ from debubble.targets.orders import COMBINED, GivenOrders, OwnOrders, placement_
 from debubble.targets.target import targets
 
 Swap = Literal["host", "peer", "none"]
-"""Destinations of activations: the host, to the paired device p - 1 - s over the link between devices, or nowhere."""
-MOST_SEEDS = 2**31
-"""Solvers take seeds of 31 bits."""
+"""Destinations of offloaded activations: the host, the paired device p - 1 - s, or none."""
+MAX_SEEDS = 2**31
+"""Number of seeds: solvers take 31 bits."""
 
 
 @dataclass(frozen=True)
 class FixedStages:
-    """Stages whose costs are known, so that their partition is not open."""
+    """Stages with known costs, whose partition is fixed."""
 
     costs: StageCosts
 
 
 @dataclass(frozen=True)
 class ModelUnits:
-    """A model's units, which a planner divides into stages."""
+    """A model's units, which a planner partitions into stages."""
 
     units: Units
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The task of a planner: a workload, the devices, and the effort.
+    """The input of a planner: a workload, the devices, and the effort.
 
     Attributes:
-        workload: What a micro-batch computes: fixed stages, or model units to partition.
-        devices: Pipeline devices.
-        micro_batches: Micro-batches per step; where sequences are cut, their slices.
+        workload: The work of a micro-batch: fixed stages, or model units to partition.
+        devices: Number of pipeline devices.
+        micro_batches: Micro-batches per step; with sliced sequences, the number of slices.
         chunks: Stages per device; None: one for fixed stages, the planner's choice for units.
         effort: Work that a planner may do, in seconds of the reference machine (see `search.effort`).
-        deadline: Seconds on the clock after which a planner stops with what it has; None: ten times the effort and a
+        deadline: Wall-clock seconds after which a planner stops with its best plan; None: ten times the effort and a
             minute.
-        cache: Whether searches start from schedules that this machine has found before, and keep theirs.
-        seed: Seed of searches that draw at random.
-        objective: What the pipeline's part of a step takes: the makespan, or, with post-validation, the longest span.
-        tail: What follows the pipeline, if these are a model's units; None: nothing.
-        target: The name of the framework whose levers the plan may use, and whose whole layers the units are; None:
-            everything that debubble plans.
-        peers: Whether activations leave for the paired device rather than for the host; not every planner can.
+        cache: Whether searches start from this machine's cached schedules, and cache theirs.
+        seed: Seed of random searches.
+        objective: The pipeline's time: the makespan, or, with post-validation, the longest span.
+        tail: The work after the pipeline, for a model's units; None: nothing.
+        target: The name of the framework whose levers the plan may use, and whose layers are the units; None: all
+            levers of debubble.
+        peers: Whether activations go to the paired device instead of the host; not every planner supports that.
         robust: Whether plans are compared by their mean step under disturbances (see `planners.robustness`).
-        compare: Whether `auto` asks every planner.
-        plain: Whether `auto` takes a plan that neither recomputes, offloads nor steps on hosts for one that is a little
+        compare: Whether `auto` runs every planner.
+        plain: Whether `auto` prefers a plan without recomputation, offload and CPU optimizer to one that is a little
             faster.
 
     Raises:
-        InputError: If the entries do not go together.
+        InputError: If the entries contradict each other.
     """
 
     workload: FixedStages | ModelUnits
@@ -107,8 +107,8 @@ class Problem:
             raise InputError(f"The effort must be a number of seconds, 0 or more, not {self.effort}.")
         if self.deadline is not None and not self.deadline > 0:
             raise InputError(f"The deadline must be a number of seconds above 0, not {self.deadline}.")
-        if not 0 <= self.seed < MOST_SEEDS:
-            raise InputError(f"The seed must be a whole number from 0 to {MOST_SEEDS - 1}, not {self.seed}.")
+        if not 0 <= self.seed < MAX_SEEDS:
+            raise InputError(f"The seed must be a whole number from 0 to {MAX_SEEDS - 1}, not {self.seed}.")
         stages = self.devices * (self.chunks or 1)
         match self.workload:
             case FixedStages(costs) if costs.stages != stages:
@@ -126,7 +126,7 @@ class Problem:
 
     @property
     def entries(self) -> StageCosts | Units:
-        """The costs or units, which share the entries that hold for all stages."""
+        """The costs or the units, for the entries that both have."""
         match self.workload:
             case FixedStages(costs):
                 return costs
@@ -135,7 +135,7 @@ class Problem:
 
     @property
     def measured(self) -> bool:
-        """True if its units were measured, in seconds."""
+        """True if the units were measured, in seconds."""
         return isinstance(self.workload, ModelUnits) and self.workload.units.seconds
 
     @property
@@ -146,14 +146,14 @@ class Problem:
 
     @property
     def levers(self) -> TargetLevers | None:
-        """The only levers that a plan may use; None: all of them."""
+        """The levers that a plan may use; None: all of them."""
         if self.target is None:
             return None
         options = RunOptions() if self.tail is None else self.tail.options
         return targets[self.target].levers_of(options, pipeline=self.devices)
 
     def allows(self, schedule: str, placement: Placement | None = None) -> bool:
-        """Tell whether the levers leave a schedule of that name to choose, on stages that lie so."""
+        """Whether the levers allow a schedule of that name, and stages with this placement."""
         match None if self.levers is None else self.levers.orders:
             case OwnOrders(names):
                 return schedule in names
@@ -162,10 +162,10 @@ class Problem:
         return schedule != COMBINED
 
     def swapping(self, swap: Swap) -> Problem:
-        """The problem whose activations may go there, and nowhere else.
+        """The problem with this destination as the only one of offloaded activations.
 
-        Raises InputError if there is no such place, or messages between devices take no time, so that the link to a
-        peer is not known.
+        Raises InputError for an unknown destination, or if messages between devices take no time, so that the bandwidth
+        to a peer is unknown.
         """
         if swap not in get_args(Swap):
             raise InputError(f"Activations may go to {', '.join(get_args(Swap))}, not to {swap!r}.")
@@ -187,16 +187,16 @@ class Problem:
         return Effort.starting(self.effort, self.deadline)
 
     def time_of(self, run: Timeline | Price) -> Number:
-        """Time of the pipeline's part of a step, by the problem's objective."""
+        """The pipeline's time, according to the problem's objective."""
         return run.makespan if self.objective == "makespan" else run.span
 
     def step_time(self, timeline: Timeline) -> Number:
-        """Time of the whole step, with gradient reduction and optimizer: plans are ranked by it."""
+        """Time of the full step, with gradient reduction and optimizer, by which plans are ranked."""
         tail = 0 if self.tail is None else self.tail.of_schedule(timeline.program.schedule, timeline.program.costs)
         return self.time_of(timeline) + tail
 
     def step_bound(self, bound: Number) -> Number:
-        """A lower bound on the whole step, if its pipeline takes at least `bound`."""
+        """A lower bound on the full step, if its pipeline takes at least `bound`."""
         return bound + (0 if self.tail is None else self.tail.min_seconds)
 
     @property
@@ -206,7 +206,7 @@ class Problem:
 
     @property
     def limits(self) -> list[float]:
-        """The memory limit of each device; infinite if there is none."""
+        """Per device, the memory limit; infinite if there is none."""
         return limits_of(self.memory_limit, self.devices)
 
     @property
@@ -216,30 +216,30 @@ class Problem:
 
     @property
     def slices(self) -> int:
-        """Slices of every sequence: `micro_batches` counts all of them."""
+        """Number of slices per sequence; `micro_batches` counts slices."""
         return self.entries.slices
 
     @property
     def whole_micro_batches(self) -> Number:
-        """The micro-batches of a step, counted by their length where they differ."""
+        """The number of micro-batches of a step, weighted by their lengths."""
         scales = self.entries.micro_batch_scale
         return self.micro_batches if scales is None else sum(scales)
 
     @property
     def shortest(self) -> Number:
-        """The length of the shortest micro-batch, over that of a whole one."""
+        """The length of the shortest micro-batch, relative to a full one."""
         return min(self.entries.micro_batch_scale or (1,))
 
     def host_step_choices(self, placement: Placement) -> list[frozenset[int]]:
-        """The stages whose optimizers hosts may step: the last chunk of every device, the last two, and so on."""
+        """Choices of stages with a CPU optimizer: the last chunk of every device, the last two, and so on."""
         if self.levers is not None or isinstance(self.workload, FixedStages) or not self.units.hostable:
             return []
-        kept = self.stepped_on_device(placement)
-        choices = [placement.last_chunks(chunks) - kept for chunks in range(1, placement.chunks + 1)]
+        excluded = self.stepped_on_device(placement)
+        choices = [placement.last_chunks(chunks) - excluded for chunks in range(1, placement.chunks + 1)]
         return [stages for stages in choices if stages]
 
     def stepped_on_device(self, placement: Placement) -> frozenset[int]:
-        """The stages that no host may step, as the runtime cannot."""
+        """The stages for which the runtime has no CPU optimizer."""
         return frozenset() if self.tail is None else sharing_stages(self.tail.model, placement)
 
     @property
@@ -260,13 +260,13 @@ class Solution(Simulated):
     """A planner's answer.
 
     Attributes:
-        partition: The partition, if it was open.
-        deeper: The same units, as they recompute for the micro-batches that the schedule recomputes deeper.
-        lower_bound: Of the pipeline's part of a step, as far as the planner knows; the generic bound is added to it.
-        candidates: What else was tried, if the planner compares others.
-        remark: What the planner says of its search, in its own terms.
-        cut_off: Whether the deadline stopped the search, or a Ctrl-C.
-        interrupted: Whether a Ctrl-C stopped it.
+        partition: The partition, unless the problem has fixed stages.
+        deeper: The partition with the strategies of the micro-batches that the schedule recomputes deeper.
+        lower_bound: The planner's lower bound on the pipeline's time; the generic bound applies too.
+        candidates: Summaries of all candidates, if the planner compares other planners.
+        remark: The planner's remark on its search.
+        cut_off: Whether the deadline or Ctrl-C stopped the search.
+        interrupted: Whether Ctrl-C stopped it.
     """
 
     partition: Partition | None = None
@@ -278,13 +278,13 @@ class Solution(Simulated):
     interrupted: bool = False
 
     def raise_if_interrupted(self) -> None:
-        """Raise the KeyboardInterrupt that ended its search, in a search of which it is a part."""
+        """Raise KeyboardInterrupt if one ended its search, so that an enclosing search ends too."""
         if self.interrupted or any(candidate.interrupted for candidate in self.candidates):
             raise KeyboardInterrupt
 
     @property
     def complexity(self) -> tuple[int, int, float]:
-        """Stages, operations and bytes: of answers that are equally fast the one with fewest is taken.
+        """Stages, operations and peak bytes: of equally fast answers the smallest is chosen.
 
         Raises OutOfMemoryError if it does not fit.
         """
@@ -293,9 +293,9 @@ class Solution(Simulated):
 
 
 def peer_bandwidth(units: Units) -> Number:
-    """Bytes per second between two devices: a message, which takes `communication`, is what a full recomputation keeps.
+    """Bytes per second between two devices, from a message of the size that a fully recomputed unit keeps.
 
-    Raises InputError if the units do not say how long a message takes.
+    Raises InputError if the units do not state the time of a message.
     """
     message = min((u.strategies["full"].activation for u in units.units if "full" in u.strategies), default=0)
     if not message or not units.communication:
@@ -304,9 +304,9 @@ def peer_bandwidth(units: Units) -> Number:
 
 
 def closest(reasons: Sequence[DebubbleError]) -> DebubbleError:
-    """The reason that misses the limit by least, among reasons why nothing fits; the first if none knows.
+    """The error that misses the limit by the fewest bytes; the first error if none states them.
 
-    What only the host's memory keeps from fitting comes first: it is the cheapest to add.
+    Errors about host memory come first, as that is the cheapest to add.
     """
     known = [reason for reason in reasons if isinstance(reason, InfeasibleError) and reason.missing is not None]
     known = [reason for reason in known if isinstance(reason, HostMemoryError)] or known

@@ -1,9 +1,8 @@
-"""Planners that search, in parallel in processes of their own, where that is worth a process.
+"""Runs planners in parallel in worker processes, if their effort is worth a process.
 
-Each worker is a fresh interpreter that reads one pickled (planner, problem) after the other, and writes a pickled
-(Solution, seconds) or error for each.  Nothing of the caller's process is inherited, so it does not matter whether it
-has threads, torch or no main guard, which the processes of `concurrent.futures` would import again.  A worker ends when
-its parent is gone.
+A worker is a fresh interpreter that reads pickled (planner, problem) pairs and writes a pickled (Solution, seconds) or
+error for each.  It inherits nothing from the caller, so the caller may have threads, torch or no main guard, unlike
+with `concurrent.futures`, whose processes import the main module again.  A worker ends with its parent.
 """
 
 from __future__ import annotations
@@ -31,23 +30,22 @@ from debubble.processes import PYTHON, raise_gc_threshold
 Answer = tuple[Solution, float]
 """A planner's solution, and the seconds that it took."""
 
-SECONDS_TO_START = 60.0
-"""Seconds beyond its deadline, and to start, after which a worker is abandoned."""
-
+GRACE_SECONDS = 60.0
+"""Seconds after its deadline at which a worker is abandoned; they include its start."""
 
 Task = tuple[str | Callable[[Problem], Solution], Problem]
-"""A planner, by name or as a function at the top of a module, and what it is asked."""
+"""A planner, by name or as a module-level function, and its problem."""
 
 Key = TypeVar("Key", bound=Hashable)
 
-WORKER = 0.5
-"""Effort of a search from which it is worth a worker, in seconds: to start one takes about as long."""
-WORKER_SECONDS = 1.0
-"""Seconds on the clock from which any task is, where it is known how long tasks take."""
+MIN_WORKER_EFFORT = 0.5
+"""Least effort of a search in a worker, in seconds; starting a worker takes about as long."""
+MIN_WORKER_SECONDS = 1.0
+"""Tasks that are known to take at least this many wall-clock seconds run in workers."""
 
 
 class TaskAnswer:
-    """The answer of a task, which a worker or, where none has begun it when it is asked for, this process works out."""
+    """The answer of a task, from a worker, or from this process if no worker has begun it when it is asked for."""
 
     def __init__(self, task: Task, future: Future[Answer] | None = None) -> None:
         self._task, self.future = task, future
@@ -58,7 +56,7 @@ class TaskAnswer:
         return self.future is not None and self.future.done() and not self.future.cancelled()
 
     def take(self) -> bool:
-        """Keep the task for this process; False if a worker has begun it."""
+        """Claim the task for this process; False if a worker has begun it."""
         return self.future is None or self.future.cancel()
 
     def result(self) -> Answer:
@@ -74,21 +72,21 @@ class TaskAnswer:
 
 
 @contextmanager
-def side_by_side(tasks: Mapping[Key, Task], *, seconds: float = 0.0) -> Iterator[dict[Key, TaskAnswer]]:
-    """Give tasks that are worth it to workers, one for every core but this process's own, which takes its share.
+def ask_concurrently(tasks: Mapping[Key, Task], *, seconds: float = 0.0) -> Iterator[dict[Key, TaskAnswer]]:
+    """Run tasks concurrently: large ones in workers on all other cores, the rest in this process.
 
-    Workers that still search at the end, as after a Ctrl-C, are ended.
+    Workers that still search at the end, as after Ctrl-C, are killed.
 
     Args:
-        tasks: The planners and what each is asked, by key.
-        seconds: The time on the clock that a task takes, if that is known.
+        tasks: The tasks by key.
+        seconds: Wall-clock time of a task, if known.
 
     Yields:
-        The answers by the tasks' keys, to be asked for `by_completion`.
+        The answers by key, for `by_completion`.
     """
     workers, cores = _Workers(), os.cpu_count() or 1
-    worth = [key for key, task in tasks.items() if seconds >= WORKER_SECONDS or _is_worth_a_worker(*task)]
-    shared = worth if len(worth) > 1 and cores > 1 else []
+    large = [key for key, task in tasks.items() if seconds >= MIN_WORKER_SECONDS or _is_worth_a_worker(*task)]
+    shared = large if len(large) > 1 and cores > 1 else []
     with ThreadPoolExecutor(max_workers=max(1, cores - 1)) as pool:
         asked = {key: pool.submit(workers.ask, tasks[key]) for key in shared}
         try:
@@ -102,7 +100,7 @@ def side_by_side(tasks: Mapping[Key, Task], *, seconds: float = 0.0) -> Iterator
 
 
 def by_completion(answers: Mapping[Key, TaskAnswer]) -> Iterator[Key]:
-    """The keys as they are answered; this process works out what no worker has begun, each when it is asked for."""
+    """The keys in the order of completion; tasks that no worker has begun run in this process when asked for."""
     pending = dict(answers)
     while pending:
         key = next((key for key, answer in pending.items() if answer.is_known), None)
@@ -119,7 +117,7 @@ def _is_worth_a_worker(asked: str | Callable[[Problem], Solution], problem: Prob
     from debubble.planners.registry import planners
 
     searches = planners[asked].searches if isinstance(asked, str) else True
-    return searches and problem.effort >= WORKER
+    return searches and problem.effort >= MIN_WORKER_EFFORT
 
 
 def _answer(asked: str | Callable[[Problem], Solution], problem: Problem) -> Answer:
@@ -131,14 +129,14 @@ def _answer(asked: str | Callable[[Problem], Solution], problem: Problem) -> Ans
 
 
 class _Workers:
-    """The workers of some tasks; one that has answered is asked the next task, as its imports take a while."""
+    """A pool of workers, which are reused because their imports take a while."""
 
     def __init__(self) -> None:
         self._all: list[_Worker] = []
         self._idle: list[_Worker] = []
 
     def ask(self, task: Task) -> Answer:
-        """Have a task answered; raises the DebubbleError that it ended with, PlannerFailedError for any other."""
+        """Run a task in a worker; raises the DebubbleError that it ended with, PlannerFailedError for any other."""
         try:
             worker = self._idle.pop()
         except IndexError:
@@ -151,33 +149,33 @@ class _Workers:
         return answer
 
     def end(self) -> None:
-        """End all of them, whatever they do."""
+        """Kill all workers."""
         for worker in tuple(self._all):
             worker.end()
 
     def close(self) -> None:
-        """Close their pipes, once none of them is asked anything."""
+        """Close the pipes of all workers."""
         for worker in self._all:
             worker.close()
 
 
 class _Worker:
-    """A process that answers one task after the other."""
+    """A worker process, which runs tasks sequentially."""
 
     def __init__(self) -> None:
         command = [*PYTHON, "-m", "debubble.planners.process_pool", str(os.getpid()), *from_file.NAMED]
         pipe, self._open = subprocess.PIPE, ExitStack()
-        # A pipe that nobody reads meanwhile would stop a process that says much.
-        self._said = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said)
+        # A file, as a pipe that nobody reads would block the process once it is full.
+        self._stderr = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._stderr)
         self._process = self._open.enter_context(process)
 
     def ask(self, task: Task) -> Answer | DebubbleError:
-        """The answer of the process; raises a DebubbleError if it has ended, or after its timer."""
+        """The worker's answer; raises DebubbleError if the process has ended or exceeds its deadline."""
         assert self._process.stdin
         assert self._process.stdout
-        late = threading.Event()
-        timer = threading.Timer(task[1].begun().deadline.left + SECONDS_TO_START, self._give_up, [late])
+        timed_out = threading.Event()
+        timer = threading.Timer(task[1].begun().deadline.left + GRACE_SECONDS, self._kill_late, [timed_out])
         timer.daemon = True
         timer.start()
         try:
@@ -186,40 +184,40 @@ class _Worker:
             answer: Answer | DebubbleError = pickle.load(self._process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
             self._process.wait()
-            if late.is_set():
+            if timed_out.is_set():
                 raise CutOffError(
-                    f"It had not answered {SECONDS_TO_START:.0f} s after its deadline; give it more with --deadline."
+                    f"It had not answered {GRACE_SECONDS:.0f} s after its deadline; give it more with --deadline."
                 ) from None
-            raise PlannerFailedError(f"It failed: {self._last_words()}") from None
+            raise PlannerFailedError(f"It failed: {self._last_error_line()}") from None
         finally:
             timer.cancel()
         return answer
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Close its pipes, and end it."""
+        """Kill the process and close its pipes."""
         self.end()
-        # What it was asked may not have reached it.
+        # The task may still be in the pipe's buffer.
         with suppress(OSError):
             self._open.close()
 
-    def _give_up(self, late: threading.Event) -> None:
-        late.set()
+    def _kill_late(self, timed_out: threading.Event) -> None:
+        timed_out.set()
         self.end()
 
-    def _last_words(self) -> str:
-        self._said.seek(0)
-        return " ".join(self._said.read().decode(errors="replace").strip().splitlines()[-1:])
+    def _last_error_line(self) -> str:
+        self._stderr.seek(0)
+        return " ".join(self._stderr.read().decode(errors="replace").strip().splitlines()[-1:])
 
 
 def _work() -> None:
     raise_gc_threshold()
-    # The caller says who it is: it may be gone before this process can ask.
-    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    # The parent passes its process id, as it may be gone before this process could ask for it.
+    threading.Thread(target=_exit_with, args=(int(sys.argv[1]),), daemon=True).start()
     with _answers() as answers:
         for function in sys.argv[2:]:
             from_file.named_planner(function)
@@ -228,7 +226,7 @@ def _work() -> None:
             try:
                 answer = _answer(*task)
             except DebubbleError as error:
-                # Errors with arguments of their own do not survive pickling; their sentence does.
+                # Errors with other constructor arguments cannot be unpickled; their message is kept.
                 kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError
                 answer = kind(str(error), missing=getattr(error, "missing", None))
             except Exception as error:
@@ -238,29 +236,29 @@ def _work() -> None:
 
 
 def failure(error: Exception) -> PlannerFailedError:
-    """The error of a planner that has raised this, with where it did."""
+    """The error for a planner that raised this exception, with its location."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     words = f"{type(error).__name__}{f': {error}' * bool(str(error))}"
     return PlannerFailedError(f"It failed at {Path(place.filename).name}, line {place.lineno}: {words}.")
 
 
 def _answers() -> BinaryIO:
-    """The pipe for answers; what planners print goes where errors go."""
+    """The pipe for answers; stdout is redirected to stderr for what planners print."""
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return pipe
 
 
 def _next_task() -> Any:
-    """The next task that is asked, None once there are no more."""
+    """The next task; None at the end."""
     try:
         return pickle.load(sys.stdin.buffer)
     except EOFError:
         return None
 
 
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent was killed, which cannot end it then."""
+def _exit_with(parent: int) -> None:
+    """End this process soon after its parent has ended."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Progress of planning, for whoever listens."""
+"""Progress events of planning, for a listener."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Progress:
     Attributes:
         stage: `Ruling out by memory`, `Ranking` (`with hosts`, `larger micro-batches`), `Planning the best`, or
             `Planning`.
-        done: Of what is counted; choices of degrees that are pruned count as done.
-        total: Of what is counted.
-        counted: `configurations` of degrees, or `planners` that were asked.
+        done: Number of finished items; choices of degrees that are pruned count as done.
+        total: Number of all items.
+        counted: The items: `configurations` of degrees, or `planners`.
         best: The fastest so far: degrees, or the planner that found it.
-        step_time: Of the best so far, in the costs' unit.
+        step_time: Step of the best so far, in the costs' unit.
     """
 
     stage: str
@@ -39,8 +39,8 @@ class Improvement:
     Attributes:
         planner: The planner that found it.
         schedule: The name of its schedule.
-        step_time: Of a step, in the costs' unit.
-        gap: Share of that time that a better plan could save at most.
+        step_time: Time of a step, in the costs' unit.
+        gap: Upper limit on the fraction of that time that a better plan could save.
     """
 
     planner: str
@@ -56,7 +56,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def progress_listener(listener: Listener | None) -> Iterator[None]:
-    """Call the listener at every `tell` within."""
+    """Call the listener for every `tell` in this context."""
     token = _listener.set(listener)
     try:
         yield
@@ -65,15 +65,15 @@ def progress_listener(listener: Listener | None) -> Iterator[None]:
 
 
 @contextmanager
-def changing_news(change: Callable[[Progress | Improvement], Progress | Improvement]) -> Iterator[None]:
-    """Pass what is told in this context through `change` before the listener has it."""
+def changing_events(change: Callable[[Progress | Improvement], Progress | Improvement]) -> Iterator[None]:
+    """Pass events in this context through `change` before they reach the listener."""
     listener = _listener.get()
-    with progress_listener(None if listener is None else lambda news: listener(change(news))):
+    with progress_listener(None if listener is None else lambda event: listener(change(event))):
         yield
 
 
 def tell(progress: Progress | Improvement) -> None:
-    """Tell the listener, if there is one."""
+    """Pass an event to the listener, if there is one."""
     listener = _listener.get()
     if listener is not None:
         listener(progress)

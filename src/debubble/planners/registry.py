@@ -1,7 +1,7 @@
 """The planners' registry.
 
 A planner is a function from Problem to Solution, or a generator of Solutions, each faster than those before it,
-decorated with `@planner`; it raises InfeasibleError, with the reason as a sentence, if it finds nothing that fits.
+decorated with `@planner`; it raises InfeasibleError, with the reason as its message, if nothing fits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from debubble.costs.host_memory import check_host_memory
 from debubble.errors import PlannerFailedError
 from debubble.ir import CandidateSummary, DebubbleError, InputError, Number, PlannedUnit, Robustness
 from debubble.ir.plan_entries import recomputation_of
-from debubble.planners.bounds.proven import OF_ORDERS, check_states, proven_bound, proven_step_bound
+from debubble.planners.bounds.proven import ORDER_SEARCH, check_states, proven_bound, proven_step_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.progress import Improvement, tell
 from debubble.planners.restriction import as_run, with_module_offload
@@ -28,24 +28,24 @@ from debubble.simulator import Timeline
 from debubble.targets.target import runs_in
 
 SLICED = "seq1f1b"
-"""The planner of sequences that are cut into slices."""
+"""The planner of sliced sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A planner's answer, verified: lowered under the limit and simulated.
+    """A planner's verified answer: lowered under the memory limit and simulated.
 
     Attributes:
         planner: The planner's name.
-        solution: Its answer.
-        lower_bound: Time that no plan's step for the same problem beats.
-        pipeline_bound: A lower bound on the pipeline's part of it.
-        bound_argument: What these bounds count, in words.
-        solve_seconds: Seconds on the clock that the planner took.
-        time: Time of the whole step: makespan or span, as the problem says, and gradients and optimizer after it.
+        solution: The planner's answer.
+        lower_bound: Lower bound on the step of every plan for the same problem.
+        pipeline_bound: Lower bound on the pipeline's time.
+        bound_argument: The argument of these bounds, in words.
+        solve_seconds: Wall-clock seconds of planning.
+        time: Time of the full step: makespan or span, plus gradients and optimizer after it.
         partition: Per stage, its units with their strategies.
-        runs_in: Names of the targets that run it as it is, if it is a model's.
-        robustness: Its step under disturbances, if the problem asks for plans that stand them.
+        runs_in: Names of the targets that run it unchanged, for plans of a model.
+        robustness: The step under disturbances, if the problem is `robust`.
         plain_excess: See `CandidateSummary`.
         robust_excess: See `CandidateSummary`.
     """
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def score(self) -> Number:
-        """The number that plans are compared by: the step, or its mean under disturbances if that was asked for."""
+        """The time by which plans are compared: the step, or its mean under disturbances if the problem is `robust`."""
         return self.time if self.robustness is None else self.robustness.expected
 
     @property
@@ -80,19 +80,19 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """Share of that time that a better plan could save at most."""
+        """Upper limit on the fraction of the step that a better plan could save."""
         return max(0.0, float((self.time - self.lower_bound) / self.time))
 
     @property
     def plain(self) -> bool:
-        """True if it neither recomputes, nor offloads, nor steps on hosts."""
+        """True without recomputation, offload and CPU optimizer."""
         schedule = self.solution.schedule
         recomputes = any({*unit.strategies} != {"none"} for stage in self.partition for unit in stage)
         return not (recomputes or schedule.explicit_recompute or schedule.offloaded or schedule.host_steps)
 
     @property
     def summary(self) -> CandidateSummary:
-        """The answer's row in the table of candidates."""
+        """The answer as a candidate."""
         return CandidateSummary(
             planner=self.planner,
             status="cut off" if self.solution.cut_off else "found",
@@ -121,10 +121,10 @@ Answers = Solution | Iterator[Solution]
 
 @dataclass(frozen=True, kw_only=True)
 class HostEstimate:
-    """A planner's estimate of a step with optimizer states and activations on hosts, by which degrees are ranked.
+    """A planner's estimate of steps with CPU optimizer and activation offload, by which degrees are ranked.
 
     Attributes:
-        estimated_step: Seconds that a step may take; infinite if nothing seems to fit.
+        estimated_step: Estimated seconds of a step; infinite if nothing seems to fit.
         quick_step: Seconds of a step of a quick plan; the second argument is called with the effort spent.  Raises
             InfeasibleError if nothing fits.
     """
@@ -135,7 +135,7 @@ class HostEstimate:
 
 @dataclass(frozen=True)
 class PlannerEntry:
-    """One published planner, as `planner` registers it."""
+    """A registered planner."""
 
     name: str
     function: Callable[[Problem], Answers]
@@ -157,16 +157,16 @@ class PlannerEntry:
 
         Raises:
             InfeasibleError: If nothing fits.
-            InputError: If activations are to go to peers, and the planner cannot do that, or there are more
-                micro-batches than can be ordered.
-            PluginError: If a planner of another distribution fails.
+            InputError: If the planner does not support swapping to peers or slices, or if there are too many
+                micro-batches.
+            PluginError: If the planner of a plug-in fails.
         """
         start = time.perf_counter()
         solution = self.find(problem)
         return verify(self.name, problem, solution, time.perf_counter() - start)
 
     def find(self, problem: Problem) -> Solution:
-        """The last of the planner's answers; after a Ctrl-C the last that there is.  Raises as a call does."""
+        """The planner's last answer, after Ctrl-C the last one so far.  Raises the same errors as a call."""
         best: Solution | None = None
         try:
             for best in self.solutions(problem):
@@ -180,7 +180,7 @@ class PlannerEntry:
         return best
 
     def solutions(self, problem: Problem) -> Iterator[Solution]:
-        """The planner's answers as it finds them, each faster than those before it.  Raises as a call does."""
+        """The planner's answers as it finds them, each faster than the last.  Raises the same errors as a call."""
         if problem.peers and not self.peers:
             able = " and ".join(sorted(name for name in planners if planners[name].peers))
             raise InputError(f"The planner '{self.name}' cannot swap to peers; {able} can.")
@@ -197,7 +197,7 @@ class PlannerEntry:
 
 
 def tell_improvement(name: str, problem: Problem, solution: Solution) -> None:
-    """Tell who listens of a planner's answer, as the problem's target runs it, if it fits."""
+    """Report a planner's answer to the progress listener, as the problem's target runs it, if it fits."""
     with suppress(DebubbleError):
         solution = as_run(problem, solution)
         time = problem.step_time(_simulated(problem, solution))
@@ -207,7 +207,7 @@ def tell_improvement(name: str, problem: Problem, solution: Solution) -> None:
 
 
 def _simulated(problem: Problem, solution: Solution) -> Timeline:
-    """Simulate an answer; raises HostMemoryError if it keeps more of a model on a host than there is."""
+    """Simulate an answer; raises HostMemoryError if it exceeds the memory of a host."""
     timeline = solution.simulate()
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)
@@ -215,20 +215,20 @@ def _simulated(problem: Problem, solution: Solution) -> Timeline:
 
 
 def _assert_all_states(problem: Problem, solution: Solution) -> None:
-    """Assert that devices hold all states where no host steps, whatever costs a planner answers with."""
+    """Assert that a planner's costs count all states on devices if there is no CPU optimizer."""
     schedule = solution.schedule
     if not isinstance(problem.workload, ModelUnits) or solution.partition is None or schedule.host_steps:
         return
-    whole = problem.workload.units.stage_costs(solution.partition, schedule.placement).static
-    pairs = zip(solution.costs.static, whole, strict=True)
-    assert all(own >= states for own, states in pairs), f"{schedule.name} counts fewer states than its stages have"
+    expected = problem.workload.units.stage_costs(solution.partition, schedule.placement).static
+    counted = all(static >= states for static, states in zip(solution.costs.static, expected, strict=True))
+    assert counted, f"{schedule.name} counts fewer states than its stages have"
 
 
 def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
-    """Lower a planner's answer, as the problem's target runs it, under the limit and simulate it.
+    """Lower a planner's answer, as the problem's target runs it, under the memory limit, and simulate it.
 
-    Raises OutOfMemoryError if the answer does not fit, InfeasibleError if it keeps more on a host than there is, and
-    DeadlockError if its operations wait for each other.
+    Raises OutOfMemoryError if the answer does not fit, HostMemoryError if it exceeds a host's memory, and DeadlockError
+    if its operations wait for each other.
     """
     _assert_all_states(problem, solution)
     solution = with_module_offload(problem, as_run(problem, solution))
@@ -246,7 +246,7 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
         runs_in=_runs_in(problem, solution, partition),
         lower_bound=step_bound,
         pipeline_bound=bound,
-        bound_argument=of_step.argument if of_step.time == step_bound else OF_ORDERS,
+        bound_argument=of_step.argument if of_step.time == step_bound else ORDER_SEARCH,
         solve_seconds=solve_seconds,
         robustness=_robustness(problem, solution, timeline),
     )
@@ -257,9 +257,8 @@ def _robustness(problem: Problem, solution: Solution, timeline: Timeline) -> Rob
         return None
     judged = [c.robustness for c in solution.candidates if c.robustness is not None]
     if judged:
-        # It is the first of them.
-        return judged[0]
-    # The evaluator is compiled, which nobody needs who only lists planners.
+        return judged[0]  # the chosen candidate comes first
+    # Imported here as it loads the compiler, which is not needed to list planners.
     from debubble.planners.robustness import robustness
 
     tail = problem.step_time(timeline) - problem.time_of(timeline)
@@ -267,7 +266,7 @@ def _robustness(problem: Problem, solution: Solution, timeline: Timeline) -> Rob
 
 
 def _planned_units(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:
-    """The partition as a plan lists it; a fixed stage is one unit of type `stage`."""
+    """The partition as in a plan; a fixed stage is one unit of type `stage`."""
     if isinstance(problem.workload, ModelUnits):
         assert solution.partition is not None
         return problem.workload.units.planned(solution.partition, solution.deeper)
@@ -288,9 +287,9 @@ ORDER = (
     "chronos", "joint", "auto", "adapipe", "scope", "dapple", "dapple+", "ohp-cmb", "megatron-kwai", "megatron-even",
     "merak", "pipedream", "bpipe", "pipeoffload", "adaoffload", "optpipe", "milp", "obscura", "portfolio", "seq1f1b",
 )  # fmt: skip
-"""The order in which planners are listed and asked; of equally fast answers `auto` takes the first."""
+"""The order in which planners are listed and run; of equally fast answers `auto` takes the first."""
 
-FoundT = TypeVar("FoundT", bound=Answers)
+AnswerT = TypeVar("AnswerT", bound=Answers)
 
 planners: Registry[PlannerEntry] = Registry(
     "debubble.planners", kind="planner", folders=(PAPERS, "planner"), order=ORDER
@@ -306,22 +305,21 @@ def planner(
     slices: bool = False,
     plain: bool = False,
     host_estimate: HostEstimate | None = None,
-) -> Callable[[Callable[[Problem], FoundT]], Callable[[Problem], FoundT]]:
+) -> Callable[[Callable[[Problem], AnswerT]], Callable[[Problem], AnswerT]]:
     """Register a planner.
 
     Args:
         name: Its name in `db.planners`.
         paper: Its source.
-        searches: Whether it uses the problem's effort; such planners run in processes of their own under `auto`, if
-            the effort is worth a process.
-        peers: Whether it can keep activations on other devices.
-        slices: Whether it plans sequences that are cut into slices.
-        plain: Whether its answers are 1F1B or interleaved 1F1B without offload, for frameworks that have orders of
-            their own.
-        host_estimate: Its estimate of a step with hosts, if it has one.
+        searches: Whether it uses the problem's effort; `auto` runs such planners in separate processes if the effort is
+            worth it.
+        peers: Whether it can swap activations to other devices.
+        slices: Whether it plans sliced sequences.
+        plain: Whether its answers are 1F1B or interleaved 1F1B without offload, for frameworks with fixed orders.
+        host_estimate: Its estimate of steps with host offload, if it has one.
     """
 
-    def register(find: Callable[[Problem], FoundT]) -> Callable[[Problem], FoundT]:
+    def register(find: Callable[[Problem], AnswerT]) -> Callable[[Problem], AnswerT]:
         planners.add(name, PlannerEntry(name, find, paper, searches, peers, slices, plain, host_estimate))
         return find
 

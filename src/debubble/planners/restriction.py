@@ -1,4 +1,4 @@
-"""Answers as the framework that a problem is for runs them."""
+"""Restriction of a planner's answer to the levers of the problem's target framework."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from debubble.targets.offload import ModuleOffload, recomputed_operators
 
 
 def as_run(problem: Problem, solution: Solution) -> Solution:
-    """A planner's answer with the levers that the problem allows; the same answer if it allows all.
+    """A planner's answer restricted to the levers that the problem allows; unchanged if it allows all.
 
-    Layers that would have to recompute alike, and do not in the answer, recompute in the fastest way that fits.  Raises
-    InfeasibleError if the framework has no such order, or does not fit in any of its ways.
+    If the target requires the same recomputation of all layers and the answer has different ones, the fastest uniform
+    recomputation that fits replaces them.  Raises InfeasibleError if the framework has no such order, or nothing fits.
     """
     levers, partition = problem.levers, solution.partition
     if levers is None or partition is None or not isinstance(problem.workload, ModelUnits):
@@ -29,13 +29,13 @@ def as_run(problem: Problem, solution: Solution) -> Solution:
 
 
 def _recomputing_uniformly(problem: Problem, levers: TargetLevers, solution: Solution, units: Units) -> Solution:
-    """The answer with the fastest way to recompute all layers alike."""
+    """The answer with the fastest uniform recomputation of all layers."""
     assert solution.partition is not None
     fitting: list[Solution] = []
     reason: OutOfMemoryError | None = None
-    for ways in levers.uniform_partitions(units, solution.partition.lengths):
-        for way in ways:
-            changed = _with(solution, levers, units, way)
+    for partitions in levers.uniform_partitions(units, solution.partition.lengths):
+        for partition in partitions:
+            changed = _with(solution, levers, units, partition)
             try:
                 changed.simulate()
             except OutOfMemoryError as error:
@@ -45,7 +45,7 @@ def _recomputing_uniformly(problem: Problem, levers: TargetLevers, solution: Sol
                 break
     if not fitting:
         raise InfeasibleError(str(reason))
-    return min(fitting, key=lambda each: problem.time_of(each.simulate()))
+    return min(fitting, key=lambda answer: problem.time_of(answer.simulate()))
 
 
 def _with(solution: Solution, levers: TargetLevers, units: Units, partition: Partition) -> Solution:
@@ -56,11 +56,11 @@ def _with(solution: Solution, levers: TargetLevers, units: Units, partition: Par
 
 
 def with_module_offload(problem: Problem, solution: Solution) -> Solution:
-    """An answer as the framework runs it, with modules offloaded where that is faster than recomputation.
+    """The answer with the framework's module offload instead of recomputation, if that is faster.
 
-    It is the fastest that recomputes less than this one and offloads what it takes to fit; this one if none is.  In
-    each way to recompute it is the least offload that fits, as more of it takes no less time.  An answer that does not
-    fit, as one that offloads already does not without, may recompute as much.
+    For every uniform recomputation with less time than the answer's, the least offload that fits is tried, as more
+    offload never takes less time.  For an answer that does not fit, such as one that needs its own offload, equal
+    recomputation is tried too.
     """
     levers, partition = problem.levers, solution.partition
     if levers is None or not levers.offload or partition is None or not isinstance(problem.workload, ModelUnits):
@@ -69,10 +69,10 @@ def with_module_offload(problem: Problem, solution: Solution) -> Solution:
     if problem.memory_limit is None or units.module_bandwidth is None:
         return solution
     best, time = solution, _time(problem, solution)
-    for way in _recomputing_less(levers, units, partition, as_much=time is None):
-        operators = recomputed_operators(units, way)
-        settings = _by_bytes([each for each in levers.offload if each.combines_with(operators)], units, way)
-        plain = _with(solution, levers, units, way)
+    for less in _recomputing_less(levers, units, partition, or_equal=time is None):
+        operators = recomputed_operators(units, less)
+        settings = _by_bytes([setting for setting in levers.offload if setting.combines_with(operators)], units, less)
+        plain = _with(solution, levers, units, less)
         low, high = 0, len(settings)
         while low < high:
             middle = (low + high) // 2
@@ -88,7 +88,7 @@ def with_module_offload(problem: Problem, solution: Solution) -> Solution:
 
 
 def _time(problem: Problem, solution: Solution) -> Number | None:
-    """Time of the pipeline's part of a step; None if the answer does not fit."""
+    """The pipeline's time; None if the answer does not fit."""
     try:
         return problem.time_of(solution.simulate())
     except OutOfMemoryError:
@@ -96,28 +96,27 @@ def _time(problem: Problem, solution: Solution) -> Number | None:
 
 
 def _recomputing_less(
-    levers: TargetLevers, units: Units, partition: Partition, *, as_much: bool
+    levers: TargetLevers, units: Units, partition: Partition, *, or_equal: bool
 ) -> Iterator[Partition]:
-    """The ways to recompute parts of all layers alike in less time than a partition's way takes, or `as_much`."""
+    """Partitions with uniform recomputation that take less recompute time than this one (`or_equal` time)."""
 
-    def recompute(ways: Partition) -> float:
-        return sum(float(units.units[index].strategies[name].recompute) for stage in ways for index, name in stage)
+    def recompute(stages: Partition) -> float:
+        return sum(float(units.units[index].strategies[name].recompute) for stage in stages for index, name in stage)
 
-    most = recompute(partition)
-    ladders = [list(ways) for ways in levers.uniform_partitions(units, partition.lengths)]
-    ways = ladders[0] if ladders else [Partition.cut(units, partition.lengths)]
-    yield from (way for way in ways if recompute(way) < most or (as_much and recompute(way) == most))
+    limit = recompute(partition)
+    series = next(iter(levers.uniform_partitions(units, partition.lengths)), [Partition.cut(units, partition.lengths)])
+    yield from (other for other in series if recompute(other) < limit or (or_equal and recompute(other) == limit))
 
 
-def _by_bytes(settings: Sequence[ModuleOffload], units: Units, way: Partition) -> list[ModuleOffload]:
-    """The settings that move something, from the least to the most; of equal ones the first."""
-    sizes = {setting: sum(setting.moved_bytes(units, way)) for setting in settings}
+def _by_bytes(settings: Sequence[ModuleOffload], units: Units, partition: Partition) -> list[ModuleOffload]:
+    """The settings that offload any bytes, by increasing bytes; of equal ones the first."""
+    sizes = {setting: sum(setting.moved_bytes(units, partition)) for setting in settings}
     distinct = {round(sizes[setting]): setting for setting in reversed(settings) if sizes[setting]}
     return sorted(distinct.values(), key=lambda setting: sizes[setting])
 
 
 def _with_offload(plain: Solution, units: Units, setting: ModuleOffload) -> Solution:
-    """The answer with a setting's offload, for which no bound without it holds."""
+    """The answer with a setting's offload, to which the bound of the answer without offload does not apply."""
     assert plain.partition is not None
     schedule = setting.schedule(plain.schedule, units, plain.partition)
     costs = units.offloading_modules().stage_costs(plain.partition, schedule.placement)

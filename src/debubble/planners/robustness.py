@@ -1,11 +1,11 @@
-"""The time of a plan's step when times are not as predicted: Monte Carlo over its program.
+"""Robustness: a plan's step when times differ from the prediction, by Monte Carlo simulation of its program.
 
-A draw disturbs three things.  *Jitter*: every operation that computes takes its time times a lognormal factor.
-*Straggler*: one device, any with equal chance, computes slower for the whole step.  *Links*: messages, reductions and
-copies of every device take longer, by a factor between 1 and the most.  All plans for a problem meet the same
-disturbances: what is drawn depends on the seed, the draw, the device, the kind, the micro-batch and the chunk alone.
+A draw has three disturbances.  *Jitter*: the time of every compute operation is multiplied by a lognormal factor.
+*Straggler*: one device, drawn uniformly, computes slower during the full step.  *Links*: messages, reductions and
+copies of a device take longer, by a uniform factor.  All plans for a problem have the same disturbances, which only
+depend on the seed, the draw, the device, the kind, the micro-batch and the chunk.
 
-The order of operations stays as planned, that of transfers on links which devices share too.
+The order of operations stays as planned, also that of transfers on shared links.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from debubble.search.problem import Objective
 from debubble.simulator.engine import Graph
 
 JITTER, STRAGGLER, LINKS = 0.05, 0.1, 1.0
-"""Standard deviation of an operation's time; by how much the slow device is slower; by how much links are, at most:
-all shares of the predicted time."""
-DRAWS, LEAST, MAX_OPERATIONS = 64, 8, 2_000_000
-"""Draws, at least, and instructions of all draws together from which there are fewer."""
-TAIL = 0.95
-"""The share of the draws that take no longer than what is called the worst."""
+"""Standard deviation of an operation's time, slowdown of the straggler, and largest slowdown of links, as fractions of
+the predicted time."""
+MAX_DRAWS, MIN_DRAWS, MAX_OPERATIONS = 64, 8, 2_000_000
+"""Limits of the number of draws, and approximate maximum number of instructions of all draws together."""
+WORST_QUANTILE = 0.95
+"""The quantile of the draws that is reported as the worst step."""
 
 Cause = Literal["jitter", "straggler", "links"]
 CAUSES: tuple[Cause, ...] = ("jitter", "straggler", "links")
@@ -38,25 +38,23 @@ _LINKS = [LANE_CODE[lane] for lane in (Lane.SEND, Lane.RECV, Lane.D2H, Lane.H2D,
 
 
 def robustness(program: Program, *, objective: Objective, tail: Number = 0, seed: int = 0) -> Robustness:
-    """Judge a lowered plan under disturbances: the step's mean and worst times, and the mean under each cause alone.
+    """The mean and worst step of a lowered plan under disturbances, and the mean under every single cause.
 
-    `objective` is the pipeline's part of a step, `tail` the time that follows it, which is not disturbed.
+    `objective` is the objective of the pipeline's time; `tail` is the time after the pipeline, which is not disturbed.
     """
     disturbed = _Disturbed(program, objective)
-    # Plans of one problem have the same number of draws, whatever they split, move or recompute.
+    # The number of draws only depends on the problem, not on the plan.
     pairs = program.devices * program.schedule.micro_batches
-    draws = max(LEAST, min(DRAWS, MAX_OPERATIONS // (8 * pairs)))
+    draws = max(MIN_DRAWS, min(MAX_DRAWS, MAX_OPERATIONS // (8 * pairs)))
     times = np.array([disturbed.time(CAUSES, seed, draw) for draw in range(draws)])
-    fewer, ending = range(max(LEAST, draws // 4)), float(tail)
-    alone = {
-        cause: float(np.mean([disturbed.time((cause,), seed, draw) for draw in fewer])) + ending for cause in CAUSES
-    }
-    worst = float(np.quantile(times, TAIL)) + ending
+    few, ending = range(max(MIN_DRAWS, draws // 4)), float(tail)
+    alone = {cause: float(np.mean([disturbed.time((cause,), seed, draw) for draw in few])) + ending for cause in CAUSES}
+    worst = float(np.quantile(times, WORST_QUANTILE)) + ending
     return Robustness(draws=draws, expected=float(times.mean()) + ending, worst=worst, **alone)
 
 
 class _Disturbed:
-    """A program whose operations take other times than planned."""
+    """A program with disturbed times of operations."""
 
     def __init__(self, program: Program, objective: Objective) -> None:
         self.program, self.objective = program, objective
@@ -64,8 +62,8 @@ class _Disturbed:
         self.duration = np.asarray(program.duration, dtype=np.float64)
         self.lead = np.asarray(program.lead, dtype=np.float64)
         streams = program.waits.moment == STREAM
-        self.streaming, self.streamed = program.waits.after[streams], program.waits.other[streams]
-        """The instructions that wait for a part of another one, and those that they wait for."""
+        self.stream_readers, self.stream_sources = program.waits.after[streams], program.waits.other[streams]
+        """The instructions that wait for a fraction of another one, and those that they wait for."""
         chunk = np.zeros(program.schedule.stages, dtype=np.int64)
         for stages in program.schedule.placement.stages_of:
             chunk[list(stages)] = np.arange(len(stages)) % _CHUNKS
@@ -73,16 +71,16 @@ class _Disturbed:
         self.kind = np.minimum(program.kind, len(COMPUTE))
         self.micro_batch = np.maximum(program.micro_batch, 0)
         self.on_link = np.isin(program.lane, _LINKS)
-        # Both ends of a message take as long.
+        # Both ends of a message have the same factor.
         self.link = np.where(program.peer >= 0, np.minimum(program.device, program.peer), program.device)
         self.compute = program.lane == LANE_CODE[Lane.COMPUTE]
 
     def time(self, causes: Sequence[Cause], seed: int, draw: int) -> float:
-        """The pipeline's part of the step in one draw, disturbed by these causes."""
+        """The pipeline's time in one draw with these causes."""
         factor = self._factors(causes, np.random.default_rng([seed, draw]))
-        # A lead is in proportion to both operations: it holds with the one that takes less longer.
+        # A lead scales with the operation that is slowed down less.
         lead = self.lead.copy()
-        lead[self.streaming] *= np.minimum(factor[self.streaming], factor[self.streamed])
+        lead[self.stream_readers] *= np.minimum(factor[self.stream_readers], factor[self.stream_sources])
         start, end, _ = self.graph.times(self.duration * factor, lead)
         if self.objective == "makespan":
             return float(end.max())
@@ -93,7 +91,7 @@ class _Disturbed:
         return float((last - first).max())
 
     def _factors(self, causes: Sequence[Cause], chance: np.random.Generator) -> Floats:
-        """The slowdown of each instruction; random draws do not depend on the causes."""
+        """Per instruction, its factor; random numbers do not depend on the causes."""
         program = self.program
         slow = chance.integers(program.devices)
         links = chance.uniform(1, 1 + LINKS, program.devices)

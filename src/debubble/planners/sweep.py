@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from debubble import Report
 
 ModelName = Model | str | Path
-"""A model, or as the command line names it."""
+"""A model, or its name on the command line."""
 ClusterName = Cluster | str | Path
-"""A cluster, or as the command line names it."""
-MOST_VALUES = 64
+"""A cluster, or its name on the command line."""
+MAX_VALUES = 64
+"""Maximum number of values of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class SweepPoint:
     """The answer for one value.
 
     Attributes:
-        value: The value, as it was given.
+        value: The value.
         plan: The fastest plan; None if nothing fits.
         reason: Why nothing fits; empty if a plan does.
-        found_with: The value with which the plan was found, a smaller memory limit; None: with this one.
+        found_with: The smaller memory limit with which the plan was found; None: it was found with this value.
     """
 
     value: Any
@@ -46,12 +47,12 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The plans of a job, one for each value of an argument.
+    """The plans of a job for several values of an argument.
 
     Attributes:
         over: The argument, such as `memory_limit`.
         points: The answers in the order of the values.
-        interrupted: Whether a Ctrl-C ended it, before the answers for further values.
+        interrupted: Whether Ctrl-C ended it before all values.
     """
 
     over: str
@@ -59,7 +60,7 @@ class Sweep:
     interrupted: bool = False
 
     def show(self) -> Report:
-        """The page with a slider over the values, which a notebook shows and `save` writes."""
+        """The page with a slider over the values, for a notebook or to `save`."""
         import debubble
 
         return debubble.show(self)
@@ -76,36 +77,38 @@ def sweep(
     progress_of: Callable[[Any], Listener | None] = lambda _: None,
     **arguments: Any,
 ) -> Sweep:
-    """Plan a job for every value of one argument of `plan`, which is a list.
+    """Plan a job for every value of one argument of `plan`, given as a list.
 
     Args:
         model: The model, as for `plan`; a list of models is the argument to vary.
         cluster: Its devices, as for `plan`; a list of clusters is the argument to vary.
-        progress_of: Called with every value before it is planned; what it returns is told how that goes.
+        progress_of: Called with every value before it is planned; returns the listener for its progress.
         arguments: The other arguments of `plan`, at most one of them a list.
 
     Returns:
-        The plans, with the reason where nothing fits; after a Ctrl-C those of the values before it, during the first
-        value its best plan so far.
+        The plans, or the reasons why nothing fits; after Ctrl-C those of the finished values, or, during the first
+        value, its best plan so far.
 
     Raises:
         InputError: If not exactly one argument is a list, or a value is wrong.
 
     Example:
-        >>> found = db.sweep("llama-tiny", "2xA100-80GB", micro_batches=[2, 4], planner="dapple")
-        >>> [point.plan.micro_batches for point in found.points]
+        >>> result = db.sweep("llama-tiny", "2xA100-80GB", micro_batches=[2, 4], planner="dapple")
+        >>> [point.plan.micro_batches for point in result.points]
         [2, 4]
     """
-    given = {"model": model, "cluster": cluster, **arguments}
-    varied = [name for name, value in given.items() if isinstance(value, list | tuple)]
+    arguments = {"model": model, "cluster": cluster, **arguments}
+    varied = [name for name, value in arguments.items() if isinstance(value, list | tuple)]
     if len(varied) != 1:
         raise InputError(
             f"A sweep varies one argument, which is a list; {len(varied)} are{': ' * bool(varied)}{', '.join(varied)}."
         )
     (over,) = varied
-    values = _values(given[over])
+    values = arguments[over]
+    if not 2 <= len(values) <= MAX_VALUES:
+        raise InputError(f"A sweep has 2 to {MAX_VALUES} values, not {len(values)}.")
     for value in values:
-        # A wrong name among the last would cost the plans of all before it.
+        # Wrong names are found before anything is planned.
         if over == "cluster" and not isinstance(value, Cluster):
             Cluster.parse(value)
         if over == "model" and not isinstance(value, Model):
@@ -113,9 +116,9 @@ def sweep(
     points: list[SweepPoint] = []
     interrupted = False
     for value in values:
-        point = _point({"progress": progress_of(value), **given, over: value}, value)
+        point = _point({"progress": progress_of(value), **arguments, over: value}, value)
         interrupted = point is None or (point.plan is not None and point.plan.interrupted)
-        # The plan of an interrupted search would look worse than it is beside others.
+        # The plan of an interrupted search cannot be compared with the others.
         if point is not None and not (interrupted and points):
             points.append(point)
         if interrupted:
@@ -127,15 +130,15 @@ def sweep(
 
 
 def _with_plans_of_less(points: Sequence[SweepPoint]) -> Iterator[SweepPoint]:
-    """The answers, in place of which those for less memory stand where they are faster: what fits less fits more."""
+    """The answers, replaced by those for less memory where these are faster, as they fit too."""
     planned = [(_limits(point.plan), point.plan, point.value) for point in points if point.plan is not None]
     for point in points:
         if point.plan is None:
             yield point
             continue
-        own = _limits(point.plan)
-        smaller = [each for each in planned if all(map(le, each[0], own))]
-        _, best, value = min(smaller, key=lambda each: each[1].step_time)
+        limits = _limits(point.plan)
+        smaller = [answer for answer in planned if all(map(le, answer[0], limits))]
+        _, best, value = min(smaller, key=lambda answer: answer[1].step_time)
         faster = best.step_time < (1 - MIN_RELATIVE_GAIN) * point.plan.step_time
         yield SweepPoint(point.value, best, found_with=value) if faster else point
 
@@ -146,14 +149,8 @@ def _limits(plan: Plan) -> tuple[int, ...]:
     return plan.cluster.memory_limits
 
 
-def _values(values: Sequence[Any]) -> Sequence[Any]:
-    if not 2 <= len(values) <= MOST_VALUES:
-        raise InputError(f"A sweep has 2 to {MOST_VALUES} values, not {len(values)}.")
-    return values
-
-
 def _point(arguments: dict[str, Any], value: Any) -> SweepPoint | None:
-    """The answer for a value; None if a Ctrl-C ended its search before a plan was found."""
+    """The answer for a value; None if Ctrl-C ended its search before a plan was found."""
     try:
         return SweepPoint(value, plan(**arguments))
     except InfeasibleError as error:

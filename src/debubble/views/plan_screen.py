@@ -24,7 +24,7 @@ from debubble.planners.analysis.explanation import ALL_TO_ALL, REMARK_SHARE, Exp
 from debubble.planners.analysis.likely_fit import may_not_fit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import gains, helpful
-from debubble.planners.auto import asks_others
+from debubble.planners.auto import has_compared_planners
 from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets
@@ -354,7 +354,7 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         more = ranks * math.ceil(batch / ranks)
         yield f"replicas: {batch} sequences do not divide among {ranks} devices (--global-batch {more} does)"
     if plan.planner == "auto" and plan.degree_search is None and plan.target is None:
-        if not asks_others([candidate.planner for candidate in plan.candidates]):
+        if not has_compared_planners([candidate.planner for candidate in plan.candidates]):
             yield "papers' planners (--compare)"
     elif plan.planner != "auto" and plan.degree_search is None:
         yield "other planners (--planner auto)"

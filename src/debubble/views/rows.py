@@ -22,7 +22,7 @@ from debubble.ir.degrees import (
 )
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan
-from debubble.planners.answers import ONE_STAGE, PLAIN_TOLERANCE
+from debubble.planners.answers import ONE_STAGE_TOLERANCE, PLAIN_TOLERANCE
 from debubble.plans import Plan
 
 
@@ -109,7 +109,7 @@ def where_simpler_wins(plan: Plan, *, slower: float | None = None) -> str:
         plan: The plan.
         slower: Its relative slowdown; None: against the fastest other planner's plan.
     """
-    share = ONE_STAGE if plan.schedule.stages == 1 else PLAIN_TOLERANCE
+    share = ONE_STAGE_TOLERANCE if plan.schedule.stages == 1 else PLAIN_TOLERANCE
     slower = 1 / fastest_other(plan)[1] - 1 if slower is None else slower
     return f"within {share:.0%}" if slower <= share else "on CPUs, whose hosts are the same cores"
 

@@ -191,12 +191,12 @@ def test_fronts_hold_the_optimum_of_the_0_1_program(
     each = [
         stage.stage_sums(tuple(enumerate(names))) for names in itertools.product(*(u.strategies for u in stage.units))
     ]
-    found = front(stage.units).cheapest(alive=alive, budget=budget)
+    found = front(stage.units).cheapest(in_flight=alive, budget=budget)
     if found is None:
         assert not any(alive * sums.activation_recomputed + 20 <= budget for sums in each)
     else:
         sums = stage.stage_sums(tuple(enumerate(found.strategies)))
-        assert (found.kept, found.recompute) == (sums.activation_recomputed, sums.recompute)
+        assert (found.retained, found.recompute) == (sums.activation_recomputed, sums.recompute)
         assert sums.recompute_workspace <= found.workspace
         assert alive * sums.activation_recomputed + sums.recompute_workspace <= budget
         assert found.recompute <= min(

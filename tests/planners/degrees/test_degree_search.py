@@ -8,7 +8,7 @@ import debubble as db
 from debubble.ir import CutOffError, DebubbleError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners import planners
-from debubble.planners.degrees.answer import BEST
+from debubble.planners.degrees.answer import MAX_SHOWN
 from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import quickest, search_degrees
@@ -154,7 +154,7 @@ def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
     wanted = asked()
     best = quickest(replace(wanted, effort=1e3)).search
     assert best.slower > best.planned
-    exhaustive = sorted(set(steps(wanted).values()))[:BEST]
+    exhaustive = sorted(set(steps(wanted).values()))[:MAX_SHOWN]
     assert [found.step_time for found in best.configurations] == pytest.approx(exhaustive)
 
 

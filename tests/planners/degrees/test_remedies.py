@@ -11,8 +11,8 @@ from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.memory import too_large
-from debubble.planners.degrees.remedies import MOST, Misfit, Remedy, misfit, remedies
-from debubble.planners.degrees.shortlist import least_states, shortlist
+from debubble.planners.degrees.remedies import MAX_REMEDIES, Misfit, Remedy, misfit, remedies
+from debubble.planners.degrees.shortlist import min_state_bytes, shortlist
 from debubble.planners.degrees.space import Job, smallest_batches
 from debubble.planners.problem import Problem
 
@@ -32,7 +32,7 @@ def test_a_pipeline_for_too_long_a_sequence_is_told_other_degrees() -> None:
     first, *others = remedies(asked)
     assert first.degrees.slices > 1
     assert first.change == f"--pipeline 8 --slices {first.degrees.slices}"
-    assert len(others) < MOST
+    assert len(others) < MAX_REMEDIES
     free = job(length=131072)
     assert first.step_time == quick_step(free.problem(first.degrees))[0]
 
@@ -155,10 +155,10 @@ def test_a_shortlist_has_the_choices_whose_states_may_fit() -> None:
     limit = max(asked.cluster.memory_limits)
     listed = shortlist(asked)
     fit = [each for each in smallest_batches(asked) if too_large(asked.problem(each)) is None]
-    assert {*listed.choices} >= {each for each in fit if least_states(asked, each) <= limit} - {
+    assert {*listed.choices} >= {each for each in fit if min_state_bytes(asked, each) <= limit} - {
         each for each in fit if each.zero == 0 and each.data > 1
     }
-    assert all(least_states(asked, each) <= limit for each in listed.choices)
+    assert all(min_state_bytes(asked, each) <= limit for each in listed.choices)
 
 
 def test_a_planner_of_one_stage_per_device_says_so(run: Any) -> None:

@@ -231,7 +231,7 @@ class _UnitsBuilder(CombinationBuilder):
     def _seconds(self, chunks: int, hosted: int, offloaded: int) -> float:
         """The promise, which groups and the cut into stages leave as it is."""
         try:
-            pipeline = self._bounds.of(chunks, hosted=hosted, offloaded=offloaded)
+            pipeline = self._bounds.bound(chunks, hosted=hosted, offloaded=offloaded)
         except InfeasibleError:
             return math.inf
         tail, unsummed = self.problem.tail, 0.0 if self._reduces else 1.0

@@ -152,8 +152,8 @@ def _peers_have_capacity(stages: Stages, configuration: Configuration, choices: 
     p, m = stages.problem.devices, stages.problem.micro_batches
     alive, away = configuration.alive(p, m), configuration.away(p, m)
     for s in range(configuration.adjusted):
-        host, received_bytes = choices[p - 1 - s], float(configuration.fraction) * away[s] * choices[s].kept
-        if alive[p - 1 - s] * host.kept + host.workspace + received_bytes > stages.budget(p - 1 - s):
+        host, received_bytes = choices[p - 1 - s], float(configuration.fraction) * away[s] * choices[s].retained
+        if alive[p - 1 - s] * host.retained + host.workspace + received_bytes > stages.budget(p - 1 - s):
             return False
     return True
 
@@ -163,11 +163,11 @@ def _cheapest(
 ) -> StageRecomputation | None:
     _, shared = _seconds_per_byte(stages, configuration, stage)
     return stages.fronts[stage].cheapest(
-        alive=alive,
+        in_flight=alive,
         budget=stages.budget(stage),
         transfer=shared,
         period=float(stages.costs.work(stage)),
-        at_least=at_least,
+        min_recompute=at_least,
     )
 
 
@@ -184,8 +184,8 @@ def candidate(
             blocks=away[s],
             warm_up=mu[s],
             periods=m - mu[s],
-            transfer=alone * choice.kept,
-            pace=shared * choice.kept,
+            transfer=alone * choice.retained,
+            pace=shared * choice.retained,
             forward=float(costs.forward[s]),
             backward=float(costs.backward(s)) + choice.recompute,
         )

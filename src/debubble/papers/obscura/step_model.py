@@ -25,7 +25,7 @@ def identify(stages: Stages, choices: Sequence[StageRecomputation]) -> int:
     """
     devices = len(choices)
     alive = [min(devices - s, stages.problem.micro_batches) for s in range(devices)]
-    over = [s for s, c in enumerate(choices) if alive[s] * c.kept + c.workspace > stages.budget(s)]
+    over = [s for s, c in enumerate(choices) if alive[s] * c.retained + c.workspace > stages.budget(s)]
     return over[-1] + 1 if over else 0
 
 

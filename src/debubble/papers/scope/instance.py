@@ -103,7 +103,7 @@ def _run(units: Units, first: int, size: int, count: int) -> LayerRun:
         count=count,
         static=float(sum(u.static + u.gathered for u in layer)),
         workspace=float(max(u.workspace for u in layer)),
-        options=tuple(Option(way.strategies, work + way.recompute, way.kept, way.workspace) for way in menu_of(layer)),
+        options=tuple(Option(c.strategies, work + c.recompute, c.retained, c.workspace) for c in menu_of(layer)),
     )
 
 

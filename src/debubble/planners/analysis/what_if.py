@@ -32,7 +32,7 @@ from debubble.planners.degrees.space import slice_choices, with_cpu_optimizer
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.problem import ModelUnits, Problem, Solution, Swap
-from debubble.planners.process_pool import Task, by_completion, side_by_side
+from debubble.planners.process_pool import Task, ask_concurrently, by_completion
 from debubble.planners.progress import Progress
 from debubble.planners.registry import planners, verify
 from debubble.plans import Plan
@@ -74,7 +74,7 @@ def what_ifs(
     changes = {change.words: change for change in generated}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
     searched: dict[str, float] = {}
-    with side_by_side(tasks) as answers:
+    with ask_concurrently(tasks) as answers:
         for words in by_completion(answers):
             change = changes[words]
             try:

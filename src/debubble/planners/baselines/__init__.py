@@ -1,4 +1,4 @@
-"""Published planners that the four papers compare themselves with, and others of the field."""
+"""Published planners: the baselines of the four papers, and others of the field."""
 
 from debubble.planners.baselines import adapipe, even_splits, pipeoffload, seq1f1b, zero_bubble
 

@@ -1,15 +1,15 @@
-"""AdaPipe: recomputation chosen stage by stage, and a partition that evens out what it costs.
+"""AdaPipe: recomputation chosen per stage, and a partition that balances stage times with recomputation.
 
 Source: Sun et al., AdaPipe: Optimizing Pipeline Parallelism with Adaptive Recomputation and Partitioning, ASPLOS 2024.
 
-Two dynamic programs on 1F1B, where stage s holds min(m, p - s) activations:
+Two dynamic programs for 1F1B, where stage s has min(m, p - s) micro-batches in flight:
 
-* the inner one is a knapsack per run of units: the least recompute time with which its activations fit (`fronts`
-  solves it for every capacity at once, whatever the workspace; runs of the same units share the answer);
-* the outer one cuts the model from the back: for stages s ... p - 1 on the units from i on, the efficient pairs of
-  (slowest stage, sum of stages); a step takes sum + (m - 1) slowest, exactly if the stages are equal.
+* the inner one is a knapsack per run of units: the least recompute time with which its activations fit (a Pareto front
+  solves it for all capacities at once; equal runs share it);
+* the outer one partitions the model from the back: for stages s ... p - 1 on the units from i on, the Pareto-optimal
+  pairs of (slowest stage, sum of stages); a step takes sum + (m - 1) slowest, which is exact for equal stages.
 
-The best few cuts are simulated.
+The best few partitions are simulated.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from debubble.planners.registry import planner
 from debubble.schedules.one_f_one_b import one_f_one_b
 
 FINALISTS = 5
-"""Cuts that are simulated."""
-WIDEST = 2
-"""A stage may have this many times the mean work."""
+"""Number of partitions that are simulated."""
+MAX_STAGE_RATIO = 2
+"""Upper limit on the work of a stage, as a multiple of the mean."""
 
 
 @planner("adapipe", paper="AdaPipe, ASPLOS 2024", plain=True)
@@ -50,12 +50,12 @@ def adapipe(problem: Problem) -> Solution:
 
 
 _Run = tuple[bool, tuple[int, ...]]
-"""True if a run of units begins inside a block, and its numbers of each kind: runs that are equal so cost the same."""
+"""Whether a run of units begins inside a block, and its number of units per kind: equal runs have equal costs."""
 
 
 @dataclass(frozen=True)
 class _Suffix:
-    """Stages s ... p - 1 on the units from i on, and where stage s ends."""
+    """A partition of the units from i on into stages s ... p - 1, of which stage s ends at `end`."""
 
     slowest: float
     total: float
@@ -64,16 +64,16 @@ class _Suffix:
 
 
 class DynamicPrograms:
-    """Both programs for one problem."""
+    """Both dynamic programs for one problem."""
 
     def __init__(self, problem: Problem, units: Units) -> None:
         self.problem, self.units = problem, units
-        self.alive = [min(problem.micro_batches, problem.devices - s) for s in range(problem.devices)]
+        self.in_flight = [min(problem.micro_batches, problem.devices - s) for s in range(problem.devices)]
         self._fronts: dict[tuple[int, _Run], Front] = {}
         self._times: dict[tuple[int, _Run], float | None] = {}
 
     def lengths(self) -> list[tuple[int, ...]]:
-        """Units per stage of the efficient cuts, fastest first.  Raises InfeasibleError if none fits."""
+        """Units per stage of the Pareto-optimal partitions, fastest first.  Raises InfeasibleError if none fits."""
         n, p = len(self.units.units), self.problem.devices
         cuts: list[list[_Suffix]] = [[] for _ in range(n)] + [[_Suffix(0.0, 0.0, n, None)]]
         for s in reversed(range(p)):
@@ -85,19 +85,20 @@ class DynamicPrograms:
         return [_lengths(cut) for cut in sorted(cuts[0], key=lambda c: c.total + passes * c.slowest)]
 
     def choices(self, lengths: tuple[int, ...]) -> list[StageRecomputation]:
-        """The recomputation of each stage of a cut."""
+        """The recomputation of every stage of a partition."""
         chosen = []
         for s, (begin, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
-            best = front(self.units.on(s)[begin:end]).cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
+            budget = self._budget(s, begin, end)
+            best = front(self.units.on(s)[begin:end]).cheapest(in_flight=self.in_flight[s], budget=budget)
             chosen.append(_required(best, s))
         return chosen
 
     def _extend(self, s: int, begin: int, cuts: list[list[_Suffix]]) -> Iterator[_Suffix]:
-        """Stage s from `begin` to every end from which the later stages can continue."""
+        """The partitions with stage s from `begin` to every end from which the later stages fit."""
         work = self._work[s]
-        widest = WIDEST * sum(each[-1] for each in self._work) / self.problem.devices**2
+        max_work = MAX_STAGE_RATIO * sum(totals[-1] for totals in self._work) / self.problem.devices**2
         for end in range(begin + 1, len(cuts)):
-            if end > begin + 1 and work[end] - work[begin] > widest:
+            if end > begin + 1 and work[end] - work[begin] > max_work:
                 return
             time = self._time(s, begin, end) if cuts[end] else None
             if time is not None:
@@ -105,7 +106,7 @@ class DynamicPrograms:
                     yield _Suffix(max(time, rest.slowest), time + rest.total, end, rest)
 
     def _time(self, s: int, begin: int, end: int) -> float | None:
-        """Time of one micro-batch on stage s with those units; None if they do not fit."""
+        """Time of one micro-batch on stage s with these units; None if they do not fit."""
         key = self._run(begin, end)
         if (s, key) not in self._times:
             recompute = self._recompute(s, begin, end, key)
@@ -114,13 +115,13 @@ class DynamicPrograms:
         return self._times[s, key]
 
     def _recompute(self, s: int, begin: int, end: int, key: _Run) -> float | None:
-        """The least recompute time with which those units fit on stage s; None if there is none."""
-        units, kept, budget = self.units.on(s), self._kept[s], self._budget(s, begin, end)
-        if self.alive[s] * (kept[end] - kept[begin]) <= budget:
+        """The least recompute time with which these units fit stage s; None if there is none."""
+        units, activations, budget = self.units.on(s), self._activations[s], self._budget(s, begin, end)
+        if self.in_flight[s] * (activations[end] - activations[begin]) <= budget:
             return 0.0
         if (id(units), key) not in self._fronts:
             self._fronts[id(units), key] = front(units[begin:end])
-        best = self._fronts[id(units), key].cheapest(alive=self.alive[s], budget=budget)
+        best = self._fronts[id(units), key].cheapest(in_flight=self.in_flight[s], budget=budget)
         return None if best is None else best.recompute
 
     def _run(self, begin: int, end: int) -> _Run:
@@ -135,28 +136,28 @@ class DynamicPrograms:
 
     @cached_property
     def _work(self) -> list[list[float]]:
-        """Work of the units before each, for every device."""
-        return self._before(lambda unit: float(unit.work))
+        """Per device, prefix sums of the units' work."""
+        return self._prefix_sums(lambda unit: float(unit.work))
 
     @cached_property
-    def _kept(self) -> list[list[float]]:
-        """Bytes that the units before each keep if they do not recompute, for every device."""
-        return self._before(lambda unit: float(unit.activation))
+    def _activations(self) -> list[list[float]]:
+        """Per device, prefix sums of the units' activation bytes without recomputation."""
+        return self._prefix_sums(lambda unit: float(unit.activation))
 
-    def _before(self, number: Callable[[Unit], float]) -> list[list[float]]:
+    def _prefix_sums(self, number: Callable[[Unit], float]) -> list[list[float]]:
         tables = [self.units.on(device) for device in range(self.problem.devices)]
         sums = {id(table): [*accumulate(map(number, table), initial=0.0)] for table in tables}
         return [sums[id(table)] for table in tables]
 
     @cached_property
     def _inside(self) -> frozenset[int]:
-        """The units that lie inside a block of units that share inputs: a stage that begins there cuts it."""
+        """The units that are not the first of their block: a stage that begins with one splits the block."""
         ends = set(accumulate(map(len, blocks(self.units.units)), initial=0))
         return frozenset(range(len(self.units.units))) - ends
 
     @cached_property
     def _kinds(self) -> list[tuple[int, ...]]:
-        """Numbers of each kind of unit before every unit.  Units of other blocks are of another kind."""
+        """Prefix sums of the number of units per kind; units of unequal blocks are of different kinds."""
         signatures = [
             [(u.type, u.work, u.static, u.workspace, u.activation) for u in b] for b in blocks(self.units.units)
         ]
@@ -175,12 +176,12 @@ def _required(choice: StageRecomputation | None, stage: int) -> StageRecomputati
 
 
 def _efficient(cuts: Iterator[_Suffix]) -> list[_Suffix]:
-    """The cuts that no other beats in both the slowest stage and the sum."""
-    kept: list[_Suffix] = []
+    """The Pareto-optimal partitions in slowest stage and sum of stages."""
+    best: list[_Suffix] = []
     for cut in sorted(cuts, key=lambda c: (c.slowest, c.total)):
-        if not kept or cut.total < kept[-1].total - 1e-12 * cut.total:
-            kept.append(cut)
-    return kept
+        if not best or cut.total < best[-1].total - 1e-12 * cut.total:
+            best.append(cut)
+    return best
 
 
 def _lengths(cut: _Suffix) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""1F1B planners that published planners compare themselves with: fixed splits, recomputation by one rule.
+"""Baselines of published planners: 1F1B on fixed splits, with one rule for recomputation.
 
 Sources:
 
@@ -7,13 +7,13 @@ Sources:
   Rematerialization and Optimal Hybrid Parallelism, USENIX ATC 2024.  Obscura uses the first as a baseline, ChronosPipe
   the second: compute-memory balanced checkpointing, without its activation offloading.
 * Megatron-Even: Narayanan et al., Megatron-LM, SC 2021, with Megatron's `block` recomputation: the first N units of
-  every stage recompute fully, N the least that fits all devices, as `--recompute-num-layers` can express it.
-* Merak: Lai et al., IEEE TPDS 2023, section 4, as SCOPE compares with it: stages that have memory to spare skip
-  recomputation, and what remains falls into bubbles where the schedule has them.
+  every stage recompute fully, with the smallest N that fits all devices, as `--recompute-num-layers` expresses it.
+* Merak: Lai et al., IEEE TPDS 2023, section 4, as SCOPE compares with it: stages with spare memory skip
+  recomputation, and the remaining recomputation overlaps with bubbles if the schedule has any.
 * PipeDream: Narayanan et al., SOSP 2019, the partitioning of section 3.1 for one worker per stage, as SCOPE compares
   with it (its weights stashed per micro-batch are not used: all planners here flush).  It balances compute only.
-* BPipe: Kim et al., ICML 2023; early stages keep activations on the late ones, and recompute MLPs, as Obscura compares
-  with it, only if that does not suffice.
+* BPipe: Kim et al., ICML 2023; early stages keep activations on late ones, and, as in Obscura's comparison, recompute
+  MLPs only if that does not suffice.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def megatron_kwai(problem: Problem) -> Solution:
 
 
 def _cheap_first(problem: Problem) -> list[str]:
-    """The strategies' names, by the recompute time of the whole model."""
+    """The strategies' names, by the recompute time of the full model."""
     if isinstance(problem.workload, FixedStages):
         return ["none", "full"]
     units = problem.workload.units.units
@@ -118,7 +118,7 @@ def _on_megatron(
     split: Callable[[Units, int], list[int]],
     recompute: Callable[[PartitionSearch, list[int]], PricedSchedule],
 ) -> Solution:
-    """Megatron's schedule on one split of the units, or on fixed stages of which the fewest recompute."""
+    """Megatron's schedule on one split of the units, or on fixed stages with the fewest stages recomputed."""
     chunks = problem.chunks or 1
     repricer = Repricer(megatron_schedule(problem, chunks))
     match problem.workload:
@@ -130,9 +130,9 @@ def _on_megatron(
 
 
 def _uniform_recomputation(search: PartitionSearch, lengths: list[int]) -> PricedSchedule:
-    """The partition with the least N for which the first N units of every stage recompute fully.
+    """The partition with full recomputation of the first N units of every stage, with the smallest N that fits.
 
-    Raises InfeasibleError if even all of them do not suffice.
+    Raises InfeasibleError if recomputing all units does not fit.
     """
     plain, full = (Partition.cut(search.units, lengths, strategy=name) for name in ("none", "full"))
     for number in range(max(lengths) + 1):
@@ -140,8 +140,8 @@ def _uniform_recomputation(search: PartitionSearch, lengths: list[int]) -> Price
         excesses = search.excesses(partition)
         if max(excesses) <= 0:
             return search.priced(partition)
-    short = max(range(len(excesses)), key=excesses.__getitem__)
-    raise InfeasibleError(f"Device {short} does not fit even if every layer recomputes; the split is not by memory.")
+    fullest = max(range(len(excesses)), key=excesses.__getitem__)
+    raise InfeasibleError(f"Device {fullest} does not fit even if every layer recomputes; the split is not by memory.")
 
 
 @planner("bpipe", paper="BPipe, ICML 2023", peers=True)
@@ -156,10 +156,10 @@ def bpipe(problem: Problem) -> Solution:
 
 
 def bpipe_variants(problem: Problem) -> tuple[Solution, Solution]:
-    """BPipe without and with MLP recomputation; fixed stages recompute wholly or not.
+    """BPipe without and with MLP recomputation; fixed stages recompute entirely or not at all.
 
-    Activations move over the link between devices.  Its bandwidth follows from the time of a message, which is the
-    input that fully recomputing units keep; fixed stages use their offload times.
+    Activations move over the link between devices.  Its bandwidth follows from the time of a message, whose size is the
+    input that a fully recomputed unit keeps; fixed stages use their offload times.
     """
     stages = Stages.even(problem)
     schedule = bpipe_schedule(devices=problem.devices, micro_batches=problem.micro_batches)
@@ -179,5 +179,5 @@ def _between_devices(problem: Problem, solution: Solution) -> Solution:
                 raise InfeasibleError("BPipe moves activations between devices; the costs have no 'offload' time.")
             return solution
         case ModelUnits(units):
-            pace = 1 / peer_bandwidth(units) if units.communication else 0
-            return replace(solution, costs=costs.replace(offload=[pace * a for a in costs.activation], reload=None))
+            per_byte = 1 / peer_bandwidth(units) if units.communication else 0
+            return replace(solution, costs=costs.replace(offload=[per_byte * a for a in costs.activation], reload=None))

@@ -1,4 +1,4 @@
-"""PipeOffload and AdaOffload as planners: the schedules of `schedules/offload.py` on every partition that is tried.
+"""PipeOffload and AdaOffload as planners: the schedules of `schedules/offload.py` on even and balanced partitions.
 
 Sources: Wan et al., PipeOffload, ICML 2025; OptPipe, appendix D.
 """
@@ -20,7 +20,7 @@ from debubble.simulator import simulate
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedStages:
-    """Stages with their costs, ready to be ordered."""
+    """Stages with costs and placement, ready for an order search."""
 
     costs: StageCosts
     partition: Partition | None
@@ -28,7 +28,7 @@ class PlacedStages:
     objective: Objective
 
     def order_problem(self, micro_batches: int) -> OrderProblem:
-        """The search problem of these stages, with every freedom that the costs give."""
+        """The order search problem of these stages, with offload and recomputation if the costs allow them."""
         return OrderProblem(
             placement=self.placement,
             micro_batches=micro_batches,
@@ -40,16 +40,16 @@ class PlacedStages:
         )
 
     def solution(self, schedule: Schedule, *, lower_bound: Number = 0) -> Solution:
-        """A schedule as the planner's answer."""
+        """A schedule as a planner's solution."""
         return Solution(schedule=schedule, costs=self.costs, partition=self.partition, lower_bound=lower_bound)
 
 
 def placed_stages(
     problem: Problem, placement: Placement | None = None, *, strategy: str = "none"
 ) -> Iterator[PlacedStages]:
-    """The fixed stages; or the even and the balanced partition of the units, all of which recompute by one strategy.
+    """The fixed stages, or the even and the balanced partition of the units with one recomputation strategy.
 
-    In looped placement with `chunks` stages per device, one by default, if no other is asked for.
+    `placement` defaults to looped placement with the problem's number of chunks, one by default.
     """
     placement = placement or Placement.looped(problem.devices, problem.chunks or 1)
     match problem.workload:
@@ -63,9 +63,9 @@ def placed_stages(
 
 
 def _best_of(problem: Problem, name: str) -> Solution:
-    """The fastest answer that a schedule of the library has within memory on any of the stages.
+    """The fastest solution of a library schedule that fits, over all `placed_stages`.
 
-    Raises InfeasibleError with the last reason if it has none, UnsupportedError if there is no link to the host.
+    Raises InfeasibleError with the last reason if none fits, UnsupportedError if there is no link to the host.
     """
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None

@@ -1,12 +1,11 @@
 """Seq1F1B: plans for sequences that are cut into slices.
 
 Source: Ao Sun et al., Seq1F1B, NAACL 2025 (arXiv:2406.03488), whose orders are in `schedules/seq1f1b.py`.  The paper
-plans neither partition nor recomputation: here each order takes the least recomputation that fits, as `portfolio` does,
-and units are then moved between stages as long as that makes the step faster.  Slices have equally many tokens or equal
-work, whichever is faster: attention makes later slices slower, and the first ones of equal work keep more.  Where
-slices take unlike times, list schedules of them are tried too, and few of them are ordered by the exact model.  Where
-an order does not fit, hosts step the optimizers of the last chunks, of as few as that takes.  No activation is
-offloaded.
+plans neither partition nor recomputation: here every order gets the least recomputation that fits, as in `portfolio`,
+and units are then moved between stages while that speeds up the step.  Slices have equally many tokens or equal work,
+whichever is faster: attention makes later slices slower, and with equal work the first slices retain more bytes.  List
+schedules are tried too, as slices may take different times, and small problems are ordered by the exact model.  If an
+order does not fit, the last chunks get CPU optimizer steps, as few as possible.  Activations are not offloaded.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from debubble.search.exact.cp_sat import solve
 from debubble.search.problem import Incumbent, OrderProblem
 
 FINALISTS = 2
-"""Points whose partition is searched."""
-LISTED, EXACT = 2048, 24
-"""Pairs of a stage and a slice up to which list schedules are tried, and the exact model is asked."""
+"""Number of points whose partition is searched."""
+MAX_LISTED_PAIRS, MAX_EXACT_PAIRS = 2048, 24
+"""Maximum number of (stage, slice) pairs for list schedules, and for the exact model."""
 
 
 class _Point(NamedTuple):
-    """A priced order, and the problem with the slices that it is for."""
+    """A priced order, and the problem with its slices."""
 
     problem: Problem
     priced: PricedSchedule
@@ -88,14 +87,14 @@ def _cuts(problem: Problem) -> Iterator[Problem]:
 
 
 def _orders(problem: Problem) -> Iterator[Schedule]:
-    """The orders on slices, for all numbers of chunks."""
-    whole = problem.micro_batches // problem.slices
+    """The orders of slices, for all numbers of chunks."""
+    count = problem.micro_batches // problem.slices
     for chunks in problem.chunk_choices:
         names = ("seq1f1b", "seq1f1b-zb") if chunks == 1 else ("seq1f1b-interleaved",)
         for name in names:
-            given: dict[str, Any] = {} if chunks == 1 else {"chunks": chunks}
-            with suppress(InputError):  # too many pairs of stage and micro-batch with these chunks
-                yield schedules[name](devices=problem.devices, micro_batches=whole, slices=problem.slices, **given)
+            options: dict[str, Any] = {} if chunks == 1 else {"chunks": chunks}
+            with suppress(InputError):  # too many pairs of stage and micro-batch
+                yield schedules[name](devices=problem.devices, micro_batches=count, slices=problem.slices, **options)
 
 
 def _reordered(problem: Problem, point: PricedSchedule, effort: Effort) -> PricedSchedule:
@@ -108,18 +107,18 @@ def _reordered(problem: Problem, point: PricedSchedule, effort: Effort) -> Price
         objective=problem.objective, fused_recompute=schedule.fused_recompute,
     )  # fmt: skip
     starts = [schedule, *_list_schedules(problem, point)]
-    few = schedule.stages * schedule.micro_batches <= EXACT
-    if few:
+    is_small = schedule.stages * schedule.micro_batches <= MAX_EXACT_PAIRS
+    if is_small:
         starts += [start.with_split_backwards() for start in starts]
     best: dict[bool, Incumbent] = {}
     for start in starts:
         with suppress(DebubbleError):
-            found = Incumbent(schedule=start, value=orders.value(start), bound=0, source="start")
+            incumbent = Incumbent(schedule=start, value=orders.value(start), bound=0, source="start")
             split = bool(start.split_backward)
-            if split not in best or found.value < best[split].value:
-                best[split] = found
-    for split, known in [*best.items()] if few else ():
-        # The exact model leaves whole backwards whole.
+            if split not in best or incumbent.value < best[split].value:
+                best[split] = incumbent
+    for split, known in [*best.items()] if is_small else ():
+        # The exact model does not split fused backwards.
         for better in solve(replace(orders, split=split), known, effort=effort, seed=problem.seed):
             best[split] = better
     fastest = min(best.values(), key=lambda incumbent: incumbent.value)
@@ -127,15 +126,15 @@ def _reordered(problem: Problem, point: PricedSchedule, effort: Effort) -> Price
 
 
 def _list_schedules(problem: Problem, point: PricedSchedule) -> Iterator[Schedule]:
-    """List schedules of a point's stages with as many slices in flight as the point has, and more."""
+    """List schedules of a point's stages, with at least as many slices in flight as the point has."""
     schedule = point.schedule
-    if schedule.stages * schedule.micro_batches > LISTED:
+    if schedule.stages * schedule.micro_batches > MAX_LISTED_PAIRS:
         return
-    kept = [max(map(sum, schedule.in_flight(device, (Kind.B, Kind.I)))) for device in range(schedule.devices)]
+    in_flight = [max(map(sum, schedule.in_flight(device, (Kind.B, Kind.I)))) for device in range(schedule.devices)]
     for more, forwards_first in product((0, 1, problem.slices, schedule.micro_batches), (False, True)):
         listed = slice_list_schedule(
             schedule.placement, schedule.micro_batches // problem.slices, point.costs,
-            in_flight=[most + more for most in kept], forwards_first=forwards_first,
+            in_flight=[count + more for count in in_flight], forwards_first=forwards_first,
             fused_recompute=schedule.fused_recompute,
         )  # fmt: skip
         if listed is not None:
@@ -156,6 +155,6 @@ def _fitted(problem: Problem, schedule: Schedule, effort: Effort) -> PricedSched
 
 
 def _splits(problem: Problem, placement: Placement) -> Iterator[Sequence[int]]:
-    """The split of a model's units by the work of the average token, and the even one."""
+    """The split balanced by the work of the average token, and the even split."""
     yield balanced_by_device(problem.units.average, placement)
     yield even_counts(problem.units, placement.stages)

@@ -1,7 +1,7 @@
-"""Zero-bubble schedules as a planner: each on even and on balanced stages.
+"""Zero-bubble schedules as a planner, on even and on balanced stages.
 
 Sources: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, and Pipeline Parallelism with Controllable Memory,
-NeurIPS 2024.  The papers recompute nothing; here all layers may recompute, selectively or fully, where that is faster.
+NeurIPS 2024.  The papers recompute nothing; here all layers may recompute, selectively or fully, if that is faster.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from debubble.schedules import schedules
 from debubble.simulator import simulate
 
 SCHEDULES = ("zb-h1", "zb", "zb-v", "v-half", "v-min")
-STRATEGIES, FIXED = ("none", "selective", "full"), ("none", "full")
-"""Recomputation of all layers, and of given stages."""
+STRATEGIES, FIXED_STRATEGIES = ("none", "selective", "full"), ("none", "full")
+"""Recomputation strategies of all layers, and of all fixed stages."""
 
 
 @planner("zero-bubble", paper="Zero Bubble, ICLR 2024")
 def zero_bubble(problem: Problem) -> Solution:
     """The fastest zero-bubble schedule on even or balanced stages, nothing or every layer recomputing."""
     reasons: list[DebubbleError] = []
-    found: list[tuple[Number, Solution]] = []
-    strategies = FIXED if isinstance(problem.workload, FixedStages) else STRATEGIES
+    solutions: list[tuple[Number, Solution]] = []
+    strategies = FIXED_STRATEGIES if isinstance(problem.workload, FixedStages) else STRATEGIES
     for name, strategy in product(SCHEDULES, strategies):
         entry = schedules[name]
         if problem.chunks not in (None, entry.default_chunks):
@@ -44,9 +44,9 @@ def zero_bubble(problem: Problem) -> Solution:
             except DebubbleError as error:
                 reasons.append(error)
             else:
-                found.append((time, stages.solution(schedule)))
-    if not found and not reasons:
+                solutions.append((time, stages.solution(schedule)))
+    if not solutions and not reasons:
         raise InfeasibleError(f"No zero-bubble schedule has {problem.chunks} chunks: leave --chunks out.")
-    if not found:
+    if not solutions:
         raise closest(reasons)
-    return min(found, key=lambda each: each[0])[1]
+    return min(solutions, key=lambda timed: timed[0])[1]

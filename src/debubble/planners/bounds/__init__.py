@@ -1,6 +1,6 @@
-"""Lower bounds that every plan of a problem obeys, and what they argue with.
+"""Lower bounds on the step of every plan of a problem.
 
-`proven.py` takes the best of the others: `whole_units.py` assigns units to devices, and `ramps.py` counts what memory
-and links let start before the first backward and end after the last forward.  `host_steps.py` says how long CPU
-optimizer steps take at least after it.  `quick_plans.py` bounds the plans by which degrees are ranked.
+`proven.py` takes the largest of these: `whole_units.py` assigns undivided units to devices; `ramps.py` limits the work
+before the first backward and after the last forward by memory and links; `host_steps.py` bounds the CPU optimizer
+steps after it.  `quick_plans.py` bounds the plans by which degrees are ranked.
 """

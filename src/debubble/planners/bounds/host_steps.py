@@ -1,9 +1,9 @@
-"""The least time that CPU optimizer steps take on some device, as units are whole and the others' states must fit.
+"""A lower bound on the CPU optimizer steps of the device with most of them, for undivided units.
 
-A device that cannot hold the optimizer states of all its units offloads some of them, whose CPU optimizer steps run one
-after the other.  The sum over all devices says little where units are large: a device that lacks a tenth of a layer's
-states offloads a whole layer's.  So all ways to assign units to devices are tried, with the least time of CPU steps for
-each set of units, and the longest time of a device is minimised.
+A device that cannot hold the optimizer states of all its units offloads those of some, whose CPU optimizer steps run
+sequentially.  Memory summed over devices gives a weak bound for large units: a device that lacks a tenth of a layer's
+bytes has to offload the full layer.  So the bound minimizes the longest CPU step time of a device over all assignments
+of units to devices, each device with its cheapest feasible offload.
 
 docs/notes/bounds.md has the proof.
 """
@@ -21,25 +21,25 @@ import numpy as np
 from debubble.ir.arrays import Floats, Ints
 from debubble.planners.bounds.ramps import ROUNDING, FinishedUnits, Piece, Pieces
 
-SETS = 300
-"""Sets of units next to those of the most frequent kind, up to which they are assigned."""
+MAX_SETS = 300
+"""Maximum number of sets of units, without those of the most frequent kind, for which the bound is computed."""
 
 
-def least_host_steps(a: Pieces) -> float:
-    """The least time of the CPU optimizer steps of the device with most of them, over all ways to assign pieces.
+def min_host_steps(a: Pieces) -> float:
+    """Minimize the longest CPU optimizer step time of a device over all assignments of pieces to devices.
 
     Returns:
-        The time; infinite if no way fits; 0 if all states fit on devices, if none can be offloaded, and if there are
-        too many ways.
+        The time; infinite if no assignment fits; 0 if all states fit on devices, if none can be offloaded, or if there
+        are too many assignments.
     """
     sets = _sets(a)
     if sets is None:
         return 0.0
-    steps = {capacity: sets.host_steps(capacity * (1 + ROUNDING)) for capacity in set(a.rooms)}
-    candidates = np.unique(np.concatenate([each[np.isfinite(each)] for each in steps.values()]))
+    steps = {capacity: sets.host_steps(capacity * (1 + ROUNDING)) for capacity in set(a.capacities)}
+    candidates = np.unique(np.concatenate([times[np.isfinite(times)] for times in steps.values()]))
 
     def possible(longest: float) -> bool:
-        return sets.covered([(sets.most_within(steps[size], longest), n) for size, n in Counter(a.rooms).items()])
+        return sets.covered([(sets.max_common(steps[size], longest), n) for size, n in Counter(a.capacities).items()])
 
     low, high = 0, len(candidates)
     if high and possible(float(candidates[0])):
@@ -50,31 +50,31 @@ def least_host_steps(a: Pieces) -> float:
     return float(candidates[low]) * (1 - ROUNDING) if low < len(candidates) else math.inf
 
 
-def finished_units(a: Pieces, *, longest: float, least: float) -> Iterator[FinishedUnits]:
-    """Units of one kind, some of which every device offloads if CPU optimizer steps take no longer than `longest`.
+def finished_units(a: Pieces, *, longest: float, min_step: float) -> Iterator[FinishedUnits]:
+    """Kinds of units of which every device offloads some if no device has CPU optimizer steps longer than `longest`.
 
-    Kinds whose steps take less than `least` are left out.
+    Kinds whose steps are shorter than `min_step` are skipped.
     """
     sets = _sets(a)
     for kind in [] if sets is None else sets.kinds:
-        if sets is None or kind.host_step < max(least, ROUNDING) or kind.count < len(a.rooms):
+        if sets is None or kind.host_step < max(min_step, ROUNDING) or kind.count < len(a.capacities):
             continue
         number = 0
-        while not _possible_with_few(sets, a, kind, number, longest):
+        while not _is_feasible_with(sets, a, kind, number, longest):
             number += 1
         if number:
-            places = [n for n, piece in enumerate(a.pieces) if _StateKind.of(piece) == replace(kind, count=1)]
-            drained = min(a.pieces[n].gradient_offload for n in places)
-            yield FinishedUnits(number * kind.host_step * (1 - ROUNDING) + drained, tuple(places))
+            places = [n for n, piece in enumerate(a.pieces) if _StateKind.of_piece(piece) == replace(kind, count=1)]
+            drain = min(a.pieces[n].gradient_offload for n in places)
+            yield FinishedUnits(number * kind.host_step * (1 - ROUNDING) + drain, tuple(places))
 
 
-def _possible_with_few(sets: _UnitSets, a: Pieces, kind: _StateKind, number: int, longest: float) -> bool:
-    """Tell whether a device may offload at most so many of a kind, where CPU steps take no longer than that."""
-    for size in set(a.rooms):
-        others = Counter(a.rooms)
-        others[size] -= 1
-        devices = [(sets.most_within(sets.host_steps(s * (1 + ROUNDING)), longest), n) for s, n in others.items()]
-        few = sets.most_within(sets.host_steps(size * (1 + ROUNDING), at_most=(kind, number)), longest)
+def _is_feasible_with(sets: _UnitSets, a: Pieces, kind: _StateKind, number: int, longest: float) -> bool:
+    """Whether some device can offload at most `number` of a kind if no device has CPU steps longer than `longest`."""
+    for size in set(a.capacities):
+        peers = Counter(a.capacities)
+        peers[size] -= 1
+        devices = [(sets.max_common(sets.host_steps(s * (1 + ROUNDING)), longest), n) for s, n in peers.items()]
+        few = sets.max_common(sets.host_steps(size * (1 + ROUNDING), at_most=(kind, number)), longest)
         if sets.covered([*devices, (few, 1)]):
             return True
     return number >= kind.count
@@ -82,7 +82,7 @@ def _possible_with_few(sets: _UnitSets, a: Pieces, kind: _StateKind, number: int
 
 @dataclass(frozen=True)
 class _StateKind:
-    """Pieces whose states, step and transient bytes are equal."""
+    """Pieces with equal states, CPU step and transient bytes."""
 
     static: float
     hosted: float
@@ -92,94 +92,92 @@ class _StateKind:
     count: int = 1
 
     @staticmethod
-    def of(piece: Piece) -> _StateKind:
-        """The kind of a piece."""
+    def of_piece(piece: Piece) -> _StateKind:
         return _StateKind(piece.static, piece.hosted, piece.host_step, piece.workspace, piece.activation)
 
 
 def _sets(a: Pieces) -> _UnitSets | None:
-    """The sets of a model's pieces; None if no states can be offloaded, or there are too many."""
-    number = Counter(map(_StateKind.of, a.pieces))
+    """The sets of a model's pieces; None if no states can be offloaded or there are too many sets."""
+    number = Counter(map(_StateKind.of_piece, a.pieces))
     kinds = [replace(kind, count=count) for kind, count in number.most_common()]
     sets = math.prod(kind.count + 1 for kind in kinds[1:])
-    return None if sets > SETS or not any(kind.host_step for kind in kinds) else _UnitSets.of(kinds)
+    return None if sets > MAX_SETS or not any(kind.host_step for kind in kinds) else _UnitSets.of_kinds(kinds)
 
 
 @dataclass(frozen=True)
 class _UnitSets:
-    """Sets of pieces: some number of each kind but the most frequent (a row), and of that (a column)."""
+    """All sets of pieces: a row is the number of pieces of each rare kind, a column that of the most frequent kind."""
 
     common: _StateKind
-    others: tuple[_StateKind, ...]
+    rare: tuple[_StateKind, ...]
     counts: Ints
-    """Per row, the number of each other kind."""
+    """Shape (rows, rare kinds)."""
 
     @staticmethod
-    def of(kinds: Sequence[_StateKind]) -> _UnitSets:
-        common, *others = kinds
-        counts = np.array([*product(*(range(kind.count + 1) for kind in others))], dtype=np.int64)
-        ways = math.prod(kind.count + 1 for kind in others)
-        return _UnitSets(common, tuple(others), counts.reshape(ways, len(others)))
+    def of_kinds(kinds: Sequence[_StateKind]) -> _UnitSets:
+        common, *rare = kinds
+        counts = np.array([*product(*(range(kind.count + 1) for kind in rare))], dtype=np.int64)
+        rows = math.prod(kind.count + 1 for kind in rare)
+        return _UnitSets(common, tuple(rare), counts.reshape(rows, len(rare)))
 
     @property
     def kinds(self) -> tuple[_StateKind, ...]:
-        """All kinds."""
-        return (self.common, *self.others)
+        return (self.common, *self.rare)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Numbers of each other kind, none included."""
-        return tuple(kind.count + 1 for kind in self.others)
+        """Per rare kind, the number of its counts, zero included."""
+        return tuple(kind.count + 1 for kind in self.rare)
 
     def host_steps(self, capacity: float, *, at_most: tuple[_StateKind, int] | None = None) -> Floats:
-        """The least time of CPU steps of a device with so many bytes, by row and column; infinite: too few bytes.
+        """The shortest CPU steps of a device with this capacity, by row and column; infinite if the set does not fit.
 
-        It offloads at most so many pieces of one kind.
+        `at_most` limits the number of offloaded pieces of one kind.
         """
         limits = {kind: kind.count for kind in self.kinds}
         if at_most is not None:
             limits[at_most[0]] = at_most[1]
         columns = np.arange(self.common.count + 1)
-        columns_of = [(kind.static, kind.static - kind.hosted, kind.host_step) for kind in self.others]
+        columns_of = [(kind.static, kind.static - kind.hosted, kind.host_step) for kind in self.rare]
         static, freed, step = np.array(columns_of, dtype=np.float64).reshape(-1, 3).T
         lacking = (self.counts @ static)[:, None] + columns[None, :] * self.common.static + self._transient() - capacity
-        least = np.full(lacking.shape, np.inf)
-        each = self.common.static - self.common.hosted
-        for hosted in self.counts[(self.counts <= [limits[kind] for kind in self.others]).all(axis=1)]:
+        min_time = np.full(lacking.shape, np.inf)
+        freed_by_common = self.common.static - self.common.hosted
+        for hosted in self.counts[(self.counts <= [limits[kind] for kind in self.rare]).all(axis=1)]:
             rows = np.flatnonzero((self.counts >= hosted).all(axis=1))
-            left = lacking[rows] - hosted @ freed
-            number = np.where(left > 0, np.ceil(left / each) if each > 0 else columns + 1, 0)
+            excess = lacking[rows] - hosted @ freed
+            needed = np.ceil(excess / freed_by_common) if freed_by_common > 0 else columns + 1
+            number = np.where(excess > 0, needed, 0)
             time = hosted @ step + number * self.common.host_step
-            least[rows] = np.minimum(
-                least[rows], np.where(number <= np.minimum(columns, limits[self.common]), time, np.inf)
+            min_time[rows] = np.minimum(
+                min_time[rows], np.where(number <= np.minimum(columns, limits[self.common]), time, np.inf)
             )
-        return least
+        return min_time
 
     def _transient(self) -> Floats:
-        """Bytes next to states: the largest workspace, and the largest activation that a backward reads."""
+        """Bytes in addition to states: the largest workspace plus the largest activation that a backward reads."""
         present = np.concatenate([self.counts > 0, np.zeros((len(self.counts), 1), dtype=np.bool_)], axis=1)
         total = np.zeros((len(self.counts), self.common.count + 1))
         for name in ("workspace", "activation"):
-            sizes = np.array([*(getattr(kind, name) for kind in self.others), 0.0])
+            sizes = np.array([*(getattr(kind, name) for kind in self.rare), 0.0])
             largest = np.where(present, sizes, 0.0).max(axis=1)
             total += largest[:, None]
             total[:, 1:] += np.maximum(getattr(self.common, name) - largest, 0.0)[:, None]
         return total
 
-    def most_within(self, steps: Floats, longest: float) -> Ints:
-        """The most of the most frequent kind, by row, with which CPU steps take no longer; -1: not even none.
+    def max_common(self, steps: Floats, longest: float) -> Ints:
+        """Per row, the largest column whose CPU steps take at most `longest`; -1 if there is none.
 
-        Fewer pieces never need longer.
+        The time never decreases with the column.
         """
-        most: Ints = (steps <= longest * (1 + ROUNDING)).sum(axis=1) - 1
-        return most
+        columns: Ints = (steps <= longest * (1 + ROUNDING)).sum(axis=1) - 1
+        return columns
 
     def covered(self, devices: Sequence[tuple[Ints, int]]) -> bool:
-        """Tell whether devices take all pieces: entries per row of a device, and the number of devices like it."""
+        """Whether the devices take all pieces, given `max_common` and the number of devices of each type."""
         assigned = np.full(len(self.counts), -1, dtype=np.int64)
         assigned[0] = 0
-        for most, number in devices:
-            power = most
+        for power, number in devices:
             while number:
                 if number & 1:
                     assigned = self._together(assigned, power)
@@ -189,12 +187,12 @@ class _UnitSets:
         return bool(assigned[-1] >= self.common.count)
 
     def _together(self, one: Ints, other: Ints) -> Ints:
-        """The most of the most frequent kind that two devices, or groups of them, take together, by row."""
+        """Per row, the largest number of the most frequent kind that two (groups of) devices take together."""
         one, result = one.reshape(self.shape), np.full(self.shape, -1, dtype=np.int64)
         for index in np.flatnonzero(other >= 0):
             count = self.counts[index]
             source = tuple(slice(0, size - c) for size, c in zip(self.shape, count, strict=True))
             target = tuple(slice(c, None) for c in count)
-            here = one[source]
-            result[target] = np.maximum(result[target], np.where(here >= 0, here + other[index], -1))
+            number = one[source]
+            result[target] = np.maximum(result[target], np.where(number >= 0, number + other[index], -1))
         return np.minimum(result, self.common.count).ravel()

@@ -1,14 +1,13 @@
-"""Bounds that assign whole units to devices.
+"""Bounds from assignments of undivided units to devices.
 
-Units cannot be cut, and the states of a device's units must fit.  Every plan assigns the units to devices in some way,
-and a device has all the work of its units, for every micro-batch, after the first forward has come to it.  The least
-time in which all devices can be done, over all ways to assign, is the *granular* bound, whatever the order.
+Units cannot be split, and the states of a device's units must fit.  After its first forward arrives, a device does all
+the work of its units for every micro-batch.  The *granular* bound is the shortest time in which all devices finish,
+over all assignments of units to devices, for any order.
 
-Stages are runs of units besides.  Where every device has as many stages as any other, not every mixture of units is
-that many runs, nor has every device that many units: that is the *contiguous* bound, the least over the numbers of
-stages.
+Stages are also runs of adjacent units.  If all devices have equally many stages, a device can only have units that form
+that many runs: the *contiguous* bound is the shortest time over such assignments and over the numbers of stages.
 
-docs/notes/bounds.md has the proofs at length.
+docs/notes/bounds.md has the proofs.
 """
 
 from __future__ import annotations
@@ -27,93 +26,90 @@ import numpy as np
 from debubble.ir.arrays import Floats, Ints
 from debubble.planners.bounds.ramps import ROUNDING, Pieces, first_arrivals
 
-MAX_WAYS = 200_000
-"""Ways to assign units of each kind up to which the bounds are computed."""
+MAX_SETS = 200_000
+"""Maximum number of sets of units, by kind, for which the bounds are computed."""
 MAX_ROWS = 600
-"""Numbers of units of all kinds but the most frequent, up to which kinds of nearly the same work stay apart."""
+"""Above this number of sets, not counting the most frequent kind, kinds of similar work are merged."""
 HORIZON_FACTOR = 1.1
-"""Times of the known bound within which a better one is sought at a time."""
+"""Each iteration of the contiguous bound searches up to this multiple of the known bound."""
 MAX_SUMS = 2_000_000
-"""Sums of runs up to which all that a device can hold is listed."""
+"""Maximum number of sums of runs that are enumerated at once."""
 
 
 def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
-    """The least time in which all devices do their work, over all ways to assign pieces that fit; 0 if too many.
+    """The shortest time in which all devices finish, over all assignments of pieces that fit; 0 if there are too many.
 
-    Devices are taken one after the other.  For what is assigned of all kinds but one, the most of that one is kept:
-    fewer pieces never take a device longer, so that what covers more covers all.
+    A dynamic program over devices keeps, for every number of assigned pieces of the rare kinds, the largest number of
+    the most frequent kind: as fewer pieces never take longer, the largest number dominates.
 
-    With `arrivals` the time counts from the first forward on, which comes late to all devices but one; devices are then
-    taken to have the same room.
+    With `arrivals` the wait for a device's first forward counts too; this requires equal capacities.
     """
     kinds = _merged(_kinds(a))
-    if _ways(kinds) > MAX_WAYS or kinds[0].work <= 0:
+    if _set_count(kinds) > MAX_SETS or kinds[0].work <= 0:
         return 0.0
-    assignment, waits = _Assignment.of(kinds), _waits(a, arrivals=arrivals)
+    assignment, waits = _Assignment.of_kinds(kinds), _waits(a, arrivals=arrivals)
     works = np.unique(
         assignment.work[:, None] + assignment.common.work * np.arange(assignment.common.count + 1)[None, :]
     )
-    least = max(sum(piece.work for piece in a.pieces) / len(a.rooms), max(piece.work for piece in a.pieces))
-    candidates = _candidates(works, waits, least=least)
+    start = max(sum(piece.work for piece in a.pieces) / len(a.capacities), max(piece.work for piece in a.pieces))
+    candidates = _candidates(works, waits, start=start)
 
     def possible(time: float) -> bool:
         limits = time * (1 + ROUNDING) - waits
-        both = zip(limits, a.rooms, strict=True)
-        return assignment.covered(
-            [assignment.most_within(limit, capacity * (1 + ROUNDING)) for limit, capacity in both]
-        )
+        both = zip(limits, a.capacities, strict=True)
+        return assignment.covered([assignment.max_common(limit, capacity * (1 + ROUNDING)) for limit, capacity in both])
 
     place = bisect_left(candidates, True, key=possible)
     return a.micro_batches * float(candidates[place]) * (1 - ROUNDING) if place < len(candidates) else math.inf
 
 
-def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals: bool = False) -> float:
-    """The least time in which all devices do their work, where each has so many stages: runs of neighbouring pieces.
+def contiguous_bound(a: Pieces, *, chunks: Sequence[int], known_bound: float, arrivals: bool = False) -> float:
+    """The shortest time in which all devices finish if each has equally many stages, which are runs of adjacent pieces.
 
-    A model with layers of two halves, say, leaves a device of two stages no four attentions without an MLP.  That the
-    runs of different devices must not overlap is abandoned.
+    With half-layers as units, for instance, a device of two stages cannot have four attentions without an MLP.  Runs of
+    different devices may overlap in this relaxation.
 
     Args:
-        a: The pieces, and the devices that they are assigned to.
-        chunks: The numbers of stages that every device may have.
-        least: A time that is known to be needed, such as the granular bound.
-        arrivals: As of `granular_bound`.
+        a: The relaxed problem.
+        chunks: The possible numbers of stages per device.
+        known_bound: A known lower bound, such as the granular bound.
+        arrivals: As for `granular_bound`.
 
     Returns:
-        The time; `least`, or what was excluded beyond it, if there are too many ways.
+        The time; `known_bound`, or as far as it could be raised, if there are too many runs.
     """
     kinds = _kinds(a)
-    if _ways(kinds) > MAX_WAYS or math.isinf(least):
-        return least
+    if _set_count(kinds) > MAX_SETS or math.isinf(known_bound):
+        return known_bound
     waits, total = _waits(a, arrivals=arrivals), sum(piece.work for piece in a.pieces)
     while True:
-        within = HORIZON_FACTOR * least / a.micro_batches
-        choices = _sums_of_runs(a, kinds, chunks, within)
+        horizon = HORIZON_FACTOR * known_bound / a.micro_batches
+        choices = _sums_of_runs(a, kinds, chunks, horizon)
         if choices is None:
-            return least
-        works = np.unique(np.concatenate([each.work for each in choices]))
-        candidates = _candidates(works, waits, least=least / a.micro_batches, most=within)
+            return known_bound
+        works = np.unique(np.concatenate([sums.work for sums in choices]))
+        candidates = _candidates(works, waits, start=known_bound / a.micro_batches, end=horizon)
 
         def possible(time: float, choices: Sequence[_Choices] = choices) -> bool:
             limits = time * (1 + ROUNDING) - waits
-            both = list(zip(limits, a.rooms, strict=True))
-            # Who works less than this leaves the others more than they can do.
+            both = list(zip(limits, a.capacities, strict=True))
+            # A device that idles longer leaves more work than the others have time for.
             idle = limits.sum() - total * (1 - ROUNDING)
             return any(
-                _exactly(kinds, [each.within(*limit, idle=idle) for limit in both]) for each in reversed(choices)
+                _covers_exactly(kinds, [sums.within(*limit, idle=idle) for limit in both]) for sums in reversed(choices)
             )
 
         place = bisect_left(candidates, True, key=possible)
         if place < len(candidates):
             return a.micro_batches * float(candidates[place]) * (1 - ROUNDING)
-        if within > total + waits.max():
+        if horizon > total + waits.max():
             return math.inf
-        least = a.micro_batches * within
+        known_bound = a.micro_batches * horizon
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Pieces of equal work and states; an assignment need not tell them apart."""
+    """Pieces of equal work and states, which are interchangeable."""
 
     work: float
     states: float
@@ -121,14 +117,14 @@ class _Kind:
 
 
 def _kinds(a: Pieces) -> tuple[_Kind, ...]:
-    """The kinds of the pieces, the commonest first."""
+    """The kinds of the pieces, the most frequent first."""
     number = Counter((piece.work, piece.hosted) for piece in a.pieces)
     return tuple(_Kind(*kind, count) for kind, count in number.most_common())
 
 
 def _merged(kinds: Sequence[_Kind]) -> Sequence[_Kind]:
-    """Fewer kinds, where there are many ways to assign them: two of equal states become one with the less work."""
-    while len(kinds) > 2 and _ways(kinds[1:]) > MAX_ROWS:
+    """Merge kinds of equal states and similar work, and keep the smaller work, until there are few enough sets."""
+    while len(kinds) > 2 and _set_count(kinds[1:]) > MAX_ROWS:
         pairs = [(a, b) for a, b in combinations(kinds, 2) if a.states == b.states]
         if not pairs:
             break
@@ -138,25 +134,25 @@ def _merged(kinds: Sequence[_Kind]) -> Sequence[_Kind]:
     return kinds
 
 
-def _ways(kinds: Sequence[_Kind]) -> int:
-    """The number of ways to take some pieces of each kind."""
+def _set_count(kinds: Sequence[_Kind]) -> int:
+    """The number of sets with some pieces of each kind."""
     return math.prod(kind.count + 1 for kind in kinds)
 
 
 def _waits(a: Pieces, *, arrivals: bool) -> Floats:
-    """The time until the first forward of each device, per micro-batch."""
-    return first_arrivals(a) / a.micro_batches if arrivals else np.zeros(len(a.rooms))
+    """Per device, the wait for its first forward, divided by the number of micro-batches."""
+    return first_arrivals(a) / a.micro_batches if arrivals else np.zeros(len(a.capacities))
 
 
-def _candidates(works: Floats, waits: Floats, *, least: float, most: float = math.inf) -> Floats:
-    """The times within which devices can be done, from the least on, where these are the works that they can have."""
+def _candidates(works: Floats, waits: Floats, *, start: float, end: float = math.inf) -> Floats:
+    """The possible finishing times of a device with one of these works, from `start` to `end`."""
     sums = works[:, None] + np.unique(waits)[None, :]
-    return np.unique(np.append(sums[(sums > least) & (sums < most)], least))
+    return np.unique(np.append(sums[(sums > start) & (sums < end)], start))
 
 
 @dataclass(frozen=True)
 class _Assignment:
-    """All numbers of pieces of each kind but the commonest, with their work and their states' bytes."""
+    """All sets of pieces of the rare kinds: numbers of each kind, work, and bytes of states."""
 
     common: _Kind
     shape: tuple[int, ...]
@@ -165,88 +161,88 @@ class _Assignment:
     states: Floats
 
     @staticmethod
-    def of(kinds: Sequence[_Kind]) -> _Assignment:
-        """The numbers of all kinds but the first."""
-        common, *others = kinds
-        shape = tuple(kind.count + 1 for kind in others)
+    def of_kinds(kinds: Sequence[_Kind]) -> _Assignment:
+        """The sets of all kinds but the first."""
+        common, *rare = kinds
+        shape = tuple(kind.count + 1 for kind in rare)
         counts = np.array([*product(*map(range, shape))], dtype=np.int64).reshape(math.prod(shape), len(shape))
-        columns = np.array([(kind.work, kind.states) for kind in others], dtype=np.float64).reshape(len(shape), 2)
+        columns = np.array([(kind.work, kind.states) for kind in rare], dtype=np.float64).reshape(len(shape), 2)
         return _Assignment(common, shape, counts, counts @ columns[:, 0], counts @ columns[:, 1])
 
-    def most_within(self, limit: float, capacity: float) -> Floats:
-        """The most pieces of the commonest kind that fit on a device, by number of the others; -1: not even these."""
-        most = np.minimum((limit - self.work) / self.common.work, self.common.count)
+    def max_common(self, limit: float, capacity: float) -> Floats:
+        """Per set, how many pieces of the most frequent kind a device can take with it; -1 if the set does not fit."""
+        number = np.minimum((limit - self.work) / self.common.work, self.common.count)
         if self.common.states > 0:
-            most = np.minimum(most, (capacity - self.states) / self.common.states)
+            number = np.minimum(number, (capacity - self.states) / self.common.states)
         possible = (self.work <= limit) & (self.states <= capacity)
-        return np.where(possible, np.floor(most + ROUNDING), -1)
+        return np.where(possible, np.floor(number + ROUNDING), -1)
 
-    def covered(self, most: Sequence[Floats]) -> bool:
-        """Tell whether devices that can take so many of the commonest, next to each number of the others, take all."""
-        # A margin of what cannot be assigned keeps differences of numbers within the array.
+    def covered(self, devices: Sequence[Floats]) -> bool:
+        """Whether devices with these `max_common` take all pieces."""
+        # A margin of unreachable entries keeps differences of indices within the array.
         sizes = np.array(self.shape, dtype=np.int64)
         places = np.cumprod(np.append(1, (2 * sizes - 1)[:0:-1]))[::-1] if self.shape else np.zeros(0, np.int64)
         inside = (self.counts + sizes - 1) @ places
         assigned = np.full(math.prod(2 * size - 1 for size in self.shape), -np.inf)
         assigned[inside[0]] = 0
-        for each in most:
-            possible = np.flatnonzero(each >= 0)
+        for numbers in devices:
+            possible = np.flatnonzero(numbers >= 0)
             following = np.full(len(inside), -np.inf)
             step = max(1, MAX_SUMS // len(inside))
             for block in np.split(possible, range(step, len(possible), step)):
                 sources = inside[:, None] - (self.counts[block] @ places)[None, :]
-                following = np.maximum(following, (assigned[sources] + each[block]).max(axis=1, initial=-np.inf))
+                following = np.maximum(following, (assigned[sources] + numbers[block]).max(axis=1, initial=-np.inf))
             assigned[inside] = following
         return bool(assigned[inside[-1]] >= self.common.count)
 
 
 @dataclass(frozen=True)
 class _Choices:
-    """The sets of units that fit on a device: rows of numbers of each kind, with their work and state bytes."""
+    """Sets of units that form runs: rows with the number of each kind, their work and the bytes of their states."""
 
     counts: Ints
     work: Floats
     states: Floats
 
     def within(self, limit: float, capacity: float, *, idle: float) -> Ints:
-        """The rows that a device has the time and the room for, and with which it idles no longer than that."""
+        """The rows that fit a device's time and capacity, and leave it idle for at most `idle`."""
         fits = (self.work <= limit) & (self.work >= limit - idle) & (self.states <= capacity * (1 + ROUNDING))
         return self.counts[fits]
 
 
-def _sums_of_runs(a: Pieces, kinds: Sequence[_Kind], chunks: Sequence[int], within: float) -> list[_Choices] | None:
-    """All sums of so many runs of pieces within a limit of work, by number of chunks; None if they are too many."""
+def _sums_of_runs(a: Pieces, kinds: Sequence[_Kind], chunks: Sequence[int], horizon: float) -> list[_Choices] | None:
+    """Per number of chunks, all sums of that many runs with at most `horizon` work; None if there are too many."""
     place = {(kind.work, kind.states): n for n, kind in enumerate(kinds)}
     works, states, counts = np.array([(kind.work, kind.states, kind.count) for kind in kinds]).T
-    found: set[tuple[int, ...]] = set()
+    distinct: set[tuple[int, ...]] = set()
     for begin in range(len(a.pieces)):
         run, work = [0] * len(kinds), 0.0
         for piece in a.pieces[begin:]:
             run[place[piece.work, piece.hosted]] += 1
             work += piece.work
-            if work > within * (1 + ROUNDING):
+            if work > horizon * (1 + ROUNDING):
                 break
-            found.add(tuple(run))
-    runs = np.array(sorted(found), dtype=np.int64).reshape(-1, len(kinds))
+            distinct.add(tuple(run))
+    runs = np.array(sorted(distinct), dtype=np.int64).reshape(-1, len(kinds))
     sums, choices = np.zeros((1, len(kinds)), dtype=np.int64), []
     for number in range(1, max(chunks) + 1):
         if len(sums) * len(runs) * max(chunks) > MAX_SUMS:
             return None
         sums = (sums[:, None] + runs[None, :]).reshape(-1, len(kinds))
-        sums = np.unique(sums[(sums @ works <= within * (1 + ROUNDING)) & (sums <= counts).all(axis=1)], axis=0)
+        sums = np.unique(sums[(sums @ works <= horizon * (1 + ROUNDING)) & (sums <= counts).all(axis=1)], axis=0)
         if number in chunks:
             choices.append(_Choices(sums, sums @ works, sums @ states))
     return choices
 
 
-def _exactly(kinds: Sequence[_Kind], choices: Sequence[Ints]) -> bool:
-    """Tell whether devices, each with one of its rows of numbers, hold all pieces.
+def _covers_exactly(kinds: Sequence[_Kind], choices: Sequence[Ints]) -> bool:
+    """Whether the devices can take exactly all pieces, each with one of its rows.
 
-    Bit n of a number stands for what has been assigned, in digits of n per kind, which are large enough for the sum of
-    that and of what one more device holds.
+    The reachable sets are bits of an integer.  The index of a set has one digit per kind, in a base that is large
+    enough to add one device's row without a carry.
     """
     place = [1, *accumulate((2 * kind.count + 1 for kind in kinds), mul)]
-    all_of_them = sum(kind.count * digit for kind, digit in zip(kinds, place, strict=False))
+    all_pieces = sum(kind.count * digit for kind, digit in zip(kinds, place, strict=False))
     exist = 1
     for kind, digit in zip(kinds, place, strict=False):
         exist = reduce(or_, (exist << number * digit for number in range(kind.count + 1)))
@@ -254,4 +250,4 @@ def _exactly(kinds: Sequence[_Kind], choices: Sequence[Ints]) -> bool:
     for rows in choices:
         moves = (rows @ np.array(place[:-1])).tolist()
         assigned = reduce(or_, (assigned << move for move in moves), 0) & exist
-    return bool(assigned >> all_of_them & 1)
+    return bool(assigned >> all_pieces & 1)

@@ -1,4 +1,4 @@
-"""Plans of one choice of degrees: the fastest of the quick plan and of some planners, and what a table tells of it."""
+"""Thorough plan of one choice of degrees, the fastest of several planners, and the summary of a plan for tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.ir.degrees import QUICK_PLAN, ConfigurationSummary, Degrees
 from debubble.planners.auto import planners_for
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.memory import parts_at_peak
-from debubble.planners.degrees.ranking import NEGLIGIBLE
+from debubble.planners.degrees.ranking import NEGLIGIBLE_DIFFERENCE
 from debubble.planners.degrees.simplest import PlannedChoice
 from debubble.planners.degrees.space import Job
 from debubble.planners.problem import Problem, Solution, closest
@@ -20,15 +20,15 @@ from debubble.planners.registry import Result, planners, verify
 from debubble.search.effort import Deadline
 
 LARGE_JOB_PAIRS = 1024
-"""Pipeline devices x micro-batches from which some planners take longer than any effort, and are not asked."""
+"""From this many (pipeline device, micro-batch) pairs on, only `PLANNERS_OF_LARGE_JOBS` run: others take too long."""
 PLANNERS_OF_LARGE_JOBS = ("adapipe", "portfolio")
-"""Planners that are asked all the same."""
+"""Planners that are fast enough for large jobs."""
 MIN_SECONDS_LEFT = 1e-3
-"""Seconds that a planner is given after the deadline where nothing fits yet."""
+"""Least deadline, in seconds, of a planner that starts after the job's deadline because nothing fits yet."""
 
 
 def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe",)) -> Solution:
-    """The fastest answer of the quick plan and these planners, one after another in this process."""
+    """Return the fastest of the quick plan and the plans of these planners, which run sequentially in this process."""
     answers: list[Result] = []
     reasons: list[DebubbleError] = []
     if problem.slices > 1:
@@ -41,8 +41,8 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe",)) -> Soluti
             if name == QUICK_PLAN:
                 answers.append(verify(name, problem, quick_step(problem)[1], 0.0))
             else:
-                left = None if problem.deadline is None else max(clock.left, MIN_SECONDS_LEFT)
-                answers.append(planners[name](replace(problem, deadline=left)))
+                seconds = None if problem.deadline is None else max(clock.left, MIN_SECONDS_LEFT)
+                answers.append(planners[name](replace(problem, deadline=seconds)))
                 if answers[-1].solution.interrupted:
                     break
         except DebubbleError as reason:
@@ -50,7 +50,7 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe",)) -> Soluti
     if not answers:
         raise next((reason for reason in reasons if isinstance(reason, CutOffError)), closest(reasons))
     fastest = min(answer.time for answer in answers)
-    best = next(answer for answer in answers if answer.time <= fastest * (1 + NEGLIGIBLE))
+    best = next(answer for answer in answers if answer.time <= fastest * (1 + NEGLIGIBLE_DIFFERENCE))
     interrupted = answers[-1].solution.interrupted
     return replace(
         best.solution, lower_bound=best.pipeline_bound, remark=None, candidates=(best.summary,), interrupted=interrupted
@@ -58,19 +58,21 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe",)) -> Soluti
 
 
 def summary_of(job: Job, degrees: Degrees, problem: Problem, result: Result) -> ConfigurationSummary:
-    """The summary of a choice of degrees: its plan's step, pace and memory."""
+    """The summary of a choice of degrees: step, throughput and memory of its plan."""
     schedule, costs, partition = result.solution.schedule, result.solution.costs, result.solution.partition
     assert partition is not None
     parts = parts_at_peak(problem.units, partition, schedule, costs, result.timeline.peak_memory)
-    fullest = max(parts, key=lambda part: part.total)
+    fullest = max(parts, key=lambda device: device.total)
     step = float(result.time)
-    pace = job.tokens / step
+    tokens_per_second = job.tokens / step
     plan = PlannedChoice(degrees=degrees, solution=result.solution, step=step)
     return ConfigurationSummary(
         degrees=replace(degrees, chunks=schedule.placement.chunks),
         step_time=step,
-        tokens_per_second_per_device=pace / degrees.devices,
-        mfu=Utilization.of_run(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
+        tokens_per_second_per_device=tokens_per_second / degrees.devices,
+        mfu=Utilization.of_run(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(
+            tokens_per_second
+        ),
         peak_memory=fullest.total,
         memory=fullest,
         planner=result.planner,

@@ -1,4 +1,4 @@
-"""Fast figures of one choice of degrees: what its step takes at least, and what a quick plan takes.
+"""Lower bounds and quick plans of one choice of degrees.
 
 A quick plan has balanced stages, the order of 1F1B or interleaved 1F1B, and the least recomputation that fits.
 """
@@ -24,69 +24,67 @@ from debubble.simulator import Repricer
 from debubble.targets.orders import COMBINED
 
 INTERLEAVED = ("interleaved", "interleaved-less-memory", COMBINED)
-"""Orders of quick plans of several stages per device; a target has one of them."""
+"""Orders of quick plans with several stages per device; a target allows one of them."""
 CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-"""Stages per device of quick plans; one is 1F1B, more are interleaved."""
-WITH_HOSTS = "chronos"
-"""The planner whose method estimates steps with hosts."""
-
-
+"""Numbers of stages per device that quick plans try; one is 1F1B, more are interleaved."""
+HOST_PLANNER = "chronos"
+"""The planner that estimates steps with host offload."""
 MAX_QUICK_PAIRS = 2048
-"""Pairs of stage and micro-batch up to which a dozen quick plans take a second or two."""
+"""Number of (stage, micro-batch) pairs up to which a dozen quick plans take a second or two."""
 
 
 def step_bound(problem: Problem) -> float:
-    """Seconds that every plan's step takes at least: the busiest device's share of the work, and the least tail."""
+    """Lower bound in seconds on the step of any plan: work of the busiest device plus the shortest tail."""
     return float(problem.step_bound(lower_bound(problem)))
 
 
 def estimated_step(problem: Problem) -> float:
-    """Seconds that a step may take where hosts step optimizers and hold activations; infinite if nothing seems to fit.
+    """Estimated seconds of a step with optimizer and activation offload; infinite if nothing seems to fit.
 
-    It is an estimate to compare choices by, and no bound.
+    It serves to compare choices; it is not a bound.
     """
-    return _of_hosts().estimated_step(problem)
+    return _host_estimate().estimated_step(problem)
 
 
 def estimated_uneven_step(problem: Problem) -> float:
-    """Seconds that a step may take on stages of any lengths, without hosts; infinite if nothing seems to fit."""
+    """Estimated seconds of a step on uneven stages without offload; infinite if nothing seems to fit."""
     try:
-        return PipelineBounds(problem).uneven() + _tail(problem)
+        return PipelineBounds(problem).uneven_estimate() + _tail(problem)
     except InfeasibleError:
         return math.inf
 
 
 def quick_host_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: None) -> float:
-    """Seconds of a step of a quick plan with hosts.
+    """Seconds of a step of a quick plan with host offload.
 
-    `spend` is told the seconds of the reference machine that it takes.  Raises InfeasibleError if none fits.
+    `spend` is called with the cost in seconds of the reference machine.  Raises InfeasibleError if none fits.
     """
-    return _of_hosts().quick_step(problem, spend)
+    return _host_estimate().quick_step(problem, spend)
 
 
-def _of_hosts() -> HostEstimate:
-    estimate = planners[WITH_HOSTS].host_estimate
+def _host_estimate() -> HostEstimate:
+    estimate = planners[HOST_PLANNER].host_estimate
     assert estimate is not None
     return estimate
 
 
 def quick_bound(problem: Problem) -> float:
-    """Seconds that the step of every quick plan takes at least, by its order and its memory (see `PipelineBounds`).
+    """Lower bound in seconds on the step of every quick plan, from its order and memory (see `PipelineBounds`).
 
-    Raises InfeasibleError if it shows that no quick plan fits.
+    Raises InfeasibleError if no quick plan can fit.
     """
     bounds, reasons = _chunk_bounds(problem)
     if not bounds:
-        raise _refusal(reasons)
+        raise _closest_error(reasons)
     return min(bound for bound, _ in bounds)
 
 
 def quick_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: None) -> tuple[float, Solution]:
-    """Seconds of a step of the fastest quick plan, and that plan, for a model's problem.
+    """The fastest quick plan, with the seconds of its step.
 
-    Numbers of chunks, unless they are fixed, are tried in the order of their bounds, as long as these promise a faster
-    step; `spend` is told the seconds of the reference machine that each plan takes.  Raises InfeasibleError if none of
-    them fits, however much it recomputes.
+    Unless the number of chunks is fixed, numbers are tried in the order of their bounds until the next bound exceeds
+    the best step; `spend` is called with the cost of each plan in seconds of the reference machine.  Raises
+    InfeasibleError if none fits, even with full recomputation.
     """
     bounds, reasons = _chunk_bounds(problem)
     best: tuple[float, PricedSchedule] | None = None
@@ -104,28 +102,28 @@ def quick_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: N
             if best is None or step < best[0]:
                 best = step, candidate
     if best is None:
-        raise _refusal(reasons)
+        raise _closest_error(reasons)
     return best[0], best[1].solution
 
 
-def _refusal(reasons: list[DebubbleError]) -> DebubbleError:
+def _closest_error(reasons: list[DebubbleError]) -> DebubbleError:
     return closest(reasons) if reasons else InfeasibleError("No schedule has that many chunks.")
 
 
 def _chunk_bounds(problem: Problem) -> tuple[list[tuple[float, int]], list[DebubbleError]]:
-    """The bound of the step for every number of chunks, and the reasons why others do not fit."""
+    """The bound of the step for every number of chunks that may fit, and the errors of the others."""
     bounds, reasons = [], []
     pipeline, tail = PipelineBounds(problem), _tail(problem)
     for chunks in _chunks(problem):
         try:
-            bounds.append((pipeline.of(chunks) + tail, chunks))
+            bounds.append((pipeline.bound(chunks) + tail, chunks))
         except DebubbleError as reason:
             reasons.append(reason)
     return bounds, reasons
 
 
 def _tail(problem: Problem) -> float:
-    """Seconds after the pipeline; no quick plan sums gradients or steps inside it."""
+    """Seconds of the step after the pipeline: quick plans do all gradient reduction and optimizer steps there."""
     return 0.0 if problem.tail is None else problem.tail.after()
 
 
@@ -135,7 +133,7 @@ def _chunks(problem: Problem) -> list[int]:
     elif problem.devices == 1 and not problem.units.gathers:
         choices = [1]
     else:
-        # Where ranks divide parameters, a device has them whole for two chunks at a time.
+        # With sharded parameters, a device has gathered those of two chunks at a time.
         choices = [v for v in CHUNKS if problem.devices * v <= len(problem.units.units)]
     return [v for v in choices if problem.allows(_order(problem, v))]
 
@@ -160,9 +158,9 @@ def _fit(problem: Problem, chunks: int) -> PricedSchedule:
 
 @lru_cache(maxsize=8)
 def _repricer(order: str, devices: int, micro_batches: int, chunks: int, slices: int) -> Repricer:
-    """The order of a quick plan, ready to be priced; choices that follow each other often have the same."""
-    placed: dict[str, Any] = {
+    """The repricer of a quick plan's order; cached, as consecutive choices often have the same order."""
+    options: dict[str, Any] = {
         **({"chunks": chunks} if chunks > 1 else {}),
         **({"slices": slices} if slices > 1 else {}),
     }
-    return Repricer(schedules[order](devices=devices, micro_batches=micro_batches, **placed))
+    return Repricer(schedules[order](devices=devices, micro_batches=micro_batches, **options))

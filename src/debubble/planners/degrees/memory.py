@@ -1,9 +1,8 @@
-"""Memory by part: of a choice of degrees without planning, and of a plan's fullest moment.
+"""Memory by part: of a choice of degrees without planning, and of a plan at its peak.
 
-Without planning a device of the pipeline is taken to hold its even share of the model, first and last stage with
-embedding and head, and as many micro-batches as 1F1B does (p - s on stage s), or interleaved 1F1B with several chunks.
-With ZeRO-3, where a device gathers two stages at a time, it is cut into the number of chunks that takes least, unless
-one is fixed.
+The estimate without planning assumes even stages, embedding and head included, and the micro-batches in flight of 1F1B
+(p - s on stage s), or of interleaved 1F1B with several chunks.  With ZeRO-3, where a device gathers two stages at a
+time, it takes the number of chunks with the least memory, unless one is fixed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule
 from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds.proven import check_states
 from debubble.planners.bounds.quick_plans import first_forwards
-from debubble.planners.degrees.space import Job, divisors, in_order, smallest_batches
+from debubble.planners.degrees.space import Job, degrees_key, divisors, smallest_batches
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import Problem
 
@@ -32,7 +31,7 @@ Fit = Literal["yes", "likely", "with recomputation", "no"]
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Memory that the fullest device of a pipeline needs, keeping everything and recomputing everything."""
+    """Memory of the fullest device of a pipeline, without recomputation (`kept`) and with full recomputation."""
 
     degrees: Degrees
     kept: MemoryParts
@@ -42,13 +41,13 @@ class Footprint:
     memory: float
     """Bytes that the device has."""
     most: float = 1.0
-    """The most that measured runs like this took, over what is predicted."""
+    """Largest ratio of measured to predicted memory among published runs like this one."""
 
     @property
     def fits(self) -> Fit:
-        """The way in which 1F1B fits: `yes` as it is, `with recomputation`, or `no`.
+        """Whether 1F1B fits: `yes` without recomputation, `with recomputation`, or `no`.
 
-        `likely`: as it is, but measured runs took so much more than predicted that it may not.
+        `likely`: predicted to fit without recomputation, but `most` times the prediction exceeds the device.
         """
         if self.kept.total <= self.limit:
             return "yes" if self.kept.total * self.most <= self.memory else "likely"
@@ -64,58 +63,58 @@ def footprints(job: Job) -> list[Footprint]:
 
 
 def footprints_with(job: Job, micro_batches: int) -> list[Footprint]:
-    """The memory of every choice where each pipeline has so many micro-batches, whatever batch the job has.
+    """The footprints of all legal choices with this number of micro-batches, whatever the job's global batch.
 
     Raises InputError if no choice of degrees is legal.
     """
     count, size = job.cluster.count, job.fixed.get("micro_batch_size") or 1
-    found: list[Footprint] = []
+    result: list[Footprint] = []
     refusals: list[InputError] = []
     for data in (job.fixed["data"],) if "data" in job.fixed else divisors(count):
         fixed = {**job.fixed, "data": data, "micro_batch_size": size, "micro_batches": micro_batches}
         try:
-            found += footprints(replace(job, global_batch=(data or 1) * size * micro_batches, fixed=fixed))
+            result += footprints(replace(job, global_batch=(data or 1) * size * micro_batches, fixed=fixed))
         except InputError as refusal:
             refusals.append(refusal)
-    if not found:
+    if not result:
         raise refusals[0]
-    return sorted(found, key=lambda each: in_order(each.degrees))
+    return sorted(result, key=lambda choice: degrees_key(choice.degrees))
 
 
 def footprint(degrees: Degrees, problem: Problem) -> Footprint:
     """Memory by part on the fullest device of even stages under (interleaved) 1F1B, without planning."""
     if degrees.chunks is None and problem.units.gathers:
-        found = (
+        by_chunks = (
             footprint(replace(degrees, chunks=chunks), replace(problem, chunks=chunks))
             for chunks in problem.chunk_choices
         )
-        return min(found, key=lambda each: each.recomputed.total)
-    kept, recomputed = _even_stages(problem, "none"), _even_stages(problem, "full")
+        return min(by_chunks, key=lambda choice: choice.recomputed.total)
+    saving, recomputing = _even_stages(problem, "none"), _even_stages(problem, "full")
     limits = problem.limits
     fullest, smallest = (
-        max(range(problem.devices), key=lambda d: parts[d].total - limits[d]) for parts in (kept, recomputed)
+        max(range(problem.devices), key=lambda d: parts[d].total - limits[d]) for parts in (saving, recomputing)
     )
     return Footprint(
-        degrees=degrees, kept=kept[fullest], recomputed=recomputed[smallest], limit=limits[smallest],
+        degrees=degrees, kept=saving[fullest], recomputed=recomputing[smallest], limit=limits[smallest],
         **_uncertainty(problem, limits[smallest]),
     )  # fmt: skip
 
 
 def _uncertainty(problem: Problem, limit: float) -> dict[str, float]:
-    """The memory of a device, and what measured runs took over what is predicted."""
+    """The fields `memory` and `most` of a footprint."""
     tail = problem.tail
     if tail is None:
         return {"memory": limit}
-    most = accuracy_of("memory", tail.model, tail.cluster, tail.options).high
-    return {"memory": limit + tail.cluster.reserve, "most": most}
+    ratio = accuracy_of("memory", tail.model, tail.cluster, tail.options).high
+    return {"memory": limit + tail.cluster.reserve, "most": ratio}
 
 
 def too_large(problem: Problem) -> str | None:
-    """Say why no plan fits, whatever it recomputes, offloads or leaves to the host; None if one may.
+    """Say why no plan fits, whatever it recomputes or offloads; None if one may fit.
 
-    What `--host-optimizer` puts on hosts must fit there, as all devices have the same share at best.
-    The states must fit on all devices together, and each unit next to its own whole activation, which its backward has
-    on the device even if it was recomputed or offloaded; a pipeline of one device holds all states at that moment.
+    Three conditions are necessary: the optimizer states of `--host-optimizer` fit the hosts, divided evenly over the
+    devices; all states fit the devices together; and each unit's states and full activation fit one device, as its
+    backward needs them there even after recomputation or offload (a pipeline of one device then holds all states).
     """
     try:
         check_states(problem)
@@ -142,13 +141,13 @@ def too_large(problem: Problem) -> str | None:
 def parts_at_peak(
     units: Units, partition: Partition, schedule: Schedule, costs: StageCosts, peaks: Sequence[Number]
 ) -> list[MemoryParts]:
-    """Divide each device's peak, in bytes, into parts; what is neither state nor workspace is activations."""
+    """Split each device's peak, in bytes, into parts; bytes that are neither states nor workspace are activations."""
     parts = []
     for device, stages in enumerate(schedule.placement.stages_of):
-        hosted = [stage for stage in stages if stage in schedule.host_steps]
-        own = _states(units, partition, [stage for stage in stages if stage not in schedule.host_steps])
-        states = added(StateBytes, [own, _states_next_to_host(units, partition, hosted)])
-        # The peak may be where fewer parameters are gathered than there is room for.
+        offloaded = [stage for stage in stages if stage in schedule.host_steps]
+        on_device = _states(units, partition, [stage for stage in stages if stage not in schedule.host_steps])
+        states = added(StateBytes, [on_device, _states_with_cpu_optimizer(units, partition, offloaded)])
+        # The peak may occur while fewer parameters are gathered than the static bytes include.
         peak, static = float(peaks[device]), float(costs.static_of(device))
         parts.append(
             _parts(
@@ -162,19 +161,19 @@ def parts_at_peak(
 
 
 def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
-    """The devices of (interleaved) 1F1B with one strategy for all units."""
+    """The memory of each device under (interleaved) 1F1B with one recomputation strategy for all units."""
     units, devices, chunks = problem.units, problem.devices, problem.chunks or 1
     placement = Placement.looped(devices, chunks)
     partition = Partition.cut(units, even_counts(units, placement.stages), strategy=strategy)
     costs = units.stage_costs(partition, placement)
-    kept = costs.activation if strategy == "none" else costs.activation_recomputed
+    saved = costs.activation if strategy == "none" else costs.activation_recomputed
     restored = (0,) * placement.stages if strategy == "none" else costs.recompute_workspace or (0,) * placement.stages
-    # A device holds most when its first backward starts, but for one chunk's activation where groups are unlike.
+    # Memory peaks when the first backward starts, up to one chunk's activation if the groups of micro-batches differ.
     forwards = first_forwards(devices, problem.micro_batches, chunks, slices=problem.slices)
     parts = []
-    for device, (stages, alive) in enumerate(zip(placement.stages_of, forwards, strict=True)):
+    for device, (stages, in_flight) in enumerate(zip(placement.stages_of, forwards, strict=True)):
         states = _states(units, partition, stages)
-        forward = sum(n * kept[stage] for stage, n in zip(stages, alive, strict=True))
+        forward = sum(n * saved[stage] for stage, n in zip(stages, in_flight, strict=True))
         activations = forward + max(restored[stage] for stage in stages)
         parts.append(
             _parts(
@@ -188,20 +187,20 @@ def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
 
 
 def _states(units: Units, partition: Partition, stages: Sequence[int]) -> StateBytes:
-    """The states of some stages' units."""
+    """Bytes of the states of these stages."""
     return StateBytes.sum(units.units[index] for stage in stages for index, _ in partition[stage])
 
 
-def _states_next_to_host(units: Units, partition: Partition, stages: Sequence[int]) -> StateBytes:
-    """The states of stages that hosts step: gradients, and weights of the computing dtype alone."""
-    hosted = [unit for stage in stages for index, _ in partition[stage] if (unit := units.units[index]).on_host]
-    gradients = sum(unit.states.gradients for unit in hosted if unit.states is not None)
-    kept = sum(unit.on_host.static for unit in hosted if unit.on_host is not None)
-    return StateBytes(weights=kept - gradients, gradients=gradients, optimizer=0)
+def _states_with_cpu_optimizer(units: Units, partition: Partition, stages: Sequence[int]) -> StateBytes:
+    """Device bytes of stages with a CPU optimizer: gradients, and weights in the compute dtype."""
+    offloaded = [unit for stage in stages for index, _ in partition[stage] if (unit := units.units[index]).on_host]
+    gradients = sum(unit.states.gradients for unit in offloaded if unit.states is not None)
+    static = sum(unit.on_host.static for unit in offloaded if unit.on_host is not None)
+    return StateBytes(weights=static - gradients, gradients=gradients, optimizer=0)
 
 
 def _parts(states: StateBytes, *, static: float, activations: float, buffers: float) -> MemoryParts:
-    """The parts of a device's memory: of the static bytes what is no state is workspace."""
+    """The parts of a device's memory; static bytes that are no states are workspace."""
     weights, gradients, optimizer = float(states.weights), float(states.gradients), float(states.optimizer)
     workspace = max(0.0, static - weights - gradients - optimizer)
     return MemoryParts(
@@ -210,6 +209,6 @@ def _parts(states: StateBytes, *, static: float, activations: float, buffers: fl
         optimizer=optimizer,
         activations=max(0.0, activations),
         workspace=workspace,
-        # An imported job may have them for fewer micro-batches than its plan has.
+        # The buffers of an imported job may be for fewer micro-batches than its plan has.
         buffers=buffers if 0 < buffers <= workspace else UNSET,
     )

@@ -1,4 +1,4 @@
-"""The Pareto front of step and memory: plans under less and less memory."""
+"""The Pareto front of step and memory, from quick plans under successively smaller memory limits."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.degrees.search import quickest
 from debubble.planners.degrees.space import Job
 
-POINTS = 6
-"""Points that are looked for, the first plan's among them."""
-LESS = 0.8
-"""The memory of a point's successor, as a share of its own."""
-SHARE = 0.1
-"""The part of the effort for each point."""
+MAX_POINTS = 6
+"""Number of points on the front, the given plan included."""
+MEMORY_FACTOR = 0.8
+"""Memory limit of the next point, as a fraction of the memory of the last."""
+POINT_EFFORT_SHARE = 0.1
+"""Fraction of the job's effort for one point."""
 
 
 def pareto_front(job: Job, best: ConfigurationSummary) -> tuple[ConfigurationSummary, ...]:
-    """Plans none of which is both slower and larger than another one, fastest first, from the fastest known on.
+    """Plans of which none is both slower and larger than another, fastest first, beginning with `best`.
 
-    Each is the quickest quick plan of all choices of degrees that stays within 80% of the memory of the one before.
+    Every further point is the fastest quick plan of all choices of degrees within 80% of the last point's memory.
     """
-    found, front = best, [best]
-    for _ in range(POINTS - 1):
-        smaller = replace(job, cluster=_with_limit(job.cluster, LESS * found.peak_memory), effort=SHARE * job.effort)
+    point, front = best, [best]
+    for _ in range(MAX_POINTS - 1):
+        cluster = _with_limit(job.cluster, MEMORY_FACTOR * point.peak_memory)
+        smaller = replace(job, cluster=cluster, effort=POINT_EFFORT_SHARE * job.effort)
         try:
-            found = quickest(smaller).search.configurations[0]
+            point = quickest(smaller).search.configurations[0]
         except DebubbleError:
             break
-        front = [point for point in front if point.step_time < found.step_time] + [found]
+        front = [faster for faster in front if faster.step_time < point.step_time] + [point]
     return tuple(front)
 
 
 def _with_limit(cluster: Cluster, memory: float) -> Cluster:
-    """The cluster where a plan may use so many bytes of a device, and no more than it may now."""
+    """The cluster with memory limits of at most this many bytes."""
     limits = [min(limit, int(memory)) for limit in cluster.memory_limits]
     return Cluster.from_dict({**cluster.to_dict(), "memory_limit": limits})

@@ -1,4 +1,4 @@
-"""A ranking of choices by the steps of their quick plans, which plans only those that may be among the best."""
+"""Best-first branch and bound: ranks choices by their quick plans, and plans only those that may be among the best."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Generic, TypeVar
 
 from debubble.ir import DebubbleError
 
-NEGLIGIBLE = 1e-6
-"""Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
+NEGLIGIBLE_DIFFERENCE = 1e-6
+"""Relative speedup that a later answer needs to replace an earlier, simpler one."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass
 class Ranking(Generic[K]):
-    """The fastest choices of those that were looked at."""
+    """The choices examined so far, with their steps or errors."""
 
     steps: dict[K, float] = field(default_factory=dict)
-    """Seconds of those that fit, in the order in which they were taken."""
-    refused: dict[K, DebubbleError] = field(default_factory=dict)
+    """Step in seconds of the choices that fit, in the order in which they were planned."""
+    infeasible: dict[K, DebubbleError] = field(default_factory=dict)
     slower: int = 0
-    """Number of those that cannot be among the best."""
-    left: int = 0
-    """Number of those that are not looked at yet."""
+    """Number of choices whose bounds exclude them from the best."""
+    remaining: int = 0
+    """Number of choices that are not examined yet."""
 
     def best(self, count: int) -> list[K]:
-        """The fastest, fastest first; of those that take the same step, the first that was taken."""
-        found: list[K] = []
+        """The fastest choices, fastest first; of those with equal steps, the first that was planned."""
+        fastest: list[K] = []
         for choice in sorted(self.steps, key=lambda choice: self.steps[choice]):
-            if len(found) == count:
+            if len(fastest) == count:
                 break
-            if not found or self.steps[choice] > self.steps[found[-1]] * (1 + NEGLIGIBLE):
-                found.append(choice)
-        return found
+            if not fastest or self.steps[choice] > self.steps[fastest[-1]] * (1 + NEGLIGIBLE_DIFFERENCE):
+                fastest.append(choice)
+        return fastest
 
 
 def rank(
@@ -46,46 +46,47 @@ def rank(
     step: Callable[[K], float],
     count: int,
     ranking: Ranking[K],
-    over: Callable[[], bool] = lambda: False,
-    hopeless: Callable[[], bool] = lambda: False,
-    within: float = math.inf,
+    effort_spent: Callable[[], bool] = lambda: False,
+    expired: Callable[[], bool] = lambda: False,
+    max_seconds: float = math.inf,
 ) -> None:
     """Rank choices by the steps of their quick plans, without planning those that cannot be among the best.
 
-    The choice with the least bound comes first: it gets its next bound, or, after the last one, is planned.
+    The choice with the smallest bound comes first: its next, tighter bound is computed, or, after the last one, it is
+    planned.
 
     Args:
-        choices: What to rank.
-        bounds: Seconds that the quick plan of a choice takes at least; from the quickest to work out to the tightest.
-            One may raise DebubbleError if it shows that nothing fits.
+        choices: Choices to rank.
+        bounds: Lower bounds in seconds on a choice's quick plan, from the cheapest to the tightest.  One may raise
+            DebubbleError if it shows that nothing fits.
         step: Seconds of its quick plan; raises DebubbleError if it does not fit.
-        count: How many of the best must be right.
-        ranking: What is filled in, choice by choice, so that it stands when the work is interrupted.
-        over: Whether the effort is spent; something that fits is looked for all the same.
-        hopeless: Whether nothing is to be looked for any longer.
-        within: Seconds beyond which no choice is looked at.
+        count: Number of best choices that must be exact.
+        ranking: The ranking to extend; it is valid whenever the work is interrupted.
+        effort_spent: Whether the effort is spent, which ends the ranking as soon as some choice fits.
+        expired: Whether to stop even if nothing fits.
+        max_seconds: Choices with larger bounds are not planned.
     """
     coarsest, *tighter = bounds
-    waiting = [(coarsest(choice), place, 0) for place, choice in enumerate(choices) if choice not in ranking.steps]
+    waiting = [(coarsest(choice), index, 0) for index, choice in enumerate(choices) if choice not in ranking.steps]
     heapq.heapify(waiting)
     known_best = ranking.best(count)
-    most = min(within, ranking.steps[known_best[-1]]) if len(known_best) == count else within
+    threshold = min(max_seconds, ranking.steps[known_best[-1]]) if len(known_best) == count else max_seconds
     while waiting:
-        ranking.left = len(waiting)
-        bound, place, known = heapq.heappop(waiting)
-        if bound > most:
-            ranking.left, ranking.slower = 0, len(waiting) + 1
+        ranking.remaining = len(waiting)
+        bound, index, level = heapq.heappop(waiting)
+        if bound > threshold:
+            ranking.remaining, ranking.slower = 0, len(waiting) + 1
             return
-        if (over() and ranking.steps) or hopeless():
+        if (effort_spent() and ranking.steps) or expired():
             return
-        choice = choices[place]
+        choice = choices[index]
         try:
-            if known < len(tighter):
-                heapq.heappush(waiting, (max(bound, tighter[known](choice)), place, known + 1))
+            if level < len(tighter):
+                heapq.heappush(waiting, (max(bound, tighter[level](choice)), index, level + 1))
                 continue
             ranking.steps[choice] = step(choice)
         except DebubbleError as refusal:
-            ranking.refused[choice] = refusal
+            ranking.infeasible[choice] = refusal
         best = ranking.best(count)
-        most = min(within, ranking.steps[best[-1]]) if len(best) == count else within
-    ranking.left = 0
+        threshold = min(max_seconds, ranking.steps[best[-1]]) if len(best) == count else max_seconds
+    ranking.remaining = 0

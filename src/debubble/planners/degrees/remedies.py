@@ -1,4 +1,4 @@
-"""Changes that help where nothing fits: each was tried, and fits."""
+"""Changes to a job that does not fit, each planned to confirm that it fits."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from debubble.search.effort import Deadline, Effort
 from debubble.targets.target import targets
 
 TRIAL_EFFORT = 1.0
-"""Seconds of the reference machine for the quick plans of one change, once one of them fits."""
-MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
-"""Factors by which more devices are tried."""
-QUANTIZED, LEAST_TOKENS = "nf4-dq", 512
-"""The format of frozen weights that is tried next to LoRA, and the fewest tokens of a sequence."""
-OPTIONS_OF_CLUSTER = {"devices", "devices_per_node", "memory_limit"}
-"""Entries of a cluster that the command line says."""
+"""Effort for the quick plans of one change, in seconds of the reference machine; a first plan that fits is exempt."""
+DEVICE_MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
+"""Factors by which the number of devices is multiplied."""
+QUANTIZED_FORMAT, MIN_SEQUENCE_LENGTH = "nf4-dq", 512
+"""Format of frozen weights, and least number of tokens of a sequence, that are tried with LoRA."""
+CLUSTER_OPTIONS = {"devices", "devices_per_node", "memory_limit"}
+"""Entries of a cluster that the command line can set."""
 LORA_RANK = 16
-"""The rank of the adapters that are tried in place of training the whole model."""
-SECONDS = 15.0
-"""Seconds on the clock after which no further change is tried, where the job has no deadline."""
-MOST = 5
-"""Changes that are told."""
+"""Rank of the adapters that replace training of the full model."""
+DEFAULT_SECONDS = 15.0
+"""Wall-clock seconds after which no further change is tried if the job has no deadline."""
+MAX_REMEDIES = 5
+"""Number of changes that are reported."""
 FRAMEWORKS = ("torchtitan", "megatron", "deepspeed")
-"""The frameworks that are tried where the job names none: they gather less at a time than debubble's runtime."""
-WITH_HOST = ("chronos", "pipeoffload")
-"""Planners with optimizers or activations on the host that are asked where no quick plan fits."""
-ASKED = 2
-"""Choices of degrees that they are asked per change, those that promise most; next to them the one that needs least."""
+"""Frameworks to try if the job names none; they gather less at a time than debubble's runtime."""
+OFFLOAD_PLANNERS = ("chronos", "pipeoffload")
+"""Planners with CPU optimizer or activation offload, which run if no quick plan fits."""
+OFFLOAD_CHOICES = 2
+"""Number of choices of degrees per change that they plan, by estimated step; one more is that of least memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """A change with which the job fits, and what a plan of it takes: a quick one, or one that uses the host.
+    """A change with which the job fits, and the step of a quick plan, or of a plan with host offload, that has it.
 
     Attributes:
-        change: The options of `plan` that are others.
+        change: The options of `plan` that change.
         degrees: All degrees.
         step_time: Seconds of a step.
-        on_host: What is on the host, in words; None: nothing.
+        on_host: What is offloaded to the host, in words; None: nothing.
     """
 
     change: str
@@ -68,41 +68,40 @@ class Remedy:
 def remedies(job: Job, clock: Deadline | None = None) -> list[Remedy]:
     """The first changes that fit, cheapest first.
 
-    These are a framework, other degrees, a CPU optimizer, LoRA, gradients and then all states in bf16, more devices,
-    and moments in 8 bits.  LoRA is also tried with quantized weights and shorter sequences.  It and smaller states keep
-    the job's fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of states
-    in bf16 or of more devices fits, plans with optimizers or activations on the host are tried.  Plans that no
-    framework runs are passed over.  No change is begun after the job's deadline, or that of `clock`, by which
-    planners end that are asked.
+    In order: a framework, other degrees, a CPU optimizer, LoRA, bf16 gradients, all states in bf16, more devices, and
+    8-bit moments.  LoRA is also tried with quantized weights and shorter sequences.  LoRA and smaller states keep the
+    job's fixed degrees; LoRA drops them if nothing fits with them.  If no quick plan of other degrees, bf16 states or
+    more devices fits, plans with CPU optimizer or activation offload are tried.  Plans that no framework runs are
+    skipped.  No change is begun, and no planner runs, after the job's deadline or that of `clock`.
     """
-    return [_with_batch(remedy, job) for remedy in islice(_remedies(job, clock or _clock(job)), MOST)]
+    return [_with_batch(remedy, job) for remedy in islice(_remedies(job, clock or _clock(job)), MAX_REMEDIES)]
 
 
 def _with_batch(remedy: Remedy, job: Job) -> Remedy:
-    """The remedy with the micro-batches of each replica that keep the step's sequences, if those were given."""
-    given, needed = job.fixed.get("micro_batches"), remedy.degrees.micro_batches
-    if given is None or given == needed:
+    """The remedy with the number of micro-batches that keeps the global batch, if the job fixes another number."""
+    fixed, needed = job.fixed.get("micro_batches"), remedy.degrees.micro_batches
+    if fixed is None or fixed == needed:
         return remedy
     return replace(remedy, change=f"{remedy.change} --micro-batches {needed}")
 
 
 def _clock(job: Job) -> Deadline:
-    """The time for changes."""
-    return Deadline(SECONDS if job.deadline is None else job.deadline)
+    """The deadline for trying changes."""
+    return Deadline(DEFAULT_SECONDS if job.deadline is None else job.deadline)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A job of which no choice of degrees fits, a sentence that says why, and changes that were tried, and fit.
+    """A job that does not fit with any choice of degrees, the reason, and changes with which it fits.
 
-    As text it is a line for what was asked, for the reason, for the model's states, and for each change.
+    As text: a line each for the job, the reason, the model's states, and every change.
 
     Attributes:
         job: The job.
         reason: Why nothing fits.
-        remedies: What fits.
-        planner: The planner that was asked, other than `auto`, which the changes do without.
-        cut_off: Whether time ended before every change was tried.
+        remedies: The changes that fit.
+        planner: The planner that was asked, if not `auto`; the changes do not use it.
+        cut_off: Whether the deadline passed before every change was tried.
     """
 
     job: Job
@@ -121,19 +120,19 @@ class Misfit:
 
     @property
     def elsewhere(self) -> str:
-        """What is to be left out of the call for any change, in words."""
+        """The option to drop from the call for any change, in words."""
         return "" if self.planner is None else f" without --planner {self.planner}"
 
     @property
     def without_remedy(self) -> str:
-        """What is said where nothing is known to help."""
+        """The sentence if no change is known to help."""
         if self.cut_off and self.job.deadline is not None:
             return "The deadline passed before a change was found that fits."
         return "No change was found that fits."
 
     @property
     def states(self) -> str:
-        """A sentence on the model's undivided states, and on the room on all devices unless the reason says it."""
+        """A sentence on the model's undivided states, and on the memory of all devices unless the reason states it."""
         on_devices = replace(self.job, options=replace(self.job.options, host_optimizer=0.0))
         states, hosted = map(readable_bytes, _states(on_devices))
         words = f"One copy of the model's states is {states} ({hosted} with the optimizer on the host)"
@@ -144,14 +143,14 @@ class Misfit:
 
 
 def misfit(job: Job, reason: str, *, planner: str | None = None) -> Misfit:
-    """Try changes of a job that does not fit, for a reason that planners gave, or this one if it alone was asked."""
+    """Try changes of a job that does not fit; `planner` is the one that was asked, if not `auto`."""
     clock = _clock(job)
-    found = tuple(remedies(job, clock))
-    return Misfit(job=job, reason=reason, remedies=found, planner=planner, cut_off=clock.exceeded)
+    changes = tuple(remedies(job, clock))
+    return Misfit(job=job, reason=reason, remedies=changes, planner=planner, cut_off=clock.exceeded)
 
 
 def _states(job: Job) -> tuple[float, float]:
-    """Bytes of one copy of the model's states on devices: all of them, and with the optimizer on the host."""
+    """Device bytes of one copy of the model's states, without and with a CPU optimizer."""
     options = replace(
         job.options, tensor=1, data=job.cluster.count, context=1, expert=1, expert_tensor=None, zero=0,
         micro_batch_size=1, slices=1,
@@ -165,12 +164,12 @@ def option_words(degrees: Degrees) -> str:
     """The degrees as options of `plan`."""
     names = ("pipeline", "tensor", "data", "context", "expert", "zero", "micro_batch_size", "slices")
     values = vars(degrees)
-    told = [(name, values[name]) for name in names if values[name] != getattr(Degrees(), name)]
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in told) or "--pipeline 1"
+    changed = [(name, values[name]) for name in names if values[name] != getattr(Degrees(), name)]
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changed) or "--pipeline 1"
 
 
 def _states_in_bf16(options: RunOptions) -> Iterator[tuple[str, RunOptions]]:
-    """The options that keep gradients, and then all states, in bf16, and a run with them."""
+    """Options of `plan` for bf16 gradients, then for all states in bf16, with the run options that they set."""
     if options.dtype != "bf16" or options.master_dtype != "fp32" or options.lora:
         return
     if options.gradient_dtype == "fp32":
@@ -179,13 +178,13 @@ def _states_in_bf16(options: RunOptions) -> Iterator[tuple[str, RunOptions]]:
 
 
 def _remedies(job: Job, clock: Deadline) -> Iterator[Remedy]:
-    """Every change that fits."""
+    """Every change that fits, cheapest first."""
     yield from _frameworks(job, clock)
     if job.fixed:
-        own = {name: degree for name, degree in job.fixed.items() if name != "zero"}
-        divided, free = list(_quick_remedy("", replace(job, fixed=own))), replace(job, fixed={})
-        others = list(_quick_remedy("", free)) or list(_host_remedy("", free, clock))
-        yield from {remedy.change: remedy for remedy in (*divided, *others)}.values()
+        fixed = {name: degree for name, degree in job.fixed.items() if name != "zero"}
+        divided, unfixed = list(_quick_remedy("", replace(job, fixed=fixed))), replace(job, fixed={})
+        other = list(_quick_remedy("", unfixed)) or list(_host_remedy("", unfixed, clock))
+        yield from {remedy.change: remedy for remedy in (*divided, *other)}.values()
     yield from _cpu_optimizer(job, clock)
     yield from _adapters(job, clock)
     for change, options in _states_in_bf16(job.options):
@@ -200,32 +199,34 @@ def _remedies(job: Job, clock: Deadline) -> Iterator[Remedy]:
 
 
 def _frameworks(job: Job, clock: Deadline) -> Iterator[Remedy]:
-    """These degrees as a framework runs them, the fastest of those that fit."""
+    """The fixed degrees in the framework that is fastest with them, of those in which they fit."""
     if job.target is not None or not job.fixed or clock.passed:
         return
-    found: list[Remedy] = []
+    result: list[Remedy] = []
     for name in FRAMEWORKS:
         with suppress(InputError):
-            found += _quick_remedy(f"--for {name}", job.for_target(name))
-    yield from sorted(found, key=lambda remedy: remedy.step_time)[:1]
+            result += _quick_remedy(f"--for {name}", job.for_target(name))
+    yield from sorted(result, key=lambda remedy: remedy.step_time)[:1]
 
 
 def _cpu_optimizer(job: Job, clock: Deadline) -> Iterator[Remedy]:
-    """Optimizer states on hosts, in the first framework where that fits."""
+    """A CPU optimizer, in the first framework in which that fits."""
     if clock.passed:
         return
-    for change, there in with_cpu_optimizers(job):
-        with suppress(InputError):  # not every framework has them
-            if found := list(_quick_remedy(change, there)) or list(_quick_remedy(change, replace(there, fixed={}))):
-                yield from found
+    for change, changed in with_cpu_optimizers(job):
+        with suppress(InputError):  # a framework without CPU optimizer
+            fitting = list(_quick_remedy(change, changed)) or list(_quick_remedy(change, replace(changed, fixed={})))
+            yield from fitting
+            if fitting:
                 return
 
 
 def _adapters(job: Job, clock: Deadline) -> Iterator[Remedy]:
-    """LoRA, else LoRA of quantized weights, else that of shorter sequences: the first that fits."""
+    """LoRA, else LoRA with quantized weights, else also with shorter sequences: the first that fits."""
     rank, length = job.options.lora or LORA_RANK, job.options.sequence_length
-    lengths = [length // part for part in (1, 2, 4, 8) if length // part >= LEAST_TOKENS]
-    for tokens, quantize in dict.fromkeys([(length, job.options.quantize), *((each, QUANTIZED) for each in lengths)]):
+    lengths = [length // divisor for divisor in (1, 2, 4, 8) if length // divisor >= MIN_SEQUENCE_LENGTH]
+    quantized = [(shorter, QUANTIZED_FORMAT) for shorter in lengths]
+    for tokens, quantize in dict.fromkeys([(length, job.options.quantize), *quantized]):
         adapted = replace(job.options, lora=rank, quantize=quantize, sequence_length=tokens)
         if adapted == job.options or clock.passed:
             continue
@@ -234,20 +235,21 @@ def _adapters(job: Job, clock: Deadline) -> Iterator[Remedy]:
         words = [f"{name} {then}" for (name, then), before in zip(changes.items(), now, strict=True) if then != before]
         with suppress(InputError):  # not every model's weights can be quantized
             change, small = " ".join(words), replace(job, options=adapted)
-            if found := list(_quick_remedy(change, small)) or list(_quick_remedy(change, replace(small, fixed={}))):
-                yield from found
+            fitting = list(_quick_remedy(change, small)) or list(_quick_remedy(change, replace(small, fixed={})))
+            yield from fitting
+            if fitting:
                 return
 
 
 def _more_devices(job: Job, clock: Deadline) -> Iterator[Remedy]:
-    """The fewest times as many devices that fit; before them fewer that do with the host's memory."""
+    """The smallest multiple of the devices that fits, preceded by a smaller one that fits with host offload."""
     with_host: list[Remedy] = []
-    for multiple in MULTIPLES:
+    for multiple in DEVICE_MULTIPLES:
         larger = job.cluster.with_count(multiple * job.cluster.count)
         if larger is None or clock.passed:
             return
         entries = larger.to_dict()
-        of_file = entries.keys() - OPTIONS_OF_CLUSTER
+        of_file = entries.keys() - CLUSTER_OPTIONS
         change = f"devices: {entries['devices']} in the cluster file" if of_file else f"--cluster {entries['devices']}"
         more = replace(job, cluster=larger)
         quick = list(_quick_remedy(change, more))
@@ -260,7 +262,7 @@ def _more_devices(job: Job, clock: Deadline) -> Iterator[Remedy]:
 
 
 def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
-    """The remedy that a change is, with the best degrees for it, if a quick plan of it fits."""
+    """The change with its best degrees, if a quick plan of it fits."""
     best = _best(job) if _has_capacity(job) else None
     if best is not None:
         target = "" if best.target is None else f"--for {best.target}"
@@ -269,21 +271,21 @@ def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
 
 
 def _host_remedy(change: str, job: Job, clock: Deadline) -> Iterator[Remedy]:
-    """The remedy that a change is if the host holds what the devices cannot."""
+    """The change with its best degrees, if a plan with host offload fits."""
     if clock.passed or not _has_capacity(job, with_host=True):
         return
     try:
-        problems = {degrees: job.problem(degrees) for degrees in shortlist(job, on_hosts=True).choices}
+        problems = {degrees: job.problem(degrees) for degrees in shortlist(job, cpu_optimizer=True).choices}
     except DebubbleError:
         return
     possible = [d for d, problem in problems.items() if too_large(problem) is None and job.runs_as_planned(d)]
     if not possible:
         return
-    hopeful = sorted(possible, key=lambda degrees: estimated_step(problems[degrees]))[:ASKED]
-    leanest = min(possible, key=lambda degrees: _least_memory(degrees, problems[degrees]))
-    found: list[tuple[float, Degrees, str]] = []
-    for degrees in dict.fromkeys([*hopeful, leanest]):
-        for name in WITH_HOST:
+    promising = sorted(possible, key=lambda degrees: estimated_step(problems[degrees]))[:OFFLOAD_CHOICES]
+    smallest = min(possible, key=lambda degrees: _min_memory(degrees, problems[degrees]))
+    plans: list[tuple[float, Degrees, str]] = []
+    for degrees in dict.fromkeys([*promising, smallest]):
+        for name in OFFLOAD_PLANNERS:
             if clock.passed:
                 break
             try:
@@ -292,23 +294,23 @@ def _host_remedy(change: str, job: Job, clock: Deadline) -> Iterator[Remedy]:
                 continue
             answer.solution.raise_if_interrupted()
             on_host = "optimizers" if answer.solution.schedule.host_steps else "activations"
-            found.append((float(answer.time), degrees, on_host))
-    if found:
-        step, degrees, on_host = min(found, key=lambda plan: plan[0])
+            plans.append((float(answer.time), degrees, on_host))
+    if plans:
+        step, degrees, on_host = min(plans, key=lambda plan: plan[0])
         yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step, on_host=on_host)
 
 
 def _has_capacity(job: Job, *, with_host: bool = False) -> bool:
-    """Tell whether the states may fit on all devices together, before every choice of degrees is looked at."""
+    """Whether the states may fit all devices together, checked before any choice of degrees."""
     try:
         states, hosted = _states(job)
-    except DebubbleError:  # the change is none that the model can be run with
+    except DebubbleError:  # the model cannot run with the change
         return False
     return (hosted if with_host else states) <= sum(job.cluster.memory_limits)
 
 
-def _least_memory(degrees: Degrees, problem: Problem) -> float:
-    """Bytes on the fullest device that recomputes everything and leaves optimizers to the host."""
+def _min_memory(degrees: Degrees, problem: Problem) -> float:
+    """Bytes on the fullest device with full recomputation and a CPU optimizer."""
     parts = footprint(degrees, problem).recomputed
     return parts.total - parts.optimizer
 
@@ -319,7 +321,7 @@ def _words(change: str, degrees: Degrees) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _QuickPlan:
-    """Degrees, seconds of a step, and the framework to plan for, where debubble's runtime cannot run them."""
+    """Degrees, seconds of a step, and the framework to plan for if debubble's runtime cannot run them."""
 
     degrees: Degrees
     step: float
@@ -327,20 +329,20 @@ class _QuickPlan:
 
 
 def _best(job: Job) -> _QuickPlan | None:
-    """The fastest quick plan of the shortlist, with its best size of micro-batches; None if none fits and runs."""
+    """The fastest quick plan of the shortlist, with its best micro-batch size; None if none fits and runs."""
     try:
         listed = shortlist(job)
     except DebubbleError:
         return None
     effort = Effort(TRIAL_EFFORT)
-    found = _fastest(job, listed.choices, effort)
-    if found is None:
+    plan = _fastest(job, listed.choices, effort)
+    if plan is None:
         return None
-    return _fastest(job, listed.sizes_of(found.degrees), effort) or found
+    return _fastest(job, listed.sizes_of(plan.degrees), effort) or plan
 
 
 def _fastest(job: Job, choices: Sequence[Degrees], effort: Effort) -> _QuickPlan | None:
-    """The fastest quick plan of these choices that a framework runs; None if none fits."""
+    """The fastest quick plan of these choices that some framework runs; None if none fits."""
     problems = {degrees: job.problem(degrees) for degrees in choices}
     plans: dict[Degrees, _QuickPlan] = {}
 
@@ -352,27 +354,27 @@ def _fastest(job: Job, choices: Sequence[Degrees], effort: Effort) -> _QuickPlan
     rank(
         [degrees for degrees, problem in problems.items() if too_large(problem) is None],
         bounds=[lambda degrees: step_bound(problems[degrees]), lambda degrees: quick_bound(problems[degrees])],
-        step=step, count=1, ranking=ranking, over=lambda: effort.over,
+        step=step, count=1, ranking=ranking, effort_spent=lambda: effort.over,
     )  # fmt: skip
     return next((plans[degrees] for degrees in ranking.best(1)), None)
 
 
 def _runnable_plan(job: Job, degrees: Degrees, effort: Effort) -> _QuickPlan:
-    """The quick plan, else the fastest one for a framework; raises DebubbleError if none fits and runs.
+    """The quick plan, or else the fastest one for a framework; raises DebubbleError if none fits and runs.
 
-    The bare torch, with which the user writes the rest of the script, comes last.
+    Plain torch, for which the user has to write a training script, comes last.
     """
     if job.runs_as_planned(degrees):
         return _QuickPlan(degrees=degrees, step=_quick_step(job, degrees, effort), target=None)
-    found: list[tuple[bool, float, str]] = []
+    plans: list[tuple[bool, float, str]] = []
     for name, target in targets.items():
         with suppress(DebubbleError):
             target.check(job.run_options(degrees), job.model, pipeline=degrees.pipeline)
             if target.runs_on(job.cluster.slowest.name):
-                found.append((not target.framework, _quick_step(job.for_target(name), degrees, effort), name))
-    if not found:
+                plans.append((not target.framework, _quick_step(job.for_target(name), degrees, effort), name))
+    if not plans:
         raise UnsupportedError("No framework runs it.")
-    _, step, name = min(found)
+    _, step, name = min(plans)
     return _QuickPlan(degrees=degrees, step=step, target=name)
 
 

@@ -1,7 +1,7 @@
-"""The simplest of the plans that are nearly as fast as the fastest.
+"""Choice of the simplest plan within a tolerance of the fastest.
 
-A plan is simple that uses few levers: kinds of parallelism beyond data parallelism with ZeRO, interleaving,
-recomputation, offload.  Each is something to configure, to debug and to rely on a prediction for.
+The simplest plan uses the fewest levers: kinds of parallelism beyond data parallelism with ZeRO, interleaving,
+recomputation, offload.  Every lever has to be configured and debugged, and is one more prediction to rely on.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from debubble.ir import Kind, Schedule
 from debubble.ir.degrees import CPU_OPTIMIZER, OFFLOAD, RECOMPUTATION, UNEVEN_STAGES, Degrees
-from debubble.planners.degrees.ranking import NEGLIGIBLE
-from debubble.planners.degrees.space import in_order
+from debubble.planners.degrees.ranking import NEGLIGIBLE_DIFFERENCE
+from debubble.planners.degrees.space import degrees_key
 from debubble.planners.problem import Solution
 
 TOLERANCE = 0.02
-"""Share of the fastest plan's step by which a simpler plan may be slower."""
-UNEVEN_UNITS = 2
-"""Units by which the stages of an even partition may differ: a layer, as half-layers."""
+"""Default fraction of the fastest plan's step by which a simpler plan may be slower."""
+EVEN_UNITS_RANGE = 2
+"""Stages count as even if their lengths differ by at most this many units (two half-layers are one layer)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedChoice:
-    """A plan of a choice of degrees, before or after its verification, and the seconds of its step."""
+    """A plan of a choice of degrees, verified or not, and its step in seconds."""
 
     degrees: Degrees
     solution: Solution
@@ -31,7 +31,7 @@ class PlannedChoice:
 
     @property
     def levers(self) -> tuple[str, ...]:
-        """The mechanisms that it uses beyond data parallelism with ZeRO, in words."""
+        """The mechanisms of the plan beyond data parallelism with ZeRO, in words."""
         plan = self.solution
         strategies = [[strategy for _, strategy in stage] for stage in plan.partition or ()]
         return tuple(levers_of(self.degrees, plan.schedule, strategies, gathers=bool(plan.costs.gathers)))
@@ -56,7 +56,7 @@ def levers_of(
     if schedule.placement.chunks > 1 and not (degrees.pipeline == 1 and gathers):
         yield f"{schedule.placement.chunks} chunks"
     lengths = [len(stage) for stage in strategies] or [0]
-    if degrees.pipeline > 1 and max(lengths) - min(lengths) > UNEVEN_UNITS:
+    if degrees.pipeline > 1 and max(lengths) - min(lengths) > EVEN_UNITS_RANGE:
         yield UNEVEN_STAGES
     if any(strategy != "none" for stage in strategies for strategy in stage):
         yield RECOMPUTATION
@@ -69,21 +69,20 @@ def levers_of(
 def simplest(
     plans: Sequence[PlannedChoice], *, tolerance: float, runs: Callable[[PlannedChoice], bool] = lambda _: True
 ) -> PlannedChoice:
-    """The plan with the fewest levers of those whose step is at most that share above the fastest; then the fastest.
+    """The plan with the fewest levers among those within the tolerance of the fastest step.
 
-    Plans that some framework `runs` come before others.
-
-    Of as many levers, those with the least context parallelism come first: few tokens per rank are nothing that people
-    run where data parallelism is as fast.  Of equally fast ones the least complex is taken.
+    Plans that some framework `runs` come first.  Of plans with equally many levers, those with the least context
+    parallelism come first, as few people run few tokens per rank if data parallelism is as fast; then the fastest, and
+    of equally fast ones the least complex.
     """
-    most = min(plan.step for plan in plans) * (1 + tolerance)
-    fast = [plan for plan in plans if plan.step <= most]
+    max_step = min(plan.step for plan in plans) * (1 + tolerance)
+    fast = [plan for plan in plans if plan.step <= max_step]
     runnable = [plan for plan in fast if runs(plan)]
     near = [(len(plan.levers), plan.degrees.context, plan) for plan in runnable or fast]
     fewest = min((levers, context) for levers, context, _ in near)
     simple = [plan for levers, context, plan in near if (levers, context) == fewest]
-    step = min(plan.step for plan in simple) * (1 + NEGLIGIBLE)
+    step = min(plan.step for plan in simple) * (1 + NEGLIGIBLE_DIFFERENCE)
     equal = [plan for plan in simple if plan.step <= step]
     if len(equal) == 1:
         return equal[0]
-    return min(equal, key=lambda plan: (plan.solution.complexity, in_order(plan.degrees)))
+    return min(equal, key=lambda plan: (plan.solution.complexity, degrees_key(plan.degrees)))

@@ -1,12 +1,12 @@
-"""The space that is searched: every choice of degrees that divides the model, the batch and the devices.
+"""The search space: every choice of degrees that divides the model, the batch and the devices.
 
-Two choices are left out because another one is never slower and never larger:
+Two kinds of choices are omitted because another choice is never slower and never larger:
 
 * ZeRO-0 over more than one rank: ZeRO-1 scatters gradients and gathers weights, at most the bytes of ZeRO-0's
   all-reduce, and divides states and step (`costs.step`);
-* any ZeRO level but 0 where there is nothing to divide over.
+* any ZeRO level but 0 on a single rank.
 
-What an option fixes is kept.
+Fixed degrees are kept.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from debubble.schedules.registry import check_size
 from debubble.targets.target import targets
 
 ZERO_LEVELS = (1, 2, 3)
-"""Levels that are tried where there are ranks to divide over."""
-MOST_SLICES, MIN_SLICE_TOKENS = 64, 4096
-"""The most slices of a sequence that are tried, and the fewest tokens of each: shorter ones make products slower."""
-FEW = 4
-"""Micro-batches or slices for each pipeline device with which the bubble is small."""
-MOST_SEQUENCES = 10**9
-"""More than any step has; its divisors are found by trying."""
+"""ZeRO levels to try if there are several ranks to shard over."""
+MAX_SLICES, MIN_SLICE_TOKENS = 64, 4096
+"""Maximum slices of a sequence, and minimum tokens per slice; shorter slices make GEMMs slower."""
+SLICES_PER_DEVICE = 4
+"""Micro-batches or slices per pipeline device with which the bubble is small."""
+MAX_GLOBAL_BATCH = 10**9
+"""Maximum sequences per step, as divisors are found by trial division."""
 
 
 def with_cpu_optimizer(options: RunOptions) -> RunOptions | None:
-    """The options with all optimizer states on hosts; None if they are there, or the optimizer is not Adam's."""
+    """The options with all optimizer states on hosts; None if some are there already, with LoRA, or without Adam."""
     if options.host_optimizer or options.lora or options.optimizer not in ("adam", "adamw"):
         return None
     return replace(options, host_optimizer=1.0)
@@ -56,7 +56,7 @@ class Job:
     global_batch: int
     """Sequences per step."""
     options: RunOptions = field(default_factory=RunOptions)
-    """Sequence length, optimizer, dtype, LoRA and post-validation; its degrees are not looked at."""
+    """Sequence length, optimizer, dtype, LoRA and post-validation; the degrees in it are ignored."""
     fixed: Mapping[str, int | None] = field(default_factory=dict)
     """Degrees by name (those of `Degrees`) that are not searched."""
     effort: float = DEFAULT_EFFORT
@@ -64,13 +64,13 @@ class Job:
     cache: bool = False
     seed: int = 0
     target: str | None = None
-    """The framework that is to run the plan; None: none in particular."""
+    """The framework that is to run the plan; None: any."""
     tolerance: float = 0.0
-    """Share of the fastest step by which a simpler plan may be slower and is preferred."""
+    """Fraction of the fastest step by which a simpler plan may be slower."""
     swap: Swap = "host"
     """Where activations may go."""
     zero_levels: tuple[int, ...] = ZERO_LEVELS
-    """Levels that are tried where no target has its own."""
+    """ZeRO levels to try if no target restricts them."""
 
     def __post_init__(self) -> None:
         for name, degree in self.fixed.items():
@@ -78,8 +78,8 @@ class Job:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {degree}.")
         if self.global_batch < 1:
             raise InputError(f"A step needs a global batch of at least one sequence, not {self.global_batch}.")
-        if self.global_batch > MOST_SEQUENCES:
-            raise InputError(f"A step may have up to {MOST_SEQUENCES:,} sequences, not {self.global_batch}.")
+        if self.global_batch > MAX_GLOBAL_BATCH:
+            raise InputError(f"A step may have up to {MAX_GLOBAL_BATCH:,} sequences, not {self.global_batch}.")
 
     @property
     def tokens(self) -> int:
@@ -95,16 +95,16 @@ class Job:
         )  # fmt: skip
 
     def with_cpu_optimizer(self) -> Job | None:
-        """The job with all optimizer states on hosts; None as of its options."""
+        """The job with all optimizer states on hosts; None under the conditions of `with_cpu_optimizer`."""
         options = with_cpu_optimizer(self.options)
         return None if options is None else replace(self, options=options)
 
     def for_target(self, name: str) -> Job:
-        """The job as a framework runs it, at the price of its kernels where the job names none."""
+        """The job for a framework, with the costs of its kernels if the job specifies none."""
         return replace(self, target=name, options=targets[name].priced(self.options))
 
     def runs_as_planned(self, degrees: Degrees) -> bool:
-        """Tell whether the target, or debubble's runtime, runs every plan; none is known for an unknown family."""
+        """Whether the target, or debubble's runtime, runs every plan; assumed for models of an unknown family."""
         if not self.model.known:
             return True
         target = targets[self.target or "debubble"]
@@ -120,9 +120,9 @@ class Job:
 
 
 def ordinary_choices(job: Job) -> Iterator[Degrees]:
-    """A few legal choices that need no listing of all: one micro-batch size, tensor ranks within a node, ZeRO-1 or 3.
+    """Common legal choices, without listing all: micro-batch size 1, tensor parallelism within a node, ZeRO-1 or 3.
 
-    For each number of tensor ranks and ZeRO level they come with few pipeline devices first.
+    They are sorted by ZeRO level, tensor degree and pipeline degree.
     """
     node, count = job.cluster.slowest.devices_per_node, job.cluster.count
     usual = {"context": 1, "micro_batch_size": 1, "expert_tensor": None, "slices": 1}
@@ -132,7 +132,7 @@ def ordinary_choices(job: Job) -> Iterator[Degrees]:
         with suppress(InputError):
             listed += configurations(replace(job, fixed={**usual, **job.fixed, "tensor": tensor}))
     simple = [degrees for degrees in listed if degrees.zero != 2]
-    yield from sorted(simple, key=lambda degrees: (degrees.zero == 3, degrees.tensor, in_order(degrees)))
+    yield from sorted(simple, key=lambda degrees: (degrees.zero == 3, degrees.tensor, degrees_key(degrees)))
 
 
 def smallest_batches(job: Job) -> list[Degrees]:
@@ -142,15 +142,15 @@ def smallest_batches(job: Job) -> list[Degrees]:
     """
     smallest: dict[Degrees, Degrees] = {}
     for degrees in configurations(job):
-        of_all_sizes = of_one_size(degrees)
-        if of_all_sizes not in smallest or degrees.micro_batch_size < smallest[of_all_sizes].micro_batch_size:
-            smallest[of_all_sizes] = degrees
+        key = without_batch_size(degrees)
+        if key not in smallest or degrees.micro_batch_size < smallest[key].micro_batch_size:
+            smallest[key] = degrees
     undivided = [replace(degrees, zero=0) for degrees in smallest.values() if degrees.zero and "zero" not in job.fixed]
-    return sorted({*smallest.values(), *(degrees for degrees in undivided if _is_legal(job, degrees))}, key=in_order)
+    return sorted({*smallest.values(), *(degrees for degrees in undivided if _is_legal(job, degrees))}, key=degrees_key)
 
 
 def _is_legal(job: Job, degrees: Degrees) -> bool:
-    """Tell whether the model and the job's target run with a choice."""
+    """Whether the model and the job's target run with a choice."""
     try:
         _check(job, degrees)
     except InputError:
@@ -158,20 +158,20 @@ def _is_legal(job: Job, degrees: Degrees) -> bool:
     return True
 
 
-def of_one_size(degrees: Degrees) -> Degrees:
-    """The choice that stands for all sizes of micro-batches."""
+def without_batch_size(degrees: Degrees) -> Degrees:
+    """The choice that represents all its micro-batch sizes."""
     return replace(degrees, micro_batch_size=1, micro_batches=1)
 
 
-def in_order(degrees: Degrees) -> list[int]:
-    """The key by which choices of degrees are listed: the pipeline first, then as `Degrees` has them."""
-    return [each or 0 for each in astuple(degrees)]
+def degrees_key(degrees: Degrees) -> list[int]:
+    """The sort key of choices of degrees: the fields of `Degrees` in order."""
+    return [value or 0 for value in astuple(degrees)]
 
 
 def configurations(job: Job) -> list[Degrees]:
     """All legal choices of degrees.
 
-    Raises InputError if there is none; the sentence says what of the fixed degrees is in the way.
+    Raises InputError if there is none; its message names the fixed degrees that prevent one.
     """
     refusals: list[InputError] = []
     legal = []
@@ -187,9 +187,9 @@ def configurations(job: Job) -> list[Degrees]:
     if refusals:
         raise refusals[0]
     fixed = " ".join(f"--{name.replace('_', '-')} {degree}" for name, degree in job.fixed.items())
-    count, given = job.cluster.count, {name: degree for name in RANKS if (degree := job.fixed.get(name))}
-    if count % math.prod(given.values()):
-        words = " ".join(f"--{name} {degree}" for name, degree in given.items())
+    count, fixed_ranks = job.cluster.count, {name: degree for name in RANKS if (degree := job.fixed.get(name))}
+    if count % math.prod(fixed_ranks.values()):
+        words = " ".join(f"--{name} {degree}" for name, degree in fixed_ranks.items())
         raise InputError(f"{words} cannot divide {count} devices: give degrees whose product divides {count}.")
     raise InputError(
         f"No choice of degrees{' with ' * bool(fixed)}{fixed} divides a global batch of {job.global_batch} and uses all"
@@ -202,7 +202,7 @@ RANKS = ("tensor", "context", "data", "pipeline")
 
 
 def _divisions(job: Job) -> Iterator[Degrees]:
-    """Every way to divide devices and batch, whether the model allows it or not."""
+    """Every division of devices and batch, whether or not the model allows it."""
     count = job.cluster.count
     for ranks in itertools.product(*(_choices(job, name, divisors(count)) for name in RANKS)):
         degrees = Degrees(**dict(zip(RANKS, ranks, strict=True)))
@@ -211,47 +211,49 @@ def _divisions(job: Job) -> Iterator[Degrees]:
 
 
 def _choices_of_ranks(job: Job, degrees: Degrees) -> Iterator[Degrees]:
-    """Expert degrees, ZeRO levels and micro-batches for these ranks."""
+    """All expert degrees, ZeRO levels, micro-batch sizes and slices for these ranks."""
     ranks, batch = degrees.data * degrees.context, job.global_batch // degrees.data
     levels = _choices(job, "zero", _zero_levels(job, degrees.pipeline) if ranks > 1 else (0,))
     sizes = _choices(job, "micro_batch_size", divisors(batch))
     for divided, zero, size in itertools.product(_expert_divisions(job, degrees), levels, sizes):
         (number,) = _choices(job, "micro_batches", (batch // size,))
         if number * size == batch:
-            whole = replace(
+            unsliced = replace(
                 divided, zero=zero, micro_batch_size=size, micro_batches=number, chunks=job.fixed.get("chunks")
             )
             for slices in _choices(
-                job, "slices", slice_choices(whole, length=job.options.sequence_length, target=job.target)
+                job, "slices", slice_choices(unsliced, length=job.options.sequence_length, target=job.target)
             ):
-                yield replace(whole, slices=slices)
+                yield replace(unsliced, slices=slices)
 
 
 def slice_choices(degrees: Degrees, *, length: int, target: str | None) -> tuple[int, ...]:
-    """The numbers of slices that sequences of so many tokens may be cut into: whole, or as many as fill the pipeline.
+    """Numbers of slices to try for sequences of this length: 1, and the number that fills the pipeline.
 
-    Where sequences are few and long these are FEW slices for each pipeline device, or as many as there are tokens for.
+    The latter makes `SLICES_PER_DEVICE` slices per pipeline device; if `MIN_SLICE_TOKENS` rules that out, it is the
+    largest possible number.
     """
-    possible, needed = _numbers_of_slices(degrees, length=length, target=target), FEW * degrees.pipeline
+    possible = _numbers_of_slices(degrees, length=length, target=target)
+    needed = SLICES_PER_DEVICE * degrees.pipeline
     filling = next((n for n in possible if n * degrees.micro_batches >= needed), possible[-1])
     return tuple(dict.fromkeys((1, filling)))
 
 
 def in_most_slices(job: Job, degrees: Degrees) -> Degrees | None:
-    """The choice in as many slices as there are tokens for, which take the least memory; None if it cannot be cut."""
-    most = _numbers_of_slices(degrees, length=job.options.sequence_length, target=job.target)[-1]
-    cut = replace(degrees, slices=most)
+    """The choice with as many slices as possible, which take the least memory; None if it cannot be sliced."""
+    slices = _numbers_of_slices(degrees, length=job.options.sequence_length, target=job.target)[-1]
+    sliced = replace(degrees, slices=slices)
     try:
-        _check(job, cut)
+        _check(job, sliced)
     except InputError:
         return None
-    return cut if most > 1 and "slices" not in job.fixed else None
+    return sliced if slices > 1 and "slices" not in job.fixed else None
 
 
 def _numbers_of_slices(degrees: Degrees, *, length: int, target: str | None) -> list[int]:
     if degrees.pipeline == 1 or degrees.context > 1 or target is not None:
         return [1]
-    powers = (2**i for i in range(MOST_SLICES.bit_length()))
+    powers = (2**i for i in range(MAX_SLICES.bit_length()))
     return [n for n in powers if length % n == 0 and n * MIN_SLICE_TOKENS <= length] or [1]
 
 
@@ -263,13 +265,13 @@ def _zero_levels(job: Job, pipeline: int) -> tuple[int, ...]:
 
 
 def _expert_divisions(job: Job, degrees: Degrees) -> Iterator[Degrees]:
-    """Every expert is divided by the tensor-parallel ranks, or whole, and all ranks divide the experts between them."""
+    """Expert and expert-tensor degrees: experts sharded by the tensor-parallel ranks, or not sharded (1)."""
     experts, ranks = job.model.experts, degrees.data * degrees.context
-    whole = (1,) if experts is not None and degrees.tensor > 1 else ()
-    for shards in _choices(job, "expert_tensor", (None, *whole)):
-        among = ranks if shards is None else degrees.tensor * ranks // shards
-        shared = [e for e in divisors(among) if experts is not None and experts.count % e == 0] or [1]
-        for expert in _choices(job, "expert", shared):
+    unsharded = (1,) if experts is not None and degrees.tensor > 1 else ()
+    for shards in _choices(job, "expert_tensor", (None, *unsharded)):
+        expert_ranks = ranks if shards is None else degrees.tensor * ranks // shards
+        expert_degrees = [e for e in divisors(expert_ranks) if experts is not None and experts.count % e == 0] or [1]
+        for expert in _choices(job, "expert", expert_degrees):
             yield replace(degrees, expert=expert, expert_tensor=shards)
 
 
@@ -277,7 +279,7 @@ T = TypeVar("T")
 
 
 def _choices(job: Job, name: str, otherwise: Sequence[T]) -> Sequence[T]:
-    """The value that an option fixes, which has the type of the others, or these."""
+    """The fixed value of a degree, or else these values."""
     return (cast("T", job.fixed[name]),) if name in job.fixed else otherwise
 
 
@@ -300,6 +302,6 @@ def _check(job: Job, degrees: Degrees) -> None:
 
 
 def divisors(number: int) -> list[int]:
-    """The numbers that divide it, from 1 to itself."""
+    """The divisors of a number, from 1 to itself."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})

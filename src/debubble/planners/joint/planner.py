@@ -119,4 +119,4 @@ def _may_assign(problem: Problem, units: Units) -> bool:
 def _is_uneven(problem: Problem) -> bool:
     """Tell whether as many stages on every device cannot share out the units as evenly as others."""
     least = proven_bound(problem).time
-    return bound_of_equal_counts(problem, least=least) > UNEVEN * float(least)
+    return bound_of_equal_counts(problem, known_bound=least) > UNEVEN * float(least)

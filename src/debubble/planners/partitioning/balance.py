@@ -1,4 +1,4 @@
-"""Units per stage: the splits of a model that planners start from."""
+"""Splits of a model's units into stages from which planners start."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import InputError, Placement
 
-SHARPNESS = 16
-"""Power of the norm of the devices' work that is made small: the larger, the more the busiest device alone counts."""
+NORM_POWER = 16
+"""Exponent p of the p-norm of the devices' work that is minimized; a larger p approaches the maximum."""
 
 
 def even_counts(units: Units, stages: int) -> list[int]:
-    """Megatron's even split, as units per stage: those between embedding and head in equal runs, longer ones last.
+    """Megatron's even split, in units per stage: equal runs between embedding and head, the longer ones last.
 
     Raises InputError if there are fewer units than stages.
     """
@@ -31,9 +31,9 @@ def even_counts(units: Units, stages: int) -> list[int]:
 
 
 def balanced_counts(units: Units, stages: int) -> list[int]:
-    """The split whose largest stage has the least work, found exactly by dynamic programming.
+    """The split that minimizes the work of the largest stage, by dynamic programming.
 
-    Stages lie on the devices in turn.  Raises InputError if there are fewer units than stages.
+    Stages are placed on the devices round robin.  Raises InputError if there are fewer units than stages.
     """
     _check(units, stages)
     tables = units.on_devices or (units.units,)
@@ -42,29 +42,29 @@ def balanced_counts(units: Units, stages: int) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def _balanced(works: tuple[tuple[float, ...], ...], stages: int) -> tuple[int, ...]:
-    """The split of units with this work on each device.
+    """The balanced split of units with this work on each device.
 
-    Where the last stage begins, its work falls and the largest of the stages before it grows; the best place is where
-    the two meet, which only moves on as the units become more.
+    As the last stage begins later, its work falls and the largest stage before it grows.  The optimum is where the two
+    cross, which moves monotonically with the number of units.
     """
     totals = [[0.0, *accumulate(work)] for work in works]
     n = len(works[0])
-    # least[i]: the smallest possible largest stage over the first i units; cuts[s][i]: where its last stage begins.
-    least = totals[0]
+    # best[i]: the smallest possible largest stage over the first i units; cuts[s][i]: where its last stage begins.
+    best = totals[0]
     cuts: list[list[int]] = []
     for s in range(1, stages):
         total = totals[s % len(totals)]
-        row, cut, meet = [math.inf] * (n + 1), [0] * (n + 1), s
+        row, cut, crossing = [math.inf] * (n + 1), [0] * (n + 1), s
         for end in range(n if s == stages - 1 else s + 1, n - (stages - 1 - s) + 1):
-            while meet < end - 1 and least[meet] < total[end] - total[meet]:
-                meet += 1
-            begin, largest = meet, max(least[meet], total[end] - total[meet])
-            if meet > s and total[end] - total[meet - 1] < largest:
-                begin, largest = meet - 1, total[end] - total[meet - 1]
-            while begin + 1 < end and least[begin + 1] <= largest:
+            while crossing < end - 1 and best[crossing] < total[end] - total[crossing]:
+                crossing += 1
+            begin, largest = crossing, max(best[crossing], total[end] - total[crossing])
+            if crossing > s and total[end] - total[crossing - 1] < largest:
+                begin, largest = crossing - 1, total[end] - total[crossing - 1]
+            while begin + 1 < end and best[begin + 1] <= largest:
                 begin += 1
             row[end], cut[end] = largest, begin
-        least = row
+        best = row
         cuts.append(cut)
     counts = []
     end = n
@@ -75,25 +75,27 @@ def _balanced(works: tuple[tuple[float, ...], ...], stages: int) -> tuple[int, .
 
 
 def balanced_by_device(units: Units, placement: Placement) -> list[int]:
-    """A split such that the busiest device, with all of its stages, has little work, as units per stage.
+    """A split, in units per stage, that balances the work of devices with several stages each.
 
-    It begins with the stages as even as they can be, and moves boundaries between stages, one or several in a row by
-    one unit, while that evens out the devices.  It need not be the best split.
+    It starts from balanced stages and moves one or several adjacent stage boundaries by one unit while that balances
+    the devices better.  This local optimum need not be the best split.
 
     Raises InputError if there are fewer units than stages.
     """
     counts = balanced_counts(units, placement.stages)
-    return counts if placement.chunks == 1 else _evened(counts, [float(unit.work) for unit in units.units], placement)
+    if placement.chunks == 1:
+        return counts
+    return _rebalanced(counts, [float(unit.work) for unit in units.units], placement)
 
 
 def balanced_within(
     units: Units, placement: Placement, limits: Sequence[float], *, micro_batches: int
 ) -> list[int] | None:
-    """A split of little work on the busiest device, in which every device has room if it recomputes everything.
+    """A balanced split that fits the devices' limits, in bytes, with full recomputation.
 
-    A unit weighs its share of the work and its share of the states; the states count as little as fits.  None if the
-    split by work alone has room under the devices' limits, in bytes, if none has, or if devices are of several types.
-    Raises InputError if there are fewer units than stages.
+    It balances a weighted sum of each unit's fractions of work and states, with the smallest weight of states that
+    fits.  None if the split by work alone fits, if no weight fits, or if there are several types of devices.  Raises
+    InputError if there are fewer units than stages.
     """
     _check(units, placement.stages)
     work = [float(unit.work) for unit in units.units]
@@ -102,43 +104,43 @@ def balanced_within(
     helps = 0 < sum(states) <= sum(limits) and not units.on_devices
     if not helps or _has_capacity(units, by_work, placement, limits, micro_batches):
         return None
-    for share in (step / STATES_STEPS for step in range(1, STATES_STEPS + 1)):
+    for share in (step / STATE_WEIGHT_STEPS for step in range(1, STATE_WEIGHT_STEPS + 1)):
         weights = [
             (1 - share) * time / sum(work) + share * size / sum(states) for time, size in zip(work, states, strict=True)
         ]
-        counts = _evened(list(_balanced((tuple(weights),), placement.stages)), weights, placement)
+        counts = _rebalanced(list(_balanced((tuple(weights),), placement.stages)), weights, placement)
         if _has_capacity(units, counts, placement, limits, micro_batches):
             return counts
     return None
 
 
-STATES_STEPS = 8
-"""Steps in which the states' share of the weights grows."""
+STATE_WEIGHT_STEPS = 8
+"""Number of steps in which the weight of the states grows to 1."""
 
 
 def _has_capacity(
     units: Units, counts: Sequence[int], placement: Placement, limits: Sequence[float], micro_batches: int
 ) -> bool:
-    """Tell whether every device has room for its states and for what (interleaved) 1F1B keeps if all recomputes.
+    """Whether states and activations of (interleaved) 1F1B fit every device with full recomputation.
 
-    Stage s of S then keeps S - s micro-batches, and about 2 (S - s) / v with v chunks.
+    Stage s of S has S - s micro-batches in flight, or about 2 (S - s) / v with v chunks.
     """
     costs = units.stage_costs(Partition.cut(units, counts, strategy="full"), placement)
     restored = costs.recompute_workspace or (0,) * placement.stages
-    each = 1.0 if placement.chunks == 1 else 2 / placement.chunks
-    kept = [
-        min(micro_batches, each * (placement.stages - stage)) * float(size)
+    factor = 1.0 if placement.chunks == 1 else 2 / placement.chunks
+    retained = [
+        min(micro_batches, factor * (placement.stages - stage)) * float(size)
         for stage, size in enumerate(costs.activation_recomputed)
     ]
     return all(
-        costs.static_of(device) + sum(kept[stage] for stage in stages) + max(restored[stage] for stage in stages)
+        costs.static_of(device) + sum(retained[stage] for stage in stages) + max(restored[stage] for stage in stages)
         <= limits[device]
         for device, stages in enumerate(placement.stages_of)
     )
 
 
-def _evened(counts: Sequence[int], work: Sequence[float], placement: Placement) -> list[int]:
-    """A split with boundaries moved while that evens out the devices."""
+def _rebalanced(counts: Sequence[int], work: Sequence[float], placement: Placement) -> list[int]:
+    """The split after moving boundaries while that balances the devices better."""
     mean = sum(work) / placement.devices
     ends = list(accumulate(counts))
     improved = True
@@ -148,7 +150,7 @@ def _evened(counts: Sequence[int], work: Sequence[float], placement: Placement) 
             for step in (1, -1):
                 end = _best_end(ends, begin, step, work, mean, placement.device_of)
                 if end is not None:
-                    ends[begin : end + 1] = [at + step for at in ends[begin : end + 1]]
+                    ends[begin : end + 1] = [boundary + step for boundary in ends[begin : end + 1]]
                     improved = True
     return [b - a for a, b in zip((0, *ends), ends, strict=False)]
 
@@ -156,9 +158,9 @@ def _evened(counts: Sequence[int], work: Sequence[float], placement: Placement) 
 def _best_end(
     ends: list[int], begin: int, step: int, work: Sequence[float], mean: float, device_of: Sequence[int]
 ) -> int | None:
-    """The last of the boundaries from `begin` on that move together by `step`, if that evens out the devices.
+    """The last boundary of the best run from `begin` to move by `step`; None if no run balances the devices better.
 
-    Stages between two boundaries that move keep their length; the ones before and after them gain or lose a unit.
+    Stages between moved boundaries keep their length; the stages before and after the run gain or lose a unit.
     """
     if step < 0 and ends[begin] - (ends[begin - 1] if begin else 0) < 2:
         return None
@@ -167,12 +169,12 @@ def _best_end(
         loads[d] += sum(work[first:last]) / mean
     uneven, best, best_end = 0.0, -1e-9, None
     for end in range(begin, len(ends) - 1):
-        # The unit that passes from one side of the boundary to the other.
+        # Work of the unit that crosses the boundary.
         crossed = step * work[ends[end] if step > 0 else ends[end] - 1] / mean
         gains, loses = device_of[end], device_of[end + 1]
-        uneven += (loads[gains] + crossed) ** SHARPNESS - loads[gains] ** SHARPNESS
+        uneven += (loads[gains] + crossed) ** NORM_POWER - loads[gains] ** NORM_POWER
         loads[gains] += crossed
-        change = (loads[loses] - crossed) ** SHARPNESS - loads[loses] ** SHARPNESS
+        change = (loads[loses] - crossed) ** NORM_POWER - loads[loses] ** NORM_POWER
         loads[loses] -= crossed
         uneven += change
         if uneven < best and (step < 0 or ends[end + 1] - ends[end] > 1):
@@ -181,7 +183,7 @@ def _best_end(
 
 
 def even_and_balanced(units: Units, stages: int) -> list[tuple[int, ...]]:
-    """The even and the balanced split, or one of them if they are equal: where planners begin.
+    """The even and the balanced split, or one of them if they are equal.
 
     Raises InputError if there are fewer units than stages.
     """

@@ -1,4 +1,4 @@
-"""Stages given by their numbers of decoder layers, as frameworks' configurations give them."""
+"""Partitions by numbers of decoder layers per stage, as in frameworks' configurations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from debubble.ir import InputError
 from debubble.targets.levers import LAYERS
 
 Strategies = Mapping[int, tuple[str, str]]
-"""Layer -> the operators that its attention half and its MLP half recompute; those left out recompute nothing."""
+"""Layer -> strategy names of its attention half and its MLP half; missing layers recompute nothing."""
 
 
 def partition_by_layers(
     units: Units, layers: Sequence[int], strategies: Strategies, *, mtp_stage: int | None = None
 ) -> Partition:
-    """The stages with so many layers each.
+    """The partition into stages with these numbers of layers.
 
     Args:
         units: The model's units.
-        layers: Layers of every stage, in model order; what is before the first layer is in the first stage, what is
-            after the last in the last.
-        strategies: What layers recompute.
-        mtp_stage: The stage with the modules for further tokens; None: the last.
+        layers: Number of layers of every stage, in model order; units before the first layer are in the first stage,
+            units after the last layer in the last stage.
+        strategies: The recomputation strategies of layers.
+        mtp_stage: The stage of the multi-token prediction modules; None: the last.
     """
     ends = list(accumulate(layers))
     last = len(ends) - 1
@@ -36,21 +36,21 @@ def partition_by_layers(
         if unit.type not in LAYERS or unit.layer is None:
             stages[after.get(unit.type, 0)].append((index, "none"))
             continue
-        wanted = strategies.get(unit.layer, ("none", "none"))[unit.type == "mlp"]
-        stages[bisect_right(ends, unit.layer)].append((index, unit.strategy_named(wanted) or "none"))
+        strategy = strategies.get(unit.layer, ("none", "none"))[unit.type == "mlp"]
+        stages[bisect_right(ends, unit.layer)].append((index, unit.strategy_named(strategy) or "none"))
     return Partition(stages)
 
 
 def layers_named(text: str) -> tuple[int, ...]:
-    """The layers of stages that are written as `15,6x16,15`: one of 15, six of 16, one of 15.
+    """Parse numbers of layers per stage: `15,6x16,15` is a stage of 15 layers, six of 16, and one of 15.
 
     Raises:
-        InputError: If the text is not written so.
+        InputError: If the text does not have this form.
     """
     layers: list[int] = []
-    for part in text.split(","):
-        written = re.fullmatch(r"\s*(?:(\d{1,4})x)?(\d{1,6})\s*", part)
-        if written is None:
+    for group in text.split(","):
+        match = re.fullmatch(r"\s*(?:(\d{1,4})x)?(\d{1,6})\s*", group)
+        if match is None:
             raise InputError(f"'{text}' are no layers of stages; write them as 15,6x16,15.")
-        layers += [int(written[2])] * int(written[1] or 1)
+        layers += [int(match[2])] * int(match[1] or 1)
     return tuple(layers)

@@ -1,7 +1,7 @@
-"""A problem whose partition is fixed: its stages, what each can recompute, and the answer they make.
+"""Problems with a fixed partition: the stages, their choices of recomputation, and the solutions made of these.
 
-A planner need not know whether the problem gave stage costs, where a stage recomputes or not (`GivenStages`), or model
-units, where every unit has strategies of its own (`UnitStages`).
+`Stages` is a common interface to fixed stage costs, where a stage recomputes entirely or not at all
+(`IndivisibleStages`), and to model units, where every unit has its strategies (`UnitStages`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Stages(ABC):
             )
         match problem.workload:
             case FixedStages(costs):
-                return GivenStages(problem, costs)
+                return IndivisibleStages(problem, costs)
             case ModelUnits(units):
                 return UnitStages(problem, units, tuple(even_counts(units, problem.devices)))
 
@@ -53,64 +53,65 @@ class Stages(ABC):
     @property
     @abstractmethod
     def fronts(self) -> tuple[Front, ...]:
-        """The efficient ways of each stage to recompute."""
+        """Per stage, the Pareto front of its choices of recomputation."""
 
     @abstractmethod
     def knows(self, strategy: str) -> bool:
-        """Tell whether any stage can recompute by a strategy of that name."""
+        """Whether any stage has a recomputation strategy of that name."""
 
     @abstractmethod
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
-        """The units of each stage with this strategy, or `none` where they lack it.
+        """Per stage, the recomputation with this strategy for all units that have it, and `none` for the others.
 
         Raises InfeasibleError if no unit has it.
         """
 
     @abstractmethod
     def solution(self, schedule: Schedule, choices: Sequence[StageRecomputation]) -> Solution:
-        """The schedule on these stages, each recomputing as chosen."""
+        """The solution with this schedule and these choices of recomputation per stage."""
 
     @cached_property
     def on_demand(self) -> tuple[StageRecomputation | None, ...]:
-        """The least recomputation of each stage with which 1F1B fits; None where nothing does."""
+        """Per stage, the least recomputation with which 1F1B fits; None if none does."""
         p, m = self.problem.devices, self.problem.micro_batches
-        return tuple(front.cheapest(alive=min(p - s, m), budget=self.budget(s)) for s, front in enumerate(self.fronts))
+        fronts = enumerate(self.fronts)
+        return tuple(front.cheapest(in_flight=min(p - s, m), budget=self.budget(s)) for s, front in fronts)
 
     def budget(self, stage: int) -> float:
-        """Bytes that activations may take on a stage's device, if all micro-batches are as long as the longest."""
+        """Bytes for activations on a stage's device, if all micro-batches are as long as the longest."""
         capacity = self.costs.capacity_of(stage)
         longest = max(self.costs.micro_batch_scale or (1,))
         return float("inf") if capacity is None else float(capacity / longest)
 
 
 @dataclass(frozen=True)
-class GivenStages(Stages):
-    """The problem's fixed stages, which recompute wholly or not at all."""
+class IndivisibleStages(Stages):
+    """The problem's fixed stages, which recompute entirely or not at all."""
 
     stage_costs: StageCosts
 
     @property
     def costs(self) -> StageCosts:
-        """The problem's own costs."""
+        """The problem's stage costs."""
         return self.stage_costs
 
     @cached_property
     def fronts(self) -> tuple[Front, ...]:
-        """The two ways of each stage: keep or recompute everything."""
+        """Per stage, the front of no and full recomputation."""
         return tuple(self._front(s) for s in range(self.costs.stages))
 
     def knows(self, strategy: str) -> bool:
-        """Tell whether it is `none` or `full`, the only ones of fixed stages."""
+        """Whether the strategy is `none` or `full`, the only ones of fixed stages."""
         return strategy in ("none", "full")
 
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
-        """Every stage keeping (`none`) or recomputing (`full`) everything; no other strategy is known."""
+        """Per stage, no (`none`) or full (`full`) recomputation; other strategies raise InfeasibleError."""
         if not self.knows(strategy):
             raise InfeasibleError(f"Fixed stage costs do not say what '{strategy}' recomputes; give model units.")
         return tuple(self._choice(s, strategy) for s in range(self.costs.stages))
 
     def solution(self, schedule: Schedule, choices: Sequence[StageRecomputation]) -> Solution:
-        """The schedule on these stages, each recomputing as chosen."""
+        """The solution with this schedule and these choices of recomputation per stage."""
         fused = frozenset(s for s, choice in enumerate(choices) if choice.strategies != ("none",))
         return Solution(schedule=replace(schedule, fused_recompute=fused), costs=self.costs)
 
@@ -126,32 +127,32 @@ class GivenStages(Stages):
 
     def _front(self, stage: int) -> Front:
         menu = tuple(self._choice(stage, strategy) for strategy in ("none", "full"))
-        return Front.of((menu,), np.eye(2, dtype=np.int64), [(menu, choice) for choice in menu])
+        return Front.from_counts((menu,), np.eye(2, dtype=np.int64), [(menu, choice) for choice in menu])
 
 
 @dataclass(frozen=True)
 class UnitStages(Stages):
-    """A model's units in stages of `lengths` units each."""
+    """A model's units in stages of these lengths."""
 
     units: Units
     lengths: tuple[int, ...]
 
     @cached_property
     def costs(self) -> StageCosts:
-        """The costs of the units that each stage holds, nothing recomputed."""
+        """The stages' costs, without recomputation."""
         return self._costs(Partition.cut(self.units, self.lengths))
 
     @cached_property
     def fronts(self) -> tuple[Front, ...]:
-        """The efficient combinations of strategies of each stage's units."""
+        """Per stage, the Pareto front of its units' strategies."""
         return tuple(front(self.units.units[a:b]) for a, b in self._bounds)
 
     def knows(self, strategy: str) -> bool:
-        """Tell whether any unit has it."""
+        """Whether any unit has the strategy."""
         return any(strategy in unit.strategies for unit in self.units.units)
 
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
-        """The units of each stage with this strategy, or `none` where they lack it."""
+        """Per stage, the recomputation with this strategy for all units that have it, and `none` for the others."""
         if not self.knows(strategy):
             raise InfeasibleError(f"No unit of the model has the recomputation strategy '{strategy}'.")
         partition = Partition.cut(self.units, self.lengths, strategy=strategy)
@@ -159,12 +160,12 @@ class UnitStages(Stages):
         assert costs.recompute_workspace is not None
         numbers = zip(costs.activation_recomputed, costs.recompute, costs.recompute_workspace, partition, strict=True)
         return tuple(
-            StageRecomputation(float(kept), float(time), float(workspace), tuple(name for _, name in stage))
-            for kept, time, workspace, stage in numbers
+            StageRecomputation(float(retained), float(time), float(workspace), tuple(name for _, name in stage))
+            for retained, time, workspace, stage in numbers
         )
 
     def solution(self, schedule: Schedule, choices: Sequence[StageRecomputation]) -> Solution:
-        """The schedule on these stages, each recomputing as chosen."""
+        """The solution with this schedule and these choices of recomputation per stage."""
         partition = Partition(
             zip(range(a, b), choice.strategies, strict=True)
             for (a, b), choice in zip(self._bounds, choices, strict=True)
@@ -180,5 +181,5 @@ class UnitStages(Stages):
 
     @property
     def _bounds(self) -> list[tuple[int, int]]:
-        """The first unit of each stage and the one after its last."""
+        """Per stage, its first unit and the one after its last."""
         return list(pairwise(accumulate(self.lengths, initial=0)))

@@ -1,6 +1,6 @@
-"""Local search over partitions on one order of operations, scored by simulation.
+"""Local search over partitions for a fixed order of operations, scored by simulation.
 
-Every point takes the least recomputation that fits; a move shifts one or two units from one stage to another.
+Every point uses the least recomputation that fits; a move shifts one or two units from one stage to another.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
 from debubble.targets.levers import TargetLevers, Uniform
 
-NEAR = 1.2
-"""Times the best, up to which a neighbouring partition's strategies are worth refining."""
+MAX_REFINED_RATIO = 1.2
+"""Strategies of a neighboring partition are refined if its time is below this multiple of the best time."""
 
 
 @dataclass(frozen=True)
 class PricedSchedule:
-    """A schedule, the costs of its stages, and the time of the pipeline's part of its step, by the problem's objective.
+    """A schedule with the costs of its stages and the pipeline's time, according to the problem's objective.
 
-    Its partition makes the costs; None for fixed stages.
+    The costs are those of `partition`, which is None for fixed stages.
     """
 
     time: float
@@ -43,19 +43,19 @@ class PricedSchedule:
 
     @property
     def solution(self) -> Solution:
-        """The priced schedule as a planner's answer."""
+        """The priced schedule as a planner's solution."""
         return Solution(schedule=self.schedule, costs=self.costs, partition=self.partition)
 
 
 def step_time(problem: Problem, point: PricedSchedule) -> float:
-    """The time of the whole step: the pipeline's part, and the optimizer steps that follow it on devices."""
+    """The time of the full step: the pipeline, and the optimizer steps that follow it on devices."""
     return point.time + (0.0 if problem.tail is None else float(problem.tail.of_schedule(point.schedule, point.costs)))
 
 
 def priced_stages(problem: Problem, repricer: Repricer, costs: StageCosts) -> PricedSchedule:
-    """The repricer's schedule on fixed stages, of which the fewest recompute.
+    """The repricer's schedule on fixed stages, with the fewest stages recomputed that fit.
 
-    Raises InfeasibleError if not even recomputing all of them fits.
+    Raises InfeasibleError if recomputing all of them does not fit.
     """
     fused = cheapest_stages(repricer, costs) | repricer.schedule.fused_recompute
     time = float(problem.time_of(repricer.price(costs, fused_recompute=fused)))
@@ -65,9 +65,9 @@ def priced_stages(problem: Problem, repricer: Repricer, costs: StageCosts) -> Pr
 def with_least_recomputation(
     problem: Problem, schedule: Schedule, splits: Iterable[Sequence[int]], effort: Effort
 ) -> PricedSchedule:
-    """A schedule on the best of these splits, in units per stage, or on fixed stages, with the least recomputation.
+    """A schedule with the least recomputation, on fixed stages or on the best of these splits (units per stage).
 
-    Raises DebubbleError if it does not fit.
+    Raises DebubbleError if none fits.
     """
     repricer = Repricer(schedule)
     points: list[PricedSchedule] = []
@@ -93,9 +93,9 @@ def with_least_recomputation(
 def with_fewest_host_steps(
     problem: Problem, placement: Placement, fit: Callable[[frozenset[int]], PricedSchedule]
 ) -> PricedSchedule:
-    """The first that fits of what `fit` makes where hosts step the optimizers of no stage, and of ever more stages.
+    """The first fitting result of `fit`, without CPU optimizer, then with it for more and more stages.
 
-    Raises InfeasibleError, with the reason where they step none, if nothing fits.
+    Raises the InfeasibleError of the attempt without CPU optimizer if nothing fits.
     """
     try:
         return fit(frozenset())
@@ -107,9 +107,9 @@ def with_fewest_host_steps(
 
 
 def improve(problem: Problem, start: PricedSchedule, *, effort: Effort) -> PricedSchedule:
-    """Move units between stages, then change their strategies, while that makes the step faster and the effort lasts.
+    """Move units between stages, then change their strategies, while that speeds up the step and effort remains.
 
-    The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.
+    Returns the start if nothing helps, if its stages are fixed or if it offloads.
     """
     if start.partition is None or start.schedule.offloaded or not isinstance(problem.workload, ModelUnits):
         return start
@@ -118,9 +118,9 @@ def improve(problem: Problem, start: PricedSchedule, *, effort: Effort) -> Price
 
 @dataclass(frozen=True)
 class PartitionSearch:
-    """Partitions of a model's units on the order of operations that the repricer prices.
+    """Local search over partitions of a model's units for the repricer's order of operations.
 
-    `strategies` are the names that units may use next to `none`; None: all.
+    `strategies` are the names of strategies that units may use in addition to `none`; None: all.
     """
 
     problem: Problem
@@ -129,30 +129,30 @@ class PartitionSearch:
     strategies: Sequence[str] | None = None
 
     def fitted(self, lengths: Sequence[int]) -> PricedSchedule:
-        """The partition of these lengths with the least recomputation.  Raises InfeasibleError if none fits."""
+        """The partition of these lengths with the least recomputation, priced.  Raises InfeasibleError if none fits."""
         return self.priced(self._cheapest(lengths))
 
     def priced(self, partition: Partition) -> PricedSchedule:
-        """A partition with its time; the limit is not checked."""
+        """The priced partition; memory limits are not checked."""
         schedule, costs = self.repricer.schedule, self._costs(partition)
         price = self.repricer.price(costs, fused_recompute=partition.recomputing)
         time = float(self.problem.time_of(price))
         return PricedSchedule(time, replace(schedule, fused_recompute=partition.recomputing), costs, partition)
 
     def excesses(self, partition: Partition) -> list[float]:
-        """Bytes per device by which a partition's peak is above the limit; 0 or less where it fits."""
+        """Per device, bytes by which a partition's peak exceeds the limit; at most 0 where it fits."""
         peaks = self.repricer.peak_memory(self._costs(partition), fused_recompute=partition.recomputing)
         return [float(peak) - limit for peak, limit in zip(peaks, self.problem.limits, strict=True)]
 
     def _cheapest(self, lengths: Sequence[int]) -> Partition:
-        """The least recomputation that fits; raises InfeasibleError if none does."""
+        """The partition with the least recomputation that fits; raises InfeasibleError if none does."""
         if self._uniform is not None:
             return cheapest_uniform(self.repricer, self.units, lengths, self._uniform)
         return cheapest_strategies(self.repricer, self.units, lengths, self.strategies)
 
     @property
     def _uniform(self) -> TargetLevers | None:
-        """The levers, where they let no layer recompute in a way of its own."""
+        """The target's levers, if they require the same recomputation of all layers."""
         levers = self.problem.levers
         return levers if levers is not None and isinstance(levers.recomputation, Uniform) else None
 
@@ -161,7 +161,7 @@ class PartitionSearch:
         return self.units.stage_costs(partition, schedule.placement, on_host=schedule.host_steps)
 
     def improve(self, start: PricedSchedule, effort: Effort) -> PricedSchedule:
-        """The fastest point that moves of units and changes of strategies reach from a start."""
+        """The fastest point that moves of units and changes of strategies reach from `start`."""
         best = self._move_units(start, effort)
         if self._uniform is not None:
             return best
@@ -170,14 +170,14 @@ class PartitionSearch:
             if effort.over:
                 break
             neighbour = self._neighbour(lengths, effort)
-            if neighbour is not None and neighbour.time < fine.time * NEAR:
+            if neighbour is not None and neighbour.time < fine.time * MAX_REFINED_RATIO:
                 fine = min(fine, self.refine(neighbour, effort), key=lambda point: point.time)
         return fine
 
     def refine(self, start: PricedSchedule, effort: Effort) -> PricedSchedule:
-        """Change the strategies of one unit, or of two on the same device, as long as that makes the step faster.
+        """Change the strategies of one unit, or of two on the same device, while that speeds up the step.
 
-        Choosing by time per byte is not exact, because units cannot be cut; this corrects it.
+        This improves on the greedy choice by time per byte, which is inexact because units are indivisible.
         """
         best, improved = start, True
         while improved:
@@ -220,7 +220,7 @@ class PartitionSearch:
 
     @contextmanager
     def _spending(self, effort: Effort, price: tuple[float, float]) -> Iterator[None]:
-        """Count what is done inside: a price, and the simulations that the repricer cannot do without."""
+        """Spend effort on the enclosed work: `price`, and the simulations that the repricer runs."""
         schedule, before = self.repricer.schedule, self.repricer.simulations
         pairs = schedule.stages * schedule.micro_batches
         try:
@@ -230,32 +230,32 @@ class PartitionSearch:
             effort.spend(price[0] + price[1] * pairs + simulations * RESIMULATED * pairs)
 
     def _other_strategies(self, point: PricedSchedule) -> Iterator[Partition]:
-        """Partitions that differ in one unit's strategy, or in those of two units of one device."""
+        """Partitions that differ in the strategy of one unit, or of two units on the same device."""
         assert point.partition is not None
         partition = point.partition
         for stages in self.repricer.schedule.placement.stages_of:
             changes = [
-                (stage, at, name)
+                (stage, position, name)
                 for stage in stages
-                for at, (index, strategy) in self._representatives(partition[stage])
+                for position, (index, strategy) in self._representatives(partition[stage])
                 for name in self.units.units[index].strategies
                 if name != strategy
             ]
             for chosen in chain(((change,) for change in changes), combinations(changes, 2)):
                 changed = [list(stage) for stage in partition]
-                for stage, at, name in chosen:
-                    changed[stage][at] = (changed[stage][at][0], name)
+                for stage, position, name in chosen:
+                    changed[stage][position] = (changed[stage][position][0], name)
                 yield Partition(changed)
 
     def _representatives(self, stage: Sequence[tuple[int, str]]) -> list[tuple[int, tuple[int, str]]]:
-        """One unit per type and strategy with its place in the stage: equal units can stand for each other."""
+        """One unit per type and strategy, with its position in the stage, as equal units are interchangeable."""
         units = self.units.units
-        places = {(units[index].type, strategy): (at, (index, strategy)) for at, (index, strategy) in enumerate(stage)}
-        return list(places.values())
+        by_kind = {(units[unit[0]].type, unit[1]): (position, unit) for position, unit in enumerate(stage)}
+        return list(by_kind.values())
 
 
 def loads(costs: StageCosts, placement: Placement, fused_recompute: Collection[int] = ()) -> list[float]:
-    """Time per device that it is busy per micro-batch, in the costs' unit, where these stages recompute."""
+    """Per device, its busy time per micro-batch, in the costs' unit, if these stages recompute."""
     return [
         sum(float(costs.work(s)) + (float(costs.recompute[s]) if s in fused_recompute else 0.0) for s in stages)
         for stages in placement.stages_of
@@ -263,21 +263,21 @@ def loads(costs: StageCosts, placement: Placement, fused_recompute: Collection[i
 
 
 def _load(candidate: PricedSchedule) -> list[float]:
-    """The busy time of each stage's device per micro-batch, recomputation included."""
+    """Per stage, its device's busy time per micro-batch, recomputation included."""
     schedule = candidate.schedule
     by_device = loads(candidate.costs, schedule.placement, schedule.fused_recompute)
     return [by_device[d] for d in schedule.placement.device_of]
 
 
 def _neighbours(lengths: Sequence[int], load: Sequence[float]) -> Iterator[tuple[int, ...]]:
-    """Moves of units, from the busiest devices to the idlest first; two at a time after all moves of one."""
+    """Lengths after moves of one unit, then of two; moves from the busiest to the idlest devices first."""
     for units in (1, 2):
         moves = sorted(unit_moves(lengths, units), key=lambda move: load[move.taker] - load[move.giver])
         yield from (move.lengths for move in moves)
 
 
 class UnitMove(NamedTuple):
-    """Units that one stage gives to another, and the units per stage then."""
+    """A move of units from one stage to another, and the units per stage after it."""
 
     giver: int
     taker: int
@@ -285,7 +285,7 @@ class UnitMove(NamedTuple):
 
 
 def unit_moves(lengths: Sequence[int], units: int = 1) -> Iterator[UnitMove]:
-    """Every move of so many units from a stage to another, by units per stage; a stage that gives some keeps one."""
+    """Every move of this many units between two stages that leaves at least one unit in each stage."""
     for giver, taker in permutations(range(len(lengths)), 2):
         if lengths[giver] > units:
             moved = tuple(n + units * ((s == taker) - (s == giver)) for s, n in enumerate(lengths))

@@ -1,11 +1,11 @@
-"""The efficient ways to recompute a stage: every trade of bytes kept against recompute time worth having.
+"""The Pareto front of a stage's recomputation: retained bytes against recompute time.
 
-Obscura chooses operators by a 0-1 program: the least time r = sum x_i f_i such that a' = a - sum x_i a_i fits.  The
-right-hand side changes with every swapping configuration, the operators do not; so the program is solved once per
-stage for all right-hand sides, as its Pareto front of (a', r), and a configuration only looks its answer up.
+Obscura chooses operators by a 0-1 program: the least time r = sum x_i f_i such that a' = a - sum x_i a_i fits.  Only
+the right-hand side changes with the swapping configuration; so the program is solved once per stage for all right-hand
+sides, as its Pareto front of (a', r), in which configurations look up their solution.
 
-What a unit keeps may depend on whether the one before it recomputes in full: two halves of a layer then share one
-input.  So the front is made of blocks, runs of units that share inputs with no others.
+The bytes that a unit retains may depend on full recomputation of the unit before it, as two halves of a layer then
+share one input.  So the front is made of blocks: runs of units that share no input with other units.
 """
 
 from __future__ import annotations
@@ -23,92 +23,92 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir.arrays import Floats, Ints
 
-RESOLUTION = 4096
-"""Points of a front; beyond it, the fastest of each of so many equal steps of memory are kept."""
+MAX_POINTS = 4096
+"""A front with more points is thinned to the fastest point in each of this many equal intervals of memory."""
 
 
 @dataclass(frozen=True)
 class StageRecomputation:
-    """The recomputation of a stage, or of a part of one.
+    """The recomputation of a stage, or of a run of its units.
 
     Attributes:
-        kept: Bytes that its forward leaves: a'.
+        retained: Bytes of activations that remain after the forward: a'.
         recompute: Recompute time per micro-batch: r.
-        workspace: Bytes that a fused recomputation brings back at a time.
-        strategies: The strategy of each of its units; a fixed stage is one unit.
+        workspace: Bytes that a fused recomputation restores at a time.
+        strategies: The strategy of every unit; a fixed stage is one unit.
     """
 
-    kept: float
+    retained: float
     recompute: float
     workspace: float
     strategies: tuple[str, ...]
 
 
 Menu = tuple[StageRecomputation, ...]
-"""A block's efficient ways to recompute: blocks with the same menu are interchangeable."""
+"""A block's Pareto-optimal choices; blocks with equal menus are interchangeable."""
 
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """A stage's efficient choices, from the fastest that keeps most to the slowest that keeps least.
+    """A stage's Pareto-optimal choices, by increasing recompute time and decreasing retained bytes.
 
     Attributes:
-        menus: The menu of each of the stage's blocks.
-        kept: [points]: bytes that the forward leaves.
+        menus: The menu of every block of the stage.
+        retained: [points]: bytes that remain after the forward.
         recompute: [points]: recompute time.
-        workspace: [points]: bytes that a fused recomputation brings back at a time.
-        counts: [points, columns]: blocks that take each choice of each menu.
-        columns: The menu and choice of each column.
+        workspace: [points]: bytes that a fused recomputation restores at a time.
+        counts: [points, columns]: number of blocks with the choice of that column.
+        columns: The menu and the choice of every column.
     """
 
     menus: tuple[Menu, ...]
-    kept: Floats
+    retained: Floats
     recompute: Floats
     workspace: Floats
     counts: Ints
     columns: tuple[tuple[Menu, StageRecomputation], ...]
-    _looked_up: dict[int, StageRecomputation] = field(default_factory=dict)
+    _cache: dict[int, StageRecomputation] = field(default_factory=dict)
 
     @staticmethod
-    def of(menus: tuple[Menu, ...], points: Ints, columns: Sequence[tuple[Menu, StageRecomputation]]) -> Front:
-        """The front of these points, as numbers of blocks per choice of each menu."""
+    def from_counts(menus: tuple[Menu, ...], points: Ints, columns: Sequence[tuple[Menu, StageRecomputation]]) -> Front:
+        """The front of these points, each given by its `counts`."""
         return Front(menus, *_totals(points, columns), points, tuple(columns))
 
     def cheapest(
         self,
         *,
-        alive: float,
+        in_flight: float,
         budget: float,
         transfer: float = 0.0,
         period: float = float("inf"),
-        at_least: float = 0.0,
+        min_recompute: float = 0.0,
     ) -> StageRecomputation | None:
         """The least recomputation with which the activations fit; None if none does.
 
         Args:
-            alive: Activations that are in memory at a time.
-            budget: Bytes for them and for the workspace.
-            transfer: With swapping, seconds per byte kept, which may take `period` and the recompute time.
+            in_flight: Number of micro-batches whose activations are in memory at a time.
+            budget: Bytes for activations and workspace.
+            transfer: With swapping, seconds per retained byte; swapping must end within `period` plus recompute time.
             period: Time of a micro-batch without recomputation.
-            at_least: Recompute time below which nothing is chosen.
+            min_recompute: Lower limit on the recompute time.
         """
-        fits = (alive * self.kept + self.workspace <= budget) & (transfer * self.kept <= period + self.recompute)
-        fits &= self.recompute >= at_least
+        fits = in_flight * self.retained + self.workspace <= budget
+        fits &= (transfer * self.retained <= period + self.recompute) & (self.recompute >= min_recompute)
         first = int(fits.argmax())
         return self[first] if fits[first] else None
 
     def __getitem__(self, point: int) -> StageRecomputation:
-        if point not in self._looked_up:
-            self._looked_up[point] = StageRecomputation(
-                float(self.kept[point]),
+        if point not in self._cache:
+            self._cache[point] = StageRecomputation(
+                float(self.retained[point]),
                 float(self.recompute[point]),
                 float(self.workspace[point]),
                 self._strategies(point),
             )
-        return self._looked_up[point]
+        return self._cache[point]
 
     def _strategies(self, point: int) -> tuple[str, ...]:
-        """Interchangeable blocks get their strategies in the order of their menu."""
+        """The strategies of a point; interchangeable blocks get theirs in the order of their menu."""
         pending: dict[Menu, list[tuple[str, ...]]] = {}
         for (menu, choice), count in zip(self.columns, self.counts[point], strict=True):
             pending.setdefault(menu, []).extend([choice.strategies] * int(count))
@@ -121,36 +121,36 @@ def front(units: Sequence[Unit]) -> Front:
     points = _Points(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1))
     for menu, count in Counter(menus).items():
         copies = _copies(menu, count)
-        left, right = _efficient_pairs(points, copies)
+        first, second = _efficient_pairs(points, copies)
         points = _Points(
-            np.hstack([points.counts[left], copies.counts[right]]), points.kept[left] + copies.kept[right],
-            points.recompute[left] + copies.recompute[right],
+            np.hstack([points.counts[first], copies.counts[second]]), points.retained[first] + copies.retained[second],
+            points.recompute[first] + copies.recompute[second],
         )  # fmt: skip
     columns = [(menu, choice) for menu in Counter(menus) for choice in menu]
-    return Front.of(menus, points.counts, columns)
+    return Front.from_counts(menus, points.counts, columns)
 
 
 def blocks(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Cut a stage between units that keep the same bytes whatever the other recomputes."""
-    found: list[list[Unit]] = []
+    """Cut a stage into runs of units whose retained bytes do not depend on units outside of the run."""
+    runs: list[list[Unit]] = []
     for unit in units:
-        if found and shares_input(found[-1][-1], unit):
-            found[-1].append(unit)
+        if runs and shares_input(runs[-1][-1], unit):
+            runs[-1].append(unit)
         else:
-            found.append([unit])
-    return found
+            runs.append([unit])
+    return runs
 
 
 def shares_input(before: Unit, unit: Unit) -> bool:
-    """Tell whether a unit keeps less if the one before it recomputes in full."""
-    return before.layer == unit.layer and any(way.after_full is not None for way in unit.strategies.values())
+    """Whether a unit retains less if the one before it recomputes in full."""
+    return before.layer == unit.layer and any(strategy.after_full is not None for strategy in unit.strategies.values())
 
 
 _MENUS: dict[tuple[tuple[bool, tuple[tuple[str, Strategy], ...]], ...], Menu] = {}
 
 
 def menu_of(block: Sequence[Unit]) -> Menu:
-    """The efficient ways to recompute of some units; those with the same strategies have the same."""
+    """The Pareto-optimal choices of a block; cached, as blocks with the same strategies have the same."""
     key = tuple(
         (before is not None and shares_input(before, unit), tuple(unit.strategies.items()))
         for before, unit in pairwise((None, *block))
@@ -159,69 +159,70 @@ def menu_of(block: Sequence[Unit]) -> Menu:
     if key not in _MENUS:
         partial: list[tuple[str, ...]] = [()]
         for size, unit in enumerate(block, start=1):
-            ways = [recomputation(block[:size], (*each, name)) for each in partial for name in unit.strategies]
-            # The next unit may keep less after one that recomputes in full.
-            full = [way for way in ways if way.strategies[-1] == "full"]
-            partial = [way.strategies for way in dict.fromkeys(efficient(ways) + efficient(full))]
-        _MENUS[key] = tuple(efficient(recomputation(block, each) for each in partial))
+            choices = [recomputation(block[:size], (*names, name)) for names in partial for name in unit.strategies]
+            # The next unit may retain less after one that recomputes in full.
+            full = [choice for choice in choices if choice.strategies[-1] == "full"]
+            partial = [choice.strategies for choice in dict.fromkeys(efficient(choices) + efficient(full))]
+        _MENUS[key] = tuple(efficient(recomputation(block, names) for names in partial))
     return _MENUS[key]
 
 
 def recomputation(units: Sequence[Unit], strategies: Sequence[str]) -> StageRecomputation:
-    """The costs of units that recompute so, as a stage of their own."""
+    """The costs of these units with these strategies, as one stage."""
     sums = Units(units=tuple(units)).stage_sums(tuple(enumerate(strategies)))
     return StageRecomputation(
         float(sums.activation_recomputed), float(sums.recompute), float(sums.recompute_workspace), tuple(strategies)
     )
 
 
-def efficient(ways: Iterable[StageRecomputation]) -> list[StageRecomputation]:
-    """The ways that no other beats in time and bytes, fastest first."""
-    found: list[StageRecomputation] = []
-    for way in sorted(ways, key=lambda way: (way.recompute, way.kept, way.workspace, way.strategies)):
-        if not found or way.kept < found[-1].kept:
-            found.append(way)
-    return found
+def efficient(choices: Iterable[StageRecomputation]) -> list[StageRecomputation]:
+    """The Pareto-optimal choices in time and bytes, fastest first."""
+    best: list[StageRecomputation] = []
+    for choice in sorted(choices, key=lambda c: (c.recompute, c.retained, c.workspace, c.strategies)):
+        if not best or choice.retained < best[-1].retained:
+            best.append(choice)
+    return best
 
 
 class _Points(NamedTuple):
-    """Numbers of blocks per choice, [points, columns], with the bytes kept and the recompute time of each point."""
+    """Numbers of blocks per choice, [points, columns], with retained bytes and recompute time per point."""
 
     counts: Ints
-    kept: Floats
+    retained: Floats
     recompute: Floats
 
 
 @cache
 def _copies(menu: Menu, count: int) -> _Points:
-    """Efficient points of `count` blocks with the same menu, as numbers of blocks per choice."""
-    kept, recompute = (np.array([getattr(choice, name) for choice in menu]) for name in ("kept", "recompute"))
-    single = _Points(np.eye(len(menu), dtype=np.int64), kept, recompute)
+    """Pareto-optimal points of `count` blocks with the same menu."""
+    retained, recompute = (np.array([getattr(choice, name) for choice in menu]) for name in ("retained", "recompute"))
+    single = _Points(np.eye(len(menu), dtype=np.int64), retained, recompute)
     if count == 1:
         return single
     fewer = _copies(menu, count - 1)
-    left, right = _efficient_pairs(fewer, single)
-    counts = fewer.counts[left] + single.counts[right]
-    return _Points(counts, counts @ kept, counts @ recompute)
+    first, second = _efficient_pairs(fewer, single)
+    counts = fewer.counts[first] + single.counts[second]
+    return _Points(counts, counts @ retained, counts @ recompute)
 
 
-def _efficient_pairs(left: _Points, right: _Points) -> tuple[Ints, Ints]:
-    """The pairs of a point of one and a point of the other that no pair beats, in order of recompute time."""
-    kept = (left.kept[:, None] + right.kept).reshape(-1)
-    recompute = (left.recompute[:, None] + right.recompute).reshape(-1)
-    order = np.lexsort((kept, recompute))
-    before = np.concatenate(([np.inf], np.minimum.accumulate(kept[order])[:-1]))
-    order = order[kept[order] < before]
-    if len(order) > RESOLUTION:
-        steps = np.floor((kept[order] - kept[order[-1]]) / (kept[order[0]] - kept[order[-1]]) * RESOLUTION)
+def _efficient_pairs(first: _Points, second: _Points) -> tuple[Ints, Ints]:
+    """Indices of the Pareto-optimal pairs of a point of `first` and one of `second`, by recompute time."""
+    retained = (first.retained[:, None] + second.retained).reshape(-1)
+    recompute = (first.recompute[:, None] + second.recompute).reshape(-1)
+    order = np.lexsort((retained, recompute))
+    before = np.concatenate(([np.inf], np.minimum.accumulate(retained[order])[:-1]))
+    order = order[retained[order] < before]
+    if len(order) > MAX_POINTS:
+        largest, smallest = retained[order[0]], retained[order[-1]]
+        steps = np.floor((retained[order] - smallest) / (largest - smallest) * MAX_POINTS)
         order = order[np.unique(steps, return_index=True)[1][::-1]]
-    pairs: tuple[Ints, Ints] = np.divmod(order, len(right.kept))
+    pairs: tuple[Ints, Ints] = np.divmod(order, len(second.retained))
     return pairs
 
 
 def _totals(points: Ints, columns: Sequence[tuple[Menu, StageRecomputation]]) -> tuple[Floats, Floats, Floats]:
-    """(bytes kept, recompute time, workspace) of each point."""
-    kept, recompute, workspace = (
-        np.array([getattr(choice, name) for _, choice in columns]) for name in ("kept", "recompute", "workspace")
+    """Retained bytes, recompute time and workspace per point."""
+    retained, recompute, workspace = (
+        np.array([getattr(choice, name) for _, choice in columns]) for name in ("retained", "recompute", "workspace")
     )
-    return points @ kept, points @ recompute, np.max(np.where(points > 0, workspace, 0.0), axis=1, initial=0.0)
+    return points @ retained, points @ recompute, np.max(np.where(points > 0, workspace, 0.0), axis=1, initial=0.0)

@@ -1,8 +1,8 @@
-"""The least recomputation that fits: shared by planners that fix the order of operations first.
+"""The least recomputation that fits, for a fixed order of operations.
 
-Each device is a knapsack of its own: bytes must go until its peak fits, at the least recompute time.  Increments are
-taken by time per byte, weighted with how many micro-batches of the stage are alive at the peak, and what turns out
-superfluous is put back.  Peaks come from the schedule's order, not from a formula.
+Each device is a separate knapsack problem: save bytes until its peak fits, at the least recompute time.  Increments are
+taken greedily by time per byte, weighted by the micro-batches of the stage in flight at the peak; then superfluous ones
+are removed.  Peaks come from the schedule's order, not from a formula.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from debubble.targets.levers import TargetLevers
 
 @dataclass(frozen=True)
 class Increment:
-    """A step of one unit (or whole stage) to more recomputation.
+    """A step of one unit, or of a fixed stage, to more recomputation.
 
     Attributes:
         stage: The stage.
         unit: The unit's index in the model; for a fixed stage, the stage.
-        strategy: Its strategy from now on.
-        time: Recompute time that it adds per micro-batch.
-        saved: Bytes that it saves at the stage's peak.
+        strategy: The unit's strategy after the step.
+        time: Additional recompute time per micro-batch.
+        saved: Bytes saved at the stage's peak.
     """
 
     stage: int
@@ -46,36 +46,36 @@ class Increment:
 
 
 def in_flight(schedule: Schedule) -> list[int]:
-    """The most micro-batches of each stage between their F and their backward, by the order alone."""
-    most = [0] * schedule.stages
+    """Per stage, the maximum number of micro-batches between F and backward in the schedule's order."""
+    maxima = [0] * schedule.stages
     for device, stages in enumerate(schedule.placement.stages_of):
         for stage, counts in zip(stages, zip(*schedule.in_flight(device), strict=True), strict=False):
-            most[stage] = max(counts)
-    return most
+            maxima[stage] = max(counts)
+    return maxima
 
 
 def cheapest_strategies(
     repricer: Repricer, units: Units, lengths: Sequence[int], allowed: Sequence[str] | None = None
 ) -> Partition:
-    """The partition of these lengths, with every unit's strategy, that recomputes the least that fits each device.
+    """The partition of these lengths with the least recomputation with which every device fits.
 
-    `allowed`: the only names to choose from next to `none` (None: all).  Raises InfeasibleError, naming the device, if
-    not even full recomputation fits.
+    `allowed`: the strategies to choose from in addition to `none` (None: all).  Raises InfeasibleError, naming the
+    device, if full recomputation does not fit.
     """
     placement = repricer.schedule.placement
     bounds = list(accumulate(lengths, initial=0))
-    alive = in_flight(repricer.schedule)
+    counts_in_flight = in_flight(repricer.schedule)
     savings = {_key(units, i): unit.savings(allowed) for i, unit in enumerate(units.units)}
     increments: list[list[Increment]] = []
     for stages in placement.stages_of:
-        mine = [
-            Increment(s, i, name, time, saved * alive[s])
+        steps = [
+            Increment(s, i, name, time, saved * counts_in_flight[s])
             for s in stages
             for i in range(bounds[s], bounds[s + 1])
             for name, time, saved in savings[_key(units, i)]
         ]
-        # A unit's later steps are dearer than its earlier ones, so a stable sort keeps their order.
-        increments.append(sorted(mine, key=lambda step: step.price))
+        # A unit's later steps cost more per byte than its earlier ones, so a stable sort keeps their order.
+        increments.append(sorted(steps, key=lambda step: step.price))
 
     def build(taken: Sequence[Sequence[Increment]]) -> Partition:
         strategy = {step.unit: step.strategy for steps in taken for step in steps}
@@ -87,16 +87,14 @@ def cheapest_strategies(
         return repricer.peak_memory(costs, fused_recompute=partition.recomputing)
 
     limits = limits_of(units.memory_limit, placement.devices)
-    kept = _fewest(
-        increments, peaks, limits, superfluous=_last_of_each_type(units), independent=repricer.lists_decide
-    )  # fmt: skip
-    return build(kept)
+    superfluous = _last_of_each_type(units)
+    return build(_min_increments(increments, peaks, limits, superfluous=superfluous, independent=repricer.lists_decide))
 
 
 def cheapest_uniform(repricer: Repricer, units: Units, lengths: Sequence[int], levers: TargetLevers) -> Partition:
-    """The fastest partition of these lengths that fits, of those in which the framework's layers all recompute alike.
+    """The fastest partition of these lengths that fits, with the same recomputation of all layers of the framework.
 
-    Raises InfeasibleError if none of the ways fits.
+    Raises InfeasibleError if none fits.
     """
     placement = repricer.schedule.placement
     limits = limits_of(units.memory_limit, placement.devices)
@@ -122,7 +120,7 @@ def cheapest_uniform(repricer: Repricer, units: Units, lengths: Sequence[int], l
 
 
 def _kept_outputs(units: Units) -> str:
-    """The logits that the framework keeps, as part of a sentence on what is missing; empty if it keeps none."""
+    """Words on the logits that the framework keeps, for an error message; empty if it keeps none."""
     if not units.kept_outputs:
         return ""
     return (
@@ -137,11 +135,11 @@ def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
     Raises InfeasibleError, naming the device, if recomputing all of its stages does not suffice.
     """
     schedule = repricer.schedule
-    alive = in_flight(schedule)
+    counts_in_flight = in_flight(schedule)
     increments = [
         sorted(
             (
-                Increment(s, s, "full", float(costs.recompute[s]), float(costs.dropped_bytes(s)) * alive[s])
+                Increment(s, s, "full", float(costs.recompute[s]), float(costs.dropped_bytes(s)) * counts_in_flight[s])
                 for s in stages
                 if costs.dropped_bytes(s) > 0
             ),
@@ -157,18 +155,14 @@ def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
         return repricer.peak_memory(costs, fused_recompute=stages_of(taken))
 
     limits = limits_of(costs.memory_limit, schedule.devices)
-    return stages_of(
-        _fewest(
-            increments,
-            peaks,
-            limits,
-            superfluous=lambda steps: list(range(len(steps))),
-            independent=repricer.lists_decide,
-        )
-    )
+    increments_taken = _min_increments(
+        increments, peaks, limits, superfluous=lambda steps: list(range(len(steps))),
+        independent=repricer.lists_decide,
+    )  # fmt: skip
+    return stages_of(increments_taken)
 
 
-def _fewest(
+def _min_increments(
     increments: list[list[Increment]],
     peaks: Callable[[Sequence[Sequence[Increment]]], tuple[float, ...]],
     limits: list[float],
@@ -176,9 +170,10 @@ def _fewest(
     superfluous: Callable[[list[Increment]], list[int]],
     independent: bool,
 ) -> list[list[Increment]]:
-    """The cheapest increments of each device whose peak is within the limit: bisection, then removal.
+    """Per device, the cheapest increments with which its peak fits: bisection, then removal of superfluous ones.
 
-    `independent`: whether a device's peak depends on its own increments alone.
+    `superfluous` lists the indices of increments to try to remove; `independent` says whether a device's peak depends
+    only on the increments of that device.
     """
     devices = range(len(increments))
     if all(peak <= limit for peak, limit in zip(peaks([[] for _ in devices]), limits, strict=True)):
@@ -205,7 +200,7 @@ def _fewest(
     candidates = [superfluous(steps) for steps in taken]
     open_devices = [device for device in devices if candidates[device]]
     while open_devices:
-        # Lists alone decide what a device holds: one evaluation tells of a candidate of each of them.
+        # If peaks are independent, one evaluation tests a candidate of every device.
         tried = open_devices if independent else open_devices[:1]
         fewer = [*taken]
         for device in tried:
@@ -220,16 +215,16 @@ def _fewest(
 
 
 def _key(units: Units, unit: int) -> tuple[str, float]:
-    """Units of the same type and size have the same savings."""
+    """The key of a unit's savings: units of the same type and size share them."""
     return units.units[unit].type, float(units.units[unit].activation)
 
 
 def _last_of_each_type(units: Units) -> Callable[[list[Increment]], list[int]]:
-    """Candidates for putting back: per type of unit its dearest last step, dearest first."""
+    """Candidates for removal: per type of unit the last step of one unit, most expensive first."""
 
     def candidates(steps: list[Increment]) -> list[int]:
-        top = {step.unit: index for index, step in enumerate(steps)}
-        by_type = {(_key(units, unit), steps[index].strategy): index for unit, index in top.items()}
+        last = {step.unit: index for index, step in enumerate(steps)}
+        by_type = {(_key(units, unit), steps[index].strategy): index for unit, index in last.items()}
         return sorted(by_type.values(), key=lambda index: -steps[index].time)
 
     return candidates

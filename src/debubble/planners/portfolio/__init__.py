@@ -1,4 +1,4 @@
-"""Every order of the library, and list schedules, on several partitions, chosen by simulation."""
+"""Portfolio planner: library schedules and list schedules on several partitions, ranked by simulation."""
 
 from debubble.planners.portfolio.planner import portfolio
 

@@ -1,18 +1,17 @@
-"""Every schedule of the library and list schedules x partition x recomputation, chosen by simulation.
+"""Portfolio: library schedules and list schedules x partition x recomputation, ranked by simulation.
 
-Not from a paper: the plain search that a person would do by hand, and the yardstick for the published planners.  For
-each order, number of chunks and split it takes the least recomputation that fits, ranks them, and then moves units
-between neighbouring stages for the best few, re-choosing the recomputation after every move.
+This is the search that a person would do by hand, not a published method, and the baseline for published planners.  For
+every order, number of chunks and split it takes the least recomputation that fits; for the best few, it then moves
+units between stages, with new recomputation after every move.
 
-Where the states of a split by work do not fit, units are divided by their states too, which count as little as fits.
+If the states of a split by work do not fit, a split that also weighs states is tried.  As long as no order fits, CPU
+optimizer steps are used for the last chunks, as few as possible.
 
-As long as no order fits, hosts step the optimizers of the last chunks, of as few as that takes.
+Steps with many micro-batches are ranked and searched as a shorter step, plus the busiest device's time per missing
+micro-batch; only the best candidates are built and simulated in full.
 
-A step of many micro-batches is ranked and searched by a short one, to which the busiest device's time is added for
-each micro-batch that it lacks; only the best are built and simulated in full.
-
-In small steps no schedule of the library is faster than the answer: there all are tried as they are, whatever the
-effort, which takes up to a second or two.
+For small steps, all library schedules are also tried with their defaults, regardless of effort, so that none of them is
+faster than the answer.  This takes up to a second or two.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from debubble.planners.partitioning.local_search import (
 )
 from debubble.planners.portfolio.published import as_published
 from debubble.planners.portfolio.trials import (
-    TRIES,
+    SCALED_TRIES,
     Order,
     Trial,
     lengths_of,
@@ -51,26 +50,25 @@ from debubble.search.effort import Effort
 from debubble.simulator import Repricer
 
 FINALISTS = 3
-"""Orders whose partition is searched."""
-
-RANKING = 0.5
-"""Share of the effort after which no further order is tried, once one fits; until then, all of it."""
-LONG, SHORT = 4, 3
-"""Micro-batches per device above which a step is ranked by a short one, and those that this has."""
+"""Number of candidates whose partition is searched."""
+RANKING_SHARE = 0.5
+"""Fraction of the effort for ranking once an order fits; until then, ranking may use all of it."""
+LONG_STEP, SHORT_STEP = 4, 3
+"""Above the first number of micro-batches per device, steps are ranked by one with the second number."""
 SMALL_STEP_PAIRS = 32
-"""Pairs of a device and a micro-batch up to which a step is small."""
-TRIAL_SECONDS = 0.01
-"""Seconds of the reference machine to build an order of a scaled-down problem and to fit it."""
+"""Maximum number of (device, micro-batch) pairs of a small step."""
+SCALED_TRIAL_SECONDS = 0.01
+"""Effort to build and fit an order of a scaled-down problem, in seconds of the reference machine."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trial as it was fitted to the short step.
+    """A trial that fits the short step.
 
     Attributes:
         order: Its order.
-        priced: The schedule with its costs, which may have been improved.
-        time: About what the whole step takes with it, with what follows the pipeline.
+        priced: The schedule of the short step with its costs.
+        time: Estimated time of the full step, with the work after the pipeline.
     """
 
     order: Order
@@ -93,19 +91,19 @@ def portfolio(problem: Problem) -> Solution:
 
 
 class _Portfolio:
-    """One search: the problem, the short step that stands for it, and the effort."""
+    """One search, with its problem, the short step that represents it, and its effort."""
 
     def __init__(self, problem: Problem, effort: Effort) -> None:
         self.problem, self.effort = problem, effort
         self._cuts: dict[tuple[str, Placement], tuple[tuple[int, ...], StageCosts]] = {}
-        self._of_plugins = {name: "not tried" for name, entry in schedules.items() if not is_own(entry.build)}
-        """Outcomes of the schedules of other packages, in words."""
+        self._plugin_outcomes = {name: "not tried" for name, entry in schedules.items() if not is_own(entry.build)}
+        """Schedule of another package -> the outcome of its trials, in words."""
         p, m = problem.devices, problem.micro_batches
         self.small = p * m <= SMALL_STEP_PAIRS
-        # What divides m by p divides the short step too: some schedules group micro-batches by p.
+        # The short step has the same remainder modulo p, as some schedules group micro-batches by p.
         self.short = (
-            replace(problem, micro_batches=SHORT * p + m % p)
-            if problem.equally_long and m > LONG * p and not self.small
+            replace(problem, micro_batches=SHORT_STEP * p + m % p)
+            if problem.equally_long and m > LONG_STEP * p and not self.small
             else problem
         )
 
@@ -114,27 +112,27 @@ class _Portfolio:
         candidates: list[Candidate] = []
         reasons: list[DebubbleError] = []
         unlimited: set[Trial] = set()
-        # Whoever adds a schedule wants to know what it is worth.
-        listed = self._shortlist(trials_of(self.short))
-        for trial in sorted(listed, key=lambda each: each.order.schedule not in self._of_plugins):
-            spare = (RANKING if candidates else 1.0) * self.problem.effort - self.effort.spent
+        # Schedules of other packages come first, as their users want to know the outcome.
+        trials = self._shortlist(trials_of(self.short))
+        for trial in sorted(trials, key=lambda trial: trial.order.schedule not in self._plugin_outcomes):
+            spare = (RANKING_SHARE if candidates else 1.0) * self.problem.effort - self.effort.spent
             if self.effort.deadline.passed or (spare < 0 and (candidates or reasons)):
                 break
             best = min((candidate.time for candidate in candidates), default=math.inf)
             price = trial.price(self.short.micro_batches)
-            # What has room for everything has no use for the memory limit.
+            # An order that fits without recomputation needs no variant that takes the memory limit into account.
             if trial.without_limit in unlimited or self._work(trial) >= best or (candidates and price > spare):
                 continue
             self.effort.spend(price)
             try:
-                found = _as_run(self.short, self._fit(trial, hosts=not candidates))
+                priced = _as_run(self.short, self._fit(trial, cpu_optimizer=not candidates))
             except DebubbleError as error:
                 self._note(trial.order, str(error))
                 reasons.append(error)
                 continue
-            candidates.append(self.candidate(trial.order, found))
+            candidates.append(self.candidate(trial.order, priced))
             self._note(trial.order, f"a step of about {candidates[-1].time:.4g}")
-            if not found.schedule.fused_recompute and not found.schedule.host_steps:
+            if not priced.schedule.fused_recompute and not priced.schedule.host_steps:
                 unlimited.add(trial)
         if self.small:
             self._add_library(candidates)
@@ -145,58 +143,58 @@ class _Portfolio:
         return sorted(candidates, key=lambda candidate: candidate.time)
 
     def _note(self, order: Order, words: str) -> None:
-        """Note what came of an order, if another package has it."""
-        if order.schedule in self._of_plugins:
-            self._of_plugins[order.schedule] = words
+        """Record the outcome of an order if its schedule is from another package."""
+        if order.schedule in self._plugin_outcomes:
+            self._plugin_outcomes[order.schedule] = words
 
     def remark_on_plugins(self) -> str | None:
-        """Outcomes of the schedules of other packages; None if there are none."""
-        return "; ".join(f"{name}: {words}" for name, words in self._of_plugins.items()) or None
+        """The outcomes of schedules of other packages; None if there are none."""
+        return "; ".join(f"{name}: {words}" for name, words in self._plugin_outcomes.items()) or None
 
     def _add_library(self, candidates: list[Candidate]) -> None:
-        """Add the schedules of the library as they are, those that fit and may be faster than the candidates."""
+        """Add the library schedules with their defaults that fit and may be faster than the candidates."""
         for order in orders_of_library(self.problem):
             best = min((candidate.time for candidate in candidates), default=math.inf)
             if self._work(Trial(order, "even")) < best and not self.effort.deadline.passed:
                 try:
-                    found = _as_run(self.problem, as_published(self.problem, order))
+                    priced = _as_run(self.problem, as_published(self.problem, order))
                 except DebubbleError as error:
                     self._note(order, str(error))
                 else:
-                    candidates.append(self.candidate(order, found))
+                    candidates.append(self.candidate(order, priced))
 
     def _shortlist(self, trials: list[Trial]) -> list[Trial]:
-        """All trials; where there is not the effort for all, those first that promise the shortest step.
+        """All trials; sorted by their estimated step if the effort does not suffice for all.
 
-        That is the busiest device's work, stretched as much as the order stretches it on a scaled-down problem.
+        The estimate is the busiest device's work times the ratio of step to work on a scaled-down problem.
         """
         total = sum(trial.price(self.short.micro_batches) for trial in trials)
-        if total <= RANKING * self.effort.left:
+        if total <= RANKING_SHARE * self.effort.left:
             return trials
         stretch = {order: self._stretch(order) for order in dict.fromkeys(trial.order for trial in trials)}
         return sorted(trials, key=lambda trial: stretch[trial.order] * self._work(trial))
 
     def _stretch(self, order: Order) -> float:
-        """Time of a scaled-down problem over its work; infinite if it does not fit, 1 if there is none."""
+        """Ratio of step to work on a scaled-down problem; infinite if it does not fit, 1 without such a problem."""
         chunks = order.placement.chunks
         scaled = scaled_problem(self.problem, chunks)
         if scaled is None:
             return 1.0
         small, costs = scaled
-        self.effort.spend(TRIAL_SECONDS)
+        self.effort.spend(SCALED_TRIAL_SECONDS)
         try:
-            schedule = order.like(small.devices).build(small, costs, tries=TRIES)
+            schedule = order.on_devices(small.devices).build(small, costs, tries=SCALED_TRIES)
             time = priced_stages(small, Repricer(schedule), costs).time
         except DebubbleError:
             return math.inf
         return time / (small.micro_batches * chunks * float(costs.work(0)))
 
     def _work(self, trial: Trial) -> float:
-        """Time that the busiest device works in a step, without recomputation."""
+        """Work of the busiest device in a step, without recomputation."""
         return float(self.problem.whole_micro_batches) * max(loads(self._cut(trial)[1], trial.order.placement))
 
     def _cut(self, trial: Trial) -> tuple[tuple[int, ...], StageCosts]:
-        """Units per stage of a trial, and the stages' costs without recomputation."""
+        """The units per stage of a trial, and the stages' costs without recomputation."""
         match self.problem.workload:
             case FixedStages(costs):
                 return (), costs
@@ -208,8 +206,8 @@ class _Portfolio:
                     self._cuts[key] = lengths, costs
                 return self._cuts[key]
 
-    def _fit(self, trial: Trial, *, hosts: bool) -> PricedSchedule:
-        """The trial on the short step with the least recomputation that fits, `hosts` stepping optimizers if they must.
+    def _fit(self, trial: Trial, *, cpu_optimizer: bool) -> PricedSchedule:
+        """The trial on the short step with the least recomputation that fits, and CPU optimizer steps if needed.
 
         Raises DebubbleError if it does not fit.
         """
@@ -225,36 +223,36 @@ class _Portfolio:
             schedule = trial.order.build(self.short, costs).with_host_steps(hosted)
             return with_least_recomputation(self.short, schedule, [lengths], self.effort)
 
-        return with_fewest_host_steps(self.problem, placement, fit) if hosts else fit(frozenset())
+        return with_fewest_host_steps(self.problem, placement, fit) if cpu_optimizer else fit(frozenset())
 
-    def candidate(self, order: Order, found: PricedSchedule) -> Candidate:
-        """Price a schedule of the short step for the whole one."""
-        lacking = self.problem.micro_batches - self.short.micro_batches
-        each = max(loads(found.costs, found.schedule.placement, found.schedule.fused_recompute))
-        return Candidate(order, found, step_time(self.problem, found) + lacking * each)
+    def candidate(self, order: Order, priced: PricedSchedule) -> Candidate:
+        """Estimate the full step of a schedule of the short step."""
+        missing = self.problem.micro_batches - self.short.micro_batches
+        load = max(loads(priced.costs, priced.schedule.placement, priced.schedule.fused_recompute))
+        return Candidate(order, priced, step_time(self.problem, priced) + missing * load)
 
     def fastest(self, candidates: list[Candidate]) -> PricedSchedule:
-        """The fastest of the best candidates in full; of the others the first that fits, if none of those does."""
+        """The fastest full step of the finalists; if none of them fits, that of the first other candidate that does."""
         candidates = sorted(candidates, key=lambda candidate: candidate.time)
         if self.short is self.problem:
             return candidates[0].priced
-        whole: list[PricedSchedule] = []
+        full: list[PricedSchedule] = []
         reasons: list[DebubbleError] = []
         for rank, candidate in enumerate(candidates):
             price = self.price_in_full(candidate)
-            if whole and (rank >= FINALISTS or price > self.effort.left):
+            if full and (rank >= FINALISTS or price > self.effort.left):
                 break
             self.effort.spend(price)
             try:
-                whole.append(_as_run(self.problem, self._in_full(candidate)))
+                full.append(_as_run(self.problem, self._in_full(candidate)))
             except DebubbleError as error:
                 reasons.append(error)
-        if not whole:
+        if not full:
             raise closest(reasons)
-        return min(whole, key=lambda point: step_time(self.problem, point))
+        return min(full, key=lambda point: step_time(self.problem, point))
 
     def price_in_full(self, candidate: Candidate) -> float:
-        """Effort of building and fitting a candidate with all micro-batches; 0 where the short step has them all."""
+        """Effort to build and fit a candidate with all micro-batches; 0 if the short step has them all."""
         if self.short is self.problem:
             return 0.0
         return Trial(candidate.order, "even").price(self.problem.micro_batches)
@@ -275,10 +273,10 @@ class _Portfolio:
                 return search.fitted(priced.partition.lengths)
 
 
-def _as_run(problem: Problem, found: PricedSchedule) -> PricedSchedule:
-    """A schedule as the problem's target runs it; raises DebubbleError if it does not."""
+def _as_run(problem: Problem, priced: PricedSchedule) -> PricedSchedule:
+    """The schedule as the problem's target runs it; raises DebubbleError if it does not."""
     if problem.levers is None:
-        return found
-    solution = as_run(problem, found.solution)
+        return priced
+    solution = as_run(problem, priced.solution)
     time = float(problem.time_of(solution.simulate()))
     return PricedSchedule(time, solution.schedule, solution.costs, solution.partition)

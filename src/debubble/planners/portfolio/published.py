@@ -1,8 +1,8 @@
-"""The schedules of the library as they are, on the even split of the units: what anybody gets who asks for one by name.
+"""Library schedules with their defaults on the even split of the units, as a user gets them by name.
 
-Each is built for the memory limit, with its own defaults, and simulated under it without recomputation; where that does
-not fit, with full recomputation.  Operations may wait for memory there, so that a schedule that offloads fits sooner
-than a repriced one.
+They are built for the memory limit and simulated under it without recomputation, or, if that does not fit, with full
+recomputation.  The simulation lets operations wait for memory, so that an offloading schedule may fit although its
+repriced order does not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from debubble.simulator import simulate
 
 
 def as_published(problem: Problem, order: Order) -> PricedSchedule:
-    """A schedule of the library with its price; raises DebubbleError if it does not fit or cannot run."""
+    """A priced library schedule; raises DebubbleError if it does not fit or cannot run."""
     try:
         return _simulated(problem, order, "none")
     except DebubbleError:
@@ -27,7 +27,7 @@ def as_published(problem: Problem, order: Order) -> PricedSchedule:
 
 
 def _simulated(problem: Problem, order: Order, strategy: str) -> PricedSchedule:
-    """A schedule of the library whose units, or stages, all recompute by a strategy."""
+    """A priced library schedule with one recomputation strategy for all units or stages."""
     match problem.workload:
         case FixedStages(costs):
             partition = None

@@ -1,7 +1,7 @@
-"""The trials of the portfolio: an order of operations on a split of the units, its price, and what it promises.
+"""The trials of the portfolio: an order of operations on a split of the units, with its price in effort.
 
-Where there is less effort than trials, those come first that do best on a scaled-down problem: four devices
-with as many micro-batches for each, and their part of the activations' memory.
+If the effort does not suffice for all trials, they are sorted by their step on a scaled-down problem: four devices with
+equally many micro-batches per device and their share of activation memory.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from debubble.search.constructive.zero_bubble import list_order
 from debubble.search.effort import BUILT, DISPATCHED, LISTED, MOVED, SEARCHED
 
 LIST = "list schedule"
-"""The name of list schedules, which are no published schedule."""
+"""The name of list schedules, which are not in the library."""
 
-SMALL, MOST = 4, 64
-"""Devices of the scaled-down problem, and the most micro-batches that it has."""
-TRIES = 8
-"""Candidates that schedules which try some may try for it."""
-SHARED = (
+SCALED_DEVICES, MAX_SCALED_MICRO_BATCHES = 4, 64
+"""Number of devices and maximum number of micro-batches of the scaled-down problem."""
+SCALED_TRIES = 8
+"""Number of candidates that schedules with an option `tries` may try for the scaled-down problem."""
+DIVIDED_COSTS = (
     "forward", "backward_input", "backward_weight", "recompute",
     "activation", "activation_after_input", "activation_recomputed", "offload",
 )  # fmt: skip
-"""Costs of which each of its stages has an equal share."""
+"""Costs that the stages of the scaled-down problem share equally."""
 
 Split = Literal["even", "balanced", "by device", "within memory"]
 
 
 @dataclass(frozen=True)
 class Order:
-    """A way to order the operations.
+    """A kind of order of the operations.
 
     Attributes:
-        schedule: A schedule of the library by name, or LIST.
-        placement: Of the stages.
-        to_limit: True if it takes the memory limit into account; if not, recomputation alone makes it fit.
-        searches: True if it searches its own order while it is built, as long as it chooses.
+        schedule: The name of a library schedule, or LIST.
+        placement: The placement of stages on devices.
+        to_limit: Whether it is built for the memory limit; if not, recomputation has to make it fit.
+        searches: Whether it runs an order search of unlimited length while it is built.
     """
 
     schedule: str
@@ -56,9 +56,9 @@ class Order:
     searches: bool = False
 
     def build(self, problem: Problem, costs: StageCosts, *, tries: int | None = None) -> Schedule:
-        """Order a problem's operations for the costs of its stages; schedules that try candidates may try so many.
+        """Order a problem's operations for these costs; `tries` limits schedules that try several candidates.
 
-        Raises InfeasibleError if it finds no order that fits, or has another number of chunks.
+        Raises InfeasibleError if it finds no order that fits, or if the schedule has another number of chunks.
         """
         costs = costs if self.to_limit else costs.with_limit(None)
         placement, objective = self.placement, problem.objective
@@ -72,8 +72,8 @@ class Order:
             raise InfeasibleError(f"It does not have {placement.chunks} chunks per device.")
         return schedule
 
-    def like(self, devices: int) -> Order:
-        """The trial of this order for another number of devices."""
+    def on_devices(self, devices: int) -> Order:
+        """This order for another number of devices, without an order search."""
         chunks = self.placement.chunks
         if self.schedule != LIST:
             return replace(self, placement=_placement_of(self.schedule, devices, chunks), searches=False)
@@ -90,13 +90,13 @@ class Trial:
 
     @property
     def without_limit(self) -> Trial | None:
-        """The trial of this order that leaves the limit to recomputation; None if this is it."""
+        """The same trial not built for the memory limit; None if this trial is not either."""
         if not self.order.to_limit:
             return None
         return replace(self, order=replace(self.order, to_limit=False, searches=False))
 
     def price(self, micro_batches: int) -> float:
-        """Effort of building the order and fitting it, in seconds of the reference machine."""
+        """Effort to build and fit the order, in seconds of the reference machine."""
         options = frozenset[str]() if self.order.schedule == LIST else schedules[self.order.schedule].options
         once, per_pair = (
             LISTED if self.order.schedule == LIST
@@ -104,12 +104,12 @@ class Trial:
             else MOVED if "variant" in options
             else BUILT
         )  # fmt: skip
-        searched = SEARCHED if self.order.searches else 0
-        return once + per_pair * self.order.placement.stages * micro_batches + searched
+        search = SEARCHED if self.order.searches else 0
+        return once + per_pair * self.order.placement.stages * micro_batches + search
 
 
 def trials_of(problem: Problem) -> list[Trial]:
-    """All trials that go together, in their order: few chunks, balanced splits and plain orders first."""
+    """All trials, sorted: balanced splits, orders not built for the limit, usual and small numbers of chunks first."""
 
     def rank(trial: Trial) -> tuple[bool, bool, bool, int]:
         order = trial.order
@@ -123,13 +123,13 @@ def trials_of(problem: Problem) -> list[Trial]:
 
 
 def _splits(problem: Problem, placement: Placement) -> tuple[Split, ...]:
-    """The splits of the units; one by memory, too, where the states of one by work do not fit."""
+    """The splits to try; `within memory` only if the states of a split by work do not fit."""
     if isinstance(problem.workload, FixedStages):
         return ("even",)
     by_work: tuple[Split, ...] = ("balanced", "even") if placement.chunks == 1 else ("by device", "balanced", "even")
     units = problem.workload.units
-    within = balanced_within(units, placement, problem.limits, micro_batches=problem.micro_batches)
-    return by_work if within is None else ("within memory", *by_work)
+    by_memory = balanced_within(units, placement, problem.limits, micro_batches=problem.micro_batches)
+    return by_work if by_memory is None else ("within memory", *by_work)
 
 
 def _orders(problem: Problem) -> list[Order]:
@@ -143,7 +143,7 @@ def _orders(problem: Problem) -> list[Order]:
         for searches in ((False, True) if to_limit and entry.searches else (False,))
     ]
     looped = [Placement.looped(p, chunks) for chunks in problem.chunk_choices]
-    # Fixed stages are costs of a placement that the caller has in mind, which is looped if anything.
+    # Fixed stages are assumed to be in looped placement.
     vees = [Placement.v_shape(p, v) for v in problem.chunk_choices if isinstance(problem.workload, ModelUnits)]
     limits = (False, True) if problem.memory_limit is not None else (False,)
     listed = [Order(LIST, place, to_limit) for place in dict.fromkeys((*looped, *vees)) for to_limit in limits]
@@ -151,14 +151,14 @@ def _orders(problem: Problem) -> list[Order]:
 
 
 def orders_of_library(problem: Problem) -> list[Order]:
-    """Every schedule of the library with what it makes of the memory limit by itself, short of a search of its own."""
+    """Every library schedule, built for the memory limit, without an order search."""
     unlimited = (order for order in _orders(problem) if order.schedule != LIST and not order.to_limit)
     return [replace(order, to_limit=True) for order in unlimited]
 
 
 @cache
 def _placement_of(name: str, devices: int, chunks: int) -> Placement:
-    """The placement of a schedule, read off one micro-batch of it; looped if it has none so short."""
+    """The placement of a schedule, from building it with one micro-batch; looped if it cannot have just one."""
     entry = schedules[name]
     try:
         return entry(devices=devices, micro_batches=1, **entry.accepted_options(chunks=chunks, tries=1)).placement
@@ -177,32 +177,32 @@ def lengths_of(problem: Problem, units: Units, trial: Trial) -> list[int]:
         case "by device":
             return balanced_by_device(units, placement)
         case "within memory":
-            within = balanced_within(units, placement, problem.limits, micro_batches=problem.micro_batches)
-            return within or balanced_by_device(units, placement)
+            by_memory = balanced_within(units, placement, problem.limits, micro_batches=problem.micro_batches)
+            return by_memory or balanced_by_device(units, placement)
 
 
 def scaled_problem(problem: Problem, chunks: int) -> tuple[Problem, StageCosts] | None:
-    """A problem on few devices that is like this one, with its costs; None if this one is as small."""
+    """A similar problem on few devices, with its costs; None if this one has as few."""
     p, m = problem.devices, problem.micro_batches
-    if p <= SMALL:
+    if p <= SCALED_DEVICES:
         return None
     match problem.workload:
         case FixedStages(costs):
-            whole = costs.with_limit(None)
+            total = costs.with_limit(None)
         case ModelUnits(units):
             names = ["full" if "full" in unit.strategies else "none" for unit in units.units]
-            whole = units.stage_costs((tuple(enumerate(names)),), Placement.linear(1))
-    capacity = min(limit - float(sum(whole.static)) / p for limit in problem.limits)
-    entries = {name: values for name in SHARED if (values := getattr(whole, name)) is not None}
+            total = units.stage_costs((tuple(enumerate(names)),), Placement.linear(1))
+    capacity = min(limit - float(sum(total.static)) / p for limit in problem.limits)
+    entries = {name: values for name in DIVIDED_COSTS if (values := getattr(total, name)) is not None}
     shares: dict[str, Any] = {name: float(sum(values)) * (1 / (p * chunks)) for name, values in entries.items()}
-    small = StageCosts.of(
-        stages=SMALL * chunks,
+    scaled = StageCosts.of(
+        stages=SCALED_DEVICES * chunks,
         **shares,
-        communication=float(max(whole.communication)),
-        memory_limit=None if capacity == float("inf") else max(capacity, 0.0) * SMALL / p,
+        communication=float(max(total.communication)),
+        memory_limit=None if capacity == float("inf") else max(capacity, 0.0) * SCALED_DEVICES / p,
     )
-    micro_batches = min(max(1, round(m * SMALL / p)), MOST)
+    micro_batches = min(max(1, round(m * SCALED_DEVICES / p)), MAX_SCALED_MICRO_BATCHES)
     return Problem(
-        workload=FixedStages(small), devices=SMALL, chunks=chunks, micro_batches=micro_batches,
+        workload=FixedStages(scaled), devices=SCALED_DEVICES, chunks=chunks, micro_batches=micro_batches,
         objective=problem.objective,
-    ), small  # fmt: skip
+    ), scaled  # fmt: skip

@@ -127,7 +127,7 @@ def _that_fit(stages: Stages, roles: Roles, tried: Sequence[Configuration]) -> l
     fitting = []
     for configuration in tried:
         alive = configuration.alive(stages.problem.devices, stages.problem.micro_batches)
-        if all(alive[s] * c.kept + c.workspace <= stages.budget(s) for s, c in enumerate(choices)):
+        if all(alive[s] * c.retained + c.workspace <= stages.budget(s) for s, c in enumerate(choices)):
             fitting.append(candidate(stages, configuration, choices))
     return fitting
 
