@@ -39,7 +39,7 @@ ENTRIES = [
 @pytest.mark.parametrize(("paper", "place"), ENTRIES)
 def test_an_entry_gives_what_the_page_says(paper: str, place: str) -> None:
     result = reproduced(papers[paper].entry(place), draw=False)
-    assert pages.rows(result) == rows_of(paper, place)
+    assert pages.claim_rows(result) == rows_of(paper, place)
 
 
 def rows_of(paper: str, place: str) -> list[str]:
@@ -104,7 +104,7 @@ def test_a_row_of_the_summary_has_the_pages_figures(row: str) -> None:
 @pytest.mark.parametrize("paper", papers)
 def test_the_page_has_the_entries_of_the_registry_in_their_order(paper: str) -> None:
     places = re.findall(r"^\| \*\*(.*?)\*\*: (.*?) \|", section_of(paper), re.MULTILINE)
-    assert places == [(entry.place, entry.what) for entry in papers[paper].entries]
+    assert places == [(entry.place, entry.subject) for entry in papers[paper].entries]
 
 
 @pytest.mark.parametrize("paper", FIGURES)
@@ -125,13 +125,13 @@ def test_every_figure_and_table_of_a_paper_has_an_entry(paper: str) -> None:
     ],
 )
 def test_a_beginning_names_all_places_that_begin_so(named: str, found: list[str]) -> None:
-    assert [entry.place for entry in papers["chronospipe"].at([named]).entries] == found
+    assert [entry.place for entry in papers["chronospipe"].select([named]).entries] == found
 
 
 def test_a_place_that_a_paper_lacks_is_refused() -> None:
     for place in ("Table 9", "Figure 99", ""):
         with pytest.raises(InputError, match=f"chronospipe has no {place}; it has Figure 1, "):
-            papers["chronospipe"].at([place])
+            papers["chronospipe"].select([place])
 
 
 @pytest.mark.parametrize("paper", ALGORITHMS)
@@ -155,7 +155,7 @@ def made(*claims: str) -> PaperReport:
         for text in claims
     )
     table = Table(title="A table", columns=("a", "b"), rows=((1.23456, None),), basis="exact")
-    result = EntryResult(place="Figure 1", what="an example", claims=made_of, tables=(table,), pictures=(b"<svg/>",))
+    result = EntryResult(place="Figure 1", subject="an example", claims=made_of, tables=(table,), pictures=(b"<svg/>",))
     return PaperReport(name="paper", title="A paper", results=(result,))
 
 
@@ -172,7 +172,7 @@ def test_the_page_in_markdown_names_a_place_once() -> None:
 
 
 def test_large_figures_are_shown_without_powers_of_ten() -> None:
-    assert [pages.shown(cell) for cell in (29936.4, 9999.6, 1.23456, None, "OOM")] == [
+    assert [pages.format_cell(cell) for cell in (29936.4, 9999.6, 1.23456, None, "OOM")] == [
         "29936", "10000", "1.235", "-", "OOM",
     ]  # fmt: skip
 

@@ -224,7 +224,7 @@ def crafted(folder: Any, *, listed: bool) -> Any:
     (newest / ".metadata").write_bytes(pickle.dumps(Payload(f"touch {folder / 'ran'}")))
     if listed:
         names = (SHARD, ".metadata", "progress.json")
-        checkpoint_folder.write_manifest(newest, {name: Digest.of(newest / name) for name in names})
+        checkpoint_folder.write_manifest(newest, {name: Digest.from_file(newest / name) for name in names})
     return newest
 
 

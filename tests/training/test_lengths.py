@@ -90,7 +90,7 @@ def test_replicas_have_different_micro_batches_of_one_step() -> None:
 def test_a_class_has_room_for_all_its_steps() -> None:
     data = sequences()
     found = classes(plan_for(), data, steps=STEPS)
-    assert 1 < len(found) <= planning.CLASSES
+    assert 1 < len(found) <= planning.MAX_CLASSES
     for step in range(STEPS):
         tokens = [sum(own) / (2 * LONGEST) for own in data.lengths(step)]
         assert any(all(t <= size.tokens for t, size in zip(tokens, each, strict=True)) for each in found)

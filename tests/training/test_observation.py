@@ -34,7 +34,7 @@ def test_the_bubble_is_that_of_the_simulated_timeline() -> None:
     costs = db.StageCosts.of(stages=2, communication=1)
     timeline = db.simulate(db.schedules["1f1b"](devices=2, micro_batches=4), costs)
     events = [TraceEvent(o.name, o.device, o.lane, float(o.start), float(o.end)) for o in timeline.operations]
-    devices = [DeviceWork.of([e for e in events if e.device == device]) for device in range(2)]
+    devices = [DeviceWork.from_events([e for e in events if e.device == device]) for device in range(2)]
     assert bubble_fraction(devices) == pytest.approx(timeline.bubble_fraction)
 
 

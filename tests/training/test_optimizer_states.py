@@ -14,7 +14,7 @@ from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint.saver import Saver
-from debubble.training.checkpoint.state import GROUP_MARK, make_states, state_of
+from debubble.training.checkpoint.state import GROUP_MARK, initialize_states, state_of
 from debubble.training.options import TrainOptions
 from debubble.training.resume import load
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads
@@ -123,7 +123,7 @@ def test_8_bits_are_resumed_but_not_under_another_division(tmp_path: Path) -> No
 def test_an_optimizer_makes_its_states_without_a_change_of_parameters() -> None:
     parameter = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.5)
-    make_states(optimizer)
+    initialize_states(optimizer)
     made: dict[str, Tensor] = optimizer.state[parameter]
     assert {name: tensor.shape for name, tensor in made.items() if tensor.dim()} == {
         "exp_avg": (3, 2), "exp_avg_sq": (3, 2)
@@ -134,7 +134,7 @@ def test_an_optimizer_makes_its_states_without_a_change_of_parameters() -> None:
 
 def test_making_states_leaves_the_counts_of_groups() -> None:
     optimizer = CountingGroups([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
-    make_states(optimizer)
+    initialize_states(optimizer)
     (group,) = optimizer.param_groups
     assert (group["k"], group["sum"], group["begun"]) == (0, 0, False)
 

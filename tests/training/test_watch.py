@@ -75,7 +75,7 @@ def test_a_running_training_of_two_ranks_is_watched(
 def test_a_run_that_goes_on_is_answered_as_its_schema_says(
     plan_file: Callable[[int], Path], written: Callable[..., Path], json_of: Any, run: Any
 ) -> None:
-    folder = written(msgspec.structs.replace(START, plan=str(plan_file(2))), RunStep.of(step(1)))
+    folder = written(msgspec.structs.replace(START, plan=str(plan_file(2))), RunStep.from_report(step(1)))
     answer, screen = json_of("watch", str(folder)), run("watch", str(folder), "--once")[1]
 
     assert msgspec.convert(answer, ANSWERS["watch"]) is not None
@@ -91,8 +91,8 @@ def test_the_planned_step_is_the_plans_unless_cores_are_shared(
     plan = plan_file(2)
     start = msgspec.structs.replace(START, plan=str(plan), cores=cores)
 
-    found = RunRecord(written(start, RunStep.of(step(1))))
-    state = WatchedRun.of(found, db.Plan.load(plan), now=0.0)
+    found = RunRecord(written(start, RunStep.from_report(step(1))))
+    state = WatchedRun.from_record(found, db.Plan.load(plan), now=0.0)
 
     step_time = seconds_per_step(db.Plan.load(plan))
     assert state.planned_seconds is not None
@@ -143,7 +143,9 @@ def test_part_of_a_line_is_cut_off_by_the_next_start(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_said(written: Callable[..., Path], run: Any) -> None:
-    folder = written(START, RunStep.of(step(1)), RunStep.of(step(2, loss=float("nan"))), RunEnd(error=None))
+    folder = written(
+        START, RunStep.from_report(step(1)), RunStep.from_report(step(2, loss=float("nan"))), RunEnd(error=None)
+    )
 
     assert "not finite, 2.000 at first" in run("watch", str(folder))[1]
 
@@ -151,7 +153,7 @@ def test_a_loss_that_is_not_finite_is_said(written: Callable[..., Path], run: An
 def test_a_run_that_has_not_begun_is_waited_for(
     written: Callable[..., Path], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: written(START, RunStep.of(step(1)), RunEnd(error=None)))
+    monkeypatch.setattr("time.sleep", lambda _: written(START, RunStep.from_report(step(1)), RunEnd(error=None)))
     code, out, err = run("watch", str(tmp_path))
 
     assert (code, "Waiting for a run to begin in" in err, "step 1 of 9" in out) == (0, True, True)
@@ -160,7 +162,7 @@ def test_a_run_that_has_not_begun_is_waited_for(
 def test_a_run_whose_process_is_gone_has_died(written: Callable[..., Path], run: Any) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    folder = written(msgspec.structs.replace(START, process=gone.pid), RunStep.of(step(1)))
+    folder = written(msgspec.structs.replace(START, process=gone.pid), RunStep.from_report(step(1)))
 
     assert "its process is gone without a word" in run("watch", str(folder))[1].lower()
 
@@ -178,7 +180,7 @@ def test_the_slowest_device_is_slow_itself_or_by_the_plan(
     costs = db.StageCosts.of(stages=2, forward=0.1, backward_input=0.1, backward_weight=0.05)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
     plan = db.Plan(planner="test", schedule=schedule, costs=costs, lower_bound=0, partition=())
-    seen = WatchedRun.of(RunRecord(written(START, RunStep.of(step(1, busy=busy)))), plan, now=0.0)
+    seen = WatchedRun.from_record(RunRecord(written(START, RunStep.from_report(step(1, busy=busy)))), plan, now=0.0)
 
     assert [device.planned_busy for device in seen.devices] == [pytest.approx(1.0)] * 2
     assert (seen.slowest, (seen.reason or "")[: len(reason)]) == (slowest, reason)
@@ -188,9 +190,9 @@ def test_waiting_and_no_device_is_blamed_where_all_are_fast(written: Callable[..
     costs = db.StageCosts.of(stages=2, forward=0.1, backward_input=0.1, backward_weight=0.05)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
     plan = db.Plan(planner="test", schedule=schedule, costs=costs, lower_bound=0, partition=())
-    waits = msgspec.structs.replace(RunStep.of(step(1, busy=(0.92, 0.79))), bubble_fraction=0.33)
+    waits = msgspec.structs.replace(RunStep.from_report(step(1, busy=(0.92, 0.79))), bubble_fraction=0.33)
 
-    seen = WatchedRun.of(RunRecord(written(START, waits)), plan, now=0.0)
+    seen = WatchedRun.from_record(RunRecord(written(START, waits)), plan, now=0.0)
 
     assert seen.reason == (
         "the plan gives others as much work; devices wait 33% of the step, 20% by the plan: look at messages, loading"

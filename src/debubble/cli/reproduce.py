@@ -139,7 +139,7 @@ def _print_result(result: EntryResult) -> None:
     from debubble.papers.registry import BASIS
 
     out = console()
-    out.print(f"\n[bold]{result.place}[/bold]: {result.what}")
+    out.print(f"\n[bold]{result.place}[/bold]: {result.subject}")
     for claim in result.claims:
         out.print(_indented(claim.statement, 2))
         figures = f"the paper ({claim.kind}): {claim.paper}; ours: {claim.ours}; " if claim.ours else ""
@@ -157,9 +157,9 @@ def _indented(text: str, by: int) -> Padding:
 
 def split(table: Table, width: int) -> Iterator[RichTable]:
     """Split a table into tables of at most `width` characters, each with the key columns; figures stay unbroken."""
-    from debubble.papers.pages import shown
+    from debubble.papers.pages import format_cell
 
-    texts = [[shown(cell) for cell in row] for row in table.rows]
+    texts = [[format_cell(cell) for cell in row] for row in table.rows]
     longest = [max((len(row[i]) for row in texts), default=0) for i in range(len(table.columns))]
     words = [max(map(len, name.split()), default=0) for name in table.columns]
     min_widths = [max(word, min(MAX_UNBROKEN, text)) for word, text in zip(words, longest, strict=True)]
@@ -208,7 +208,7 @@ def _plain(report: PaperReport) -> dict[str, Any]:
         "entries": [
             {
                 "place": result.place,
-                "what": result.what,
+                "what": result.subject,
                 "claims": [vars(claim) | {"verdict": str(claim.verdict)} for claim in result.claims],
                 "tables": result.tables,
             }

@@ -49,7 +49,7 @@ def watch(
         _wait_for(run)
     record = RunRecord(run)
     plan = plan_of(record)
-    state = WatchedRun.of(record, plan, now=time.time())
+    state = WatchedRun.from_record(record, plan, now=time.time())
     if json:
         print_answer(**msgspec.to_builtins(state))
     elif once:
@@ -59,7 +59,7 @@ def watch(
             while state.state == "running":
                 time.sleep(POLL_SECONDS)
                 record.read()
-                state = WatchedRun.of(record, plan, now=time.time())
+                state = WatchedRun.from_record(record, plan, now=time.time())
                 live.update(_render(state), refresh=True)
 
 

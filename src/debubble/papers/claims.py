@@ -1,8 +1,8 @@
-"""A paper's statement next to ours: of what kind it is, and cell by cell whether the two are the same.
+"""Claims: statements of a paper, compared with our results cell by cell.
 
-That is computed.  A figure is the same if ours, rounded to the digits that the paper prints, is what it prints, or lies
-in the range that it prints, and near if it is within 5% of that.  Where a cell is not the same the claim says why, and
-cannot be made without that; it is mended, and not different, where the paper contradicts itself.
+The verdict is computed.  A cell is the same if our value, rounded to the printed digits, equals the printed one or lies
+in the printed range, and near if it is within 5% of it.  A claim whose cells are not all the same must give a reason;
+where the paper contradicts itself such a cell counts as mended, not as different.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _NUMBER = re.compile(r"-?\d+(?:\.(\d+))?")
 
 
 Word = Literal["same", "near", "mended", "differs", "cannot be had", "input"]
-"""Ways in which a cell of ours compares with the paper's; an input was chosen so that it is the paper's."""
+"""Verdicts on a cell of ours; an `input` was chosen to equal the paper's value."""
 WORDS: Sequence[Word] = get_args(Word)
 Kind = Literal["printed", "derived", "read off a figure", "qualitative", "ours"]
-"""Sources of a claim's figures: the paper prints them, they follow from its formulas, are the heights of its bars, or
-are none; `ours` is no claim of a paper: debubble beside itself, or an answer that no paper has."""
+"""Sources of a claim's figures: printed, derived from the paper's formulas, read off its bars, or none (qualitative);
+`ours` is no claim of a paper: it compares debubble with itself, or gives a result that no paper has."""
 KINDS: Sequence[Kind] = get_args(Kind)
 NEAR = 0.05
-"""Share of the paper's figure within which ours is near it."""
+"""Largest relative difference from the paper's figure that counts as near."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison of our cells with the paper's, and the reasons of those that differ."""
+    """The words for each of our cells, and the reason why some are not the same."""
 
     words: tuple[Word, ...]
     because: str = ""
@@ -51,7 +51,7 @@ class Claim:
     """A statement of a paper.
 
     Attributes:
-        statement: What is claimed, and of what.
+        statement: The sentence that states the claim.
         paper: The paper's figures, as it prints them.
         ours: Our figures; empty if there are none.
         verdict: How the two compare.
@@ -76,21 +76,21 @@ def compared(
     mended: bool = False,
     inputs: Collection[int] = (),
 ) -> Claim:
-    """The claim that figures are the paper's.
+    """A claim about numbers, with a verdict per cell.
 
     Args:
-        statement: What is claimed.
-        paper: Each figure as printed: `1.30`, a range such as `1.22 to 1.27`, or `more than 30` and `at most 3`.
-        ours: Our figure for each; None where there is none, as where a plan does not fit.
-        unit: What stands after the figures, such as `%`.
-        because: Why ours differ, should they.
+        statement: The sentence that states the claim.
+        paper: The figures as printed: `1.30`, a range such as `1.22 to 1.27`, `more than 30` or `at most 3`.
+        ours: Our figures; None for a missing one, such as a plan that does not fit.
+        unit: Suffix of the figures, such as `%`.
+        because: The reason if ours differ.
         kind: Where the paper's figures come from.
         mended: Whether the paper contradicts itself where ours differ.
-        inputs: The cells that were chosen to be the paper's.
+        inputs: Indices of the cells that were chosen to equal the paper's.
     """
     words: list[Word] = [
-        "input" if at in inputs else _word(text, value, mended)
-        for at, (text, value) in enumerate(zip(paper, ours, strict=True))
+        "input" if index in inputs else _word(text, value, mended)
+        for index, (text, value) in enumerate(zip(paper, ours, strict=True))
     ]
     shown = [_rounded(text, value) for text, value in zip(paper, ours, strict=True)]
     return Claim(
@@ -105,7 +105,7 @@ def compared(
 def stated(
     statement: str, *, paper: str, ours: str, because: str = "", kind: Kind = "printed", mended: bool = False
 ) -> Claim:
-    """The claim that something holds which is no figure; ours is the same if it reads the same."""
+    """A claim without numbers; the verdict is `same` if both texts are equal."""
     word: Word = "same" if paper == ours else "mended" if mended else "differs"
     return Claim(statement=statement, paper=paper, ours=ours, verdict=_verdict(statement, [word], because), kind=kind)
 
@@ -129,7 +129,7 @@ def _word(text: str, value: float | None, mended: bool) -> Word:
 
 
 def _distance(text: str, value: float) -> float:
-    """The distance of a figure from the printed one, as a share of that."""
+    """The relative distance of a value from the closest printed figure."""
     figures = [float(match.group()) for match in _NUMBER.finditer(text)]
     closest = min(figures, key=lambda figure: abs(figure - value))
     return abs(value - closest) / abs(closest) if closest else float("inf")
@@ -140,7 +140,7 @@ def _digits(text: str) -> int:
 
 
 def _agree(text: str, value: float) -> bool:
-    """Tell whether a figure is what is printed."""
+    """Tell whether a rounded value equals the printed figure or lies in the printed range."""
     figures = [float(match.group()) for match in _NUMBER.finditer(text)]
     rounded = round(value, _digits(text))
     if text.startswith(("more than", "at least")):
@@ -151,7 +151,7 @@ def _agree(text: str, value: float) -> bool:
 
 
 def _rounded(text: str, value: float | None) -> str:
-    """A figure with as several digits as are printed."""
+    """Format a value with as many decimals as the printed text has."""
     if value is None:
         return "none"
     digits = _digits(text)

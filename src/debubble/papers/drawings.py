@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 COLORS = ("#3d7ab8", "#e08a3c", "#4f9e6b", "#b5517a", "#8a6fb0", "#8c8c4a", "#5b6573", "#c9a227")
 PAPER = "#1f2733"
 LIMIT = "#c0392b"
-FEW = 12
-"""Groups of bars up to which their names stand upright."""
-CAPACITY = 140
-"""Characters that fit next to each other into a legend."""
+MAX_UPRIGHT_LABELS = 12
+"""Bar charts with more groups than this print the group names vertically."""
+LEGEND_WIDTH = 140
+"""Characters per row of a legend."""
 
 Values = Sequence[float | None]
 
 
 @dataclass(frozen=True)
 class Timelines:
-    """Schedules under each other, with the memory of each device."""
+    """Timelines one below the other, with the memory of each device."""
 
     scenes: Sequence[Scene]
 
     @staticmethod
-    def of(timelines: Mapping[str, Timeline]) -> Timelines:
-        """Simulated timelines under their titles."""
+    def from_timelines(timelines: Mapping[str, Timeline]) -> Timelines:
+        """The drawing of simulated timelines by title."""
         return Timelines([Scene(timeline, title=title) for title, timeline in timelines.items()])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Bars in groups, in parallel or on each other.
+    """A grouped or stacked bar chart.
 
     Attributes:
-        title: Its headline.
+        title: Title of the chart.
         groups: Names of the groups along the axis.
         series: Name -> one value per group; None: no bar.
-        unit: What the values are.
-        stacked: True if the series stand on each other.
+        unit: Unit of the values.
+        stacked: Whether the series are stacked.
         paper: The paper's values, drawn as marks over the series of the same name.
-        limit: A value drawn as a line across.
+        limit: A value drawn as a horizontal line.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Values over an axis; `paper` are the paper's, as open marks of the same colour."""
+    """A line chart; `paper` has the paper's values, drawn as open marks of the same color."""
 
     title: str
     across: str
@@ -75,7 +75,7 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """A grid of cells with a colour each, by what they are."""
+    """A square grid whose cells are colored by their kind."""
 
     title: str
     labels: Sequence[str]
@@ -87,7 +87,7 @@ Drawing = Timelines | Bars | Lines | Cells
 
 
 def svg(drawing: Drawing) -> bytes:
-    """The drawing as a file; the same drawing gives the same bytes."""
+    """Render a drawing as an SVG file; the same drawing gives the same bytes."""
     if isinstance(drawing, Timelines):
         return views["svg"](drawing.scenes)
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ def svg(drawing: Drawing) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
         _, labels = axes.get_legend_handles_labels()
         if len(labels) > 1:
-            columns = min(len(labels), 4, max(1, CAPACITY // (max(map(len, labels)) + 8)))
+            columns = min(len(labels), 4, max(1, LEGEND_WIDTH // (max(map(len, labels)) + 8)))
             figure.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return encode_figure(figure, "svg")
 
@@ -125,19 +125,19 @@ def _draw_bars(axes: Axes, drawing: Bars) -> None:
     width = 0.8 if drawing.stacked else 0.8 / max(len(drawing.series), 1)
     below = [0.0] * count
     for number, (name, values) in enumerate(drawing.series.items()):
-        left = [at if drawing.stacked else at - 0.4 + (number + 0.5) * width for at in range(count)]
+        xs = [x if drawing.stacked else x - 0.4 + (number + 0.5) * width for x in range(count)]
         heights = [0.0 if value is None else value for value in values]
         color = COLORS[number % len(COLORS)]
-        axes.bar(left, heights, width * 0.94, bottom=below if drawing.stacked else None, color=color, label=name)
+        axes.bar(xs, heights, width * 0.94, bottom=below if drawing.stacked else None, color=color, label=name)
         published = (drawing.paper or {}).get(name, [None] * count)
-        marked = [(x, value) for x, value in zip(left, published, strict=True) if value is not None]
+        marked = [(x, value) for x, value in zip(xs, published, strict=True) if value is not None]
         if marked:
             axes.plot(*zip(*marked, strict=True), "_", color=PAPER, markersize=9, markeredgewidth=2)
         if drawing.stacked:
             below = [under + height for under, height in zip(below, heights, strict=True)]
     if drawing.paper:
         axes.plot([], [], "_", color=PAPER, markersize=9, markeredgewidth=2, label="the paper")
-    if count > FEW:
+    if count > MAX_UPRIGHT_LABELS:
         axes.set_xticks(range(count), list(drawing.groups), fontsize=7, rotation=90)
         return
     labels = [textwrap.fill(group, max(8, 110 // count), break_long_words=False) for group in drawing.groups]
@@ -157,8 +157,8 @@ def _draw_lines(axes: Axes, drawing: Lines) -> None:
 
 def _points(x: Sequence[float], values: Values) -> tuple[list[float], list[float]]:
     """The places where there is a value, and the values."""
-    there = [(at, value) for at, value in zip(x, values, strict=True) if value is not None]
-    return [at for at, _ in there], [value for _, value in there]
+    points = [(position, value) for position, value in zip(x, values, strict=True) if value is not None]
+    return [position for position, _ in points], [value for _, value in points]
 
 
 def _draw_cells(axes: Axes, drawing: Cells) -> None:
@@ -171,7 +171,7 @@ def _draw_cells(axes: Axes, drawing: Cells) -> None:
     axes.set_xlim(0, count)
     axes.set_ylim(count, 0)
     axes.set_aspect("equal")
-    ticks = [at + 0.5 for at in range(count)]
+    ticks = [index + 0.5 for index in range(count)]
     axes.set_xticks(ticks, list(drawing.labels), fontsize=7)
     axes.set_yticks(ticks, list(drawing.labels), fontsize=7)
     handles = [Patch(facecolor=color, label=kind) for kind, color in drawing.colors.items()]

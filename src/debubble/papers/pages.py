@@ -26,40 +26,40 @@ gives the same digits. The tests compute each entry and compare it with this pag
 """
 
 
-LARGE = 1000
-"""From here on figures are shown without decimals, and not in powers of ten."""
+MIN_WITHOUT_DECIMALS = 1000
+"""Numbers of at least this size are shown without decimals; `g` would switch to scientific notation."""
 
 
-def shown(cell: Cell) -> str:
-    """A cell as a person reads it."""
+def format_cell(cell: Cell) -> str:
+    """Format a cell for people."""
     if cell is None:
         return "-"
     if not isinstance(cell, float):
         return str(cell)
-    return f"{cell:.0f}" if abs(cell) >= LARGE else f"{cell:.4g}"
+    return f"{cell:.0f}" if abs(cell) >= MIN_WITHOUT_DECIMALS else f"{cell:.4g}"
 
 
-def counted(claims: Iterable[Claim]) -> dict[Kind, Counter[Word]]:
-    """The cells of each kind of claim, by how ours compare."""
+def count_verdicts(claims: Iterable[Claim]) -> dict[Kind, Counter[Word]]:
+    """Count the verdicts on cells per kind of claim."""
     counts: dict[Kind, Counter[Word]] = {kind: Counter() for kind in KINDS}
     for claim in claims:
         counts[claim.kind].update(claim.verdict.words)
     return counts
 
 
-def of_papers(counts: Mapping[Kind, Counter[Word]]) -> Counter[Word]:
-    """The cells of all kinds but ours."""
+def total_of_papers(counts: Mapping[Kind, Counter[Word]]) -> Counter[Word]:
+    """Sum the counts of all kinds but `ours`."""
     return sum((count for kind, count in counts.items() if kind != "ours"), Counter())
 
 
-def claims_of(reports: Iterable[PaperReport]) -> list[Claim]:
+def all_claims(reports: Iterable[PaperReport]) -> list[Claim]:
     """All claims of some papers."""
     return [claim for report in reports for result in report.results for claim in result.claims]
 
 
 def summary(reports: Sequence[PaperReport]) -> str:
-    """The number of cells of the papers that are the same, near, and so on."""
-    words = of_papers(counted(claims_of(reports)))
+    """A sentence with the number of cells per verdict."""
+    words = total_of_papers(count_verdicts(all_claims(reports)))
     judged = words.total() - words["input"]
     return (
         f"Of {judged} cells of the papers {words['same']} are the same, {words['near']} near, {words['mended']} mended;"
@@ -68,15 +68,15 @@ def summary(reports: Sequence[PaperReport]) -> str:
 
 
 def table_of_kinds(reports: Sequence[PaperReport]) -> list[str]:
-    """The cells of each kind of claim by how ours compare, as a table of the page."""
-    counts = counted(claims_of(reports))
+    """The page's table of verdict counts, one row per kind of claim."""
+    counts = count_verdicts(all_claims(reports))
     body = [f"| {' | '.join([kind, *(str(count[word]) for word in WORDS)])} |" for kind, count in counts.items()]
     return [f"| claims | {' | '.join(WORDS)} |", f"| --- |{' --- |' * len(WORDS)}", *body]
 
 
-def rows(result: EntryResult) -> list[str]:
-    """The rows of an entry in the table of its paper."""
-    place = f"**{result.place}**: {result.what}"
+def claim_rows(result: EntryResult) -> list[str]:
+    """The table rows of an entry, one per claim."""
+    place = f"**{result.place}**: {result.subject}"
     texts = []
     for claim in result.claims:
         cells = (place, claim.statement, claim.kind, claim.paper, claim.ours, str(claim.verdict))
@@ -90,7 +90,7 @@ def markdown(reports: Sequence[PaperReport]) -> str:
     parts = [INTRODUCTION, summary(reports), "", *table_of_kinds(reports), ""]
     for report in reports:
         parts += [f"## {report.title}", "", "| where | claim | kind | the paper | ours | |", f"|{' --- |' * 6}"]
-        parts += [row for result in report.results for row in rows(result)]
+        parts += [row for result in report.results for row in claim_rows(result)]
         parts.append("")
     return "\n".join(parts)
 
@@ -104,7 +104,7 @@ def html(reports: Iterable[PaperReport]) -> str:
     return environment.get_template("papers.html").render(
         reports=listed,
         summary=summary(listed),
-        shown=shown,
+        format_cell=format_cell,
         basis=BASIS,
         encoded=lambda picture: base64.b64encode(picture).decode(),
     )

@@ -1,11 +1,11 @@
-"""The printed numbers of a paper, with the sentences of its claims and tables: the file `paper.toml` of its folder.
+"""Reader of `paper.toml`, the file of a paper's printed numbers and of the sentences of its claims and tables.
 
 The file has four kinds of entries:
 
 * `[printed]`: figures of the paper that the computation needs, such as the cells of a table or the bars of a figure;
 * `[claim.PLACE.KEY]`: a claim, with its statement, the paper's figures as printed, their unit, and why ours differ;
-  `kind` says where the figures come from if that is not what `PrintedPaper.claim` takes for granted, `mended` that the
-  paper contradicts itself, and `inputs` which cells were chosen to be the paper's;
+  `kind` says where the figures come from if not the default of `PrintedPaper.claim`, `mended` that the paper
+  contradicts itself, and `inputs` which cells were chosen to equal the paper's;
 * `[table.KEY]`: title, columns, basis and note of a table;
 * `[texts]`: sentences that several of them share.
 
@@ -36,8 +36,8 @@ class PrintedPaper:
 
     @staticmethod
     @cache
-    def of(name: str) -> PrintedPaper:
-        """The entries of the paper whose folder has this name."""
+    def load(name: str) -> PrintedPaper:
+        """Read the entries of the paper in the folder of this name."""
         content = tomllib.loads(files("debubble.papers").joinpath(name, "paper.toml").read_text(encoding="utf-8"))
         claims = {f"{place}.{key}": entry for place, keys in content["claim"].items() for key, entry in keys.items()}
         return PrintedPaper(content.get("printed", {}), claims, content["table"], content.get("texts", {}))
@@ -53,17 +53,16 @@ class PrintedPaper:
         inputs: Sequence[int] | None = None,
         **words: object,
     ) -> Claim:
-        """A claim of the paper next to ours.
+        """Compare a claim of the paper with our result; arguments other than `ours` override the file's values.
 
         Args:
             key: The claim, as `PLACE.KEY`.
-            ours: Whether the statement holds, what ours reads, or our figures; None: debubble computes nothing.
-            printed: What the paper prints, if that is computed, and so derived; by default what the file has: one for
-                each of ours, or one for all of them.
-            because: Why ours differ, if that is chosen by the caller; by default what the file has.
-            kind: Where the figures come from, if that is chosen by the caller.
-            inputs: The cells that were chosen to be the paper's, if the caller says that.
-            words: What fills the braces of the sentences.
+            ours: Whether the statement holds, our text, or our figures; None: debubble computes nothing.
+            printed: The paper's figures, if they are derived by computation: one per figure of ours, or one for all.
+            because: The reason if ours differ.
+            kind: Where the figures come from.
+            inputs: Indices of the cells that were chosen to equal the paper's.
+            words: Values of the templates' fields.
         """
         entry, filled = self.claims[key], {**self.texts, **words}
         statement = str(entry["statement"]).format(**filled)
@@ -89,7 +88,7 @@ class PrintedPaper:
         )
 
     def table(self, key: str, rows: Sequence[tuple[Any, ...]], *, basis: str | None = None, **words: object) -> Table:
-        """A table whose title, columns, basis and note the file has; `words` fill the braces of title and note."""
+        """A table with the file's title, columns, basis and note; `words` are the fields of title and note."""
         entry, filled = self.tables[key], {**self.texts, **words}
         return Table(
             title=entry["title"].format(**filled),

@@ -1,8 +1,7 @@
-"""Papers: what each of their figures, tables and sections says, computed anew next to it.
+"""The registry of papers, whose figures, tables and sections are recomputed next to the printed values.
 
-A paper is a list of entries, one for each of its figures, tables and sections with a figure in it.  Its entries' claims
-are the one account of what came out: the page `docs/notes/claims.md`, the report of `debubble reproduce` and the tests
-read them.
+A paper is a list of entries, one per figure, table or section that states numbers.  The entries' claims are the only
+record of the results: the page `docs/notes/claims.md`, the report of `debubble reproduce` and the tests read them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Cell = str | int | float | None
 
 
 def number(cell: Cell) -> float:
-    """The number of a cell such as `87.5%`, or `38.5 OOM`."""
+    """Parse the leading number of a cell such as `87.5%` or `38.5 OOM`."""
     match = re.match(r"-?[\d.]+", str(cell))
     assert match, cell
     return float(match.group())
@@ -33,22 +32,20 @@ BASIS = {
     "modelled": "modelled: computed without fitting; it may differ from the paper's figure",
     "measured": "measured: the paper's figure needs its hardware; a cost model cannot confirm it",
 }
-"""The standing of a table's figures, in words."""
+"""Basis of a table's figures -> the words that explain it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Figures of ours, some of them next to the paper's.
+    """A table of our figures, with some of the paper's.
 
     Attributes:
-        title: Its headline.
+        title: Title of the table.
         columns: Names of the columns.
-        rows: The cells of each row, each a Cell.
-        basis: The standing of our figures, a key of BASIS.  Fitted inputs are named in `note`, and so is how modelled
-            figures differ.
+        rows: The cells of each row, of type Cell.
+        basis: Basis of our figures, a key of BASIS; `note` names fitted inputs, and how modelled figures differ.
         note: Sentences under the table.
-        keys: The first columns, which say what a row is about; they are repeated where the columns do not fit next to
-            each other.
+        keys: Number of leading columns that identify a row; they are repeated where a wide table is split.
     """
 
     title: str
@@ -60,7 +57,7 @@ class Table:
 
     @property
     def by_key(self) -> dict[Any, tuple[Any, ...]]:
-        """The other cells of each row by those of its key columns: one, or a tuple of several."""
+        """Key (one cell, or a tuple of several) -> the remaining cells of its row."""
         return {row[0] if self.keys == 1 else row[: self.keys]: row[self.keys :] for row in self.rows}
 
     def column(self, name: str) -> list[Any]:
@@ -68,13 +65,13 @@ class Table:
         return [row[self.columns.index(name)] for row in self.rows]
 
     def bars(self, unit: str, columns: Sequence[str], *, names: str = "{}", title: str = "", **more: Any) -> Bars:
-        """Columns as bars, a group for each row with its cells in the braces of `names`; `more` as in Bars."""
+        """Chart columns as bars, one group per row, named by the template `names`; `more` are arguments of Bars."""
         groups, series = [names.format(*row) for row in self.rows], {name: self.column(name) for name in columns}
         return Bars(title=title or self.title, groups=groups, series=series, unit=unit, **more)
 
 
 Exhibit = Claim | Table | Drawing
-"""One thing that is shown for a figure, table or section: a claim of the paper, our figures, or a drawing."""
+"""One result of an entry: a claim, a table or a drawing."""
 
 
 @dataclass(frozen=True)
@@ -82,27 +79,27 @@ class Entry:
     """A figure, table or section of a paper.
 
     Attributes:
-        place: Where it is, such as `Figure 5`.
-        what: What it shows.
-        compute: Computes what is shown for it.
-        slow: True if that takes more than a few seconds.
+        place: Its name in the paper, such as `Figure 5`.
+        subject: What it shows.
+        compute: Function that computes its claims, tables and drawings.
+        slow: Whether that takes more than a few seconds.
     """
 
     place: str
-    what: str
+    subject: str
     compute: Callable[[], Iterable[Exhibit]]
     slow: bool = False
 
     @staticmethod
-    def diagram(place: str, what: str, statement: str, ours: str) -> Entry:
-        """A figure without numbers; `ours` says where debubble's own documents show the same."""
+    def diagram(place: str, subject: str, statement: str, ours: str) -> Entry:
+        """An entry for a figure without numbers; `ours` names the document of debubble that shows the same."""
         claim = unavailable(statement, because=f"it is a diagram without figures; {ours}")
-        return Entry(place, what, lambda: (claim,))
+        return Entry(place, subject, lambda: (claim,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper, entry by entry in its order."""
+    """A paper and its entries in the paper's order."""
 
     name: str
     title: str
@@ -112,37 +109,37 @@ class Paper:
         """The entry of a place."""
         return next(entry for entry in self.entries if entry.place == place)
 
-    def at(self, places: Sequence[str]) -> Paper:
-        """The paper with the entries of these places alone; raises InputError if it lacks one.
+    def select(self, places: Sequence[str]) -> Paper:
+        """A copy of the paper with the selected entries only.  Raises InputError if a place does not exist.
 
         Args:
-            places: Such as `Figure 9a`, `Figure 9` for all that begin so, or `9a` for all of that number; none: all.
+            places: Names such as `Figure 9a`, prefixes such as `Figure 9`, or numbers such as `9a`; none selects all.
         """
         if not places:
             return self
-        chosen = [entry for place in places for entry in self._called(place)]
+        chosen = [entry for place in places for entry in self._entries_named(place)]
         return replace(self, entries=tuple(entry for entry in self.entries if entry in chosen))
 
-    def _called(self, place: str) -> list[Entry]:
-        """The entries of a place; raises InputError if there is none."""
+    def _entries_named(self, place: str) -> list[Entry]:
+        """The entries that a place names, exactly or as a prefix.  Raises InputError if there are none."""
         name = " ".join(place.lower().split())
-        calls = {entry.place: (entry.place.lower(), entry.place.lower().split()[-1]) for entry in self.entries}
-        found = [entry for entry in self.entries if name in calls[entry.place]]
-        # Figure 1 begins Figure 1a, and not Figure 10.
-        begins = re.compile(re.escape(name) + r"(?!\d)")
-        found = found or [entry for entry in self.entries if name and any(map(begins.match, calls[entry.place]))]
-        if not found:
+        names = {entry.place: (entry.place.lower(), entry.place.lower().split()[-1]) for entry in self.entries}
+        matches = [entry for entry in self.entries if name in names[entry.place]]
+        # `Figure 1` is a prefix of Figure 1a, not of Figure 10.
+        prefix = re.compile(re.escape(name) + r"(?!\d)")
+        matches = matches or [entry for entry in self.entries if name and any(map(prefix.match, names[entry.place]))]
+        if not matches:
             known = ", ".join(entry.place for entry in self.entries)
             raise InputError(f"{self.name} has no {place}; it has {known}.")
-        return found
+        return matches
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryResult:
-    """An entry that was computed, its drawings as SVG files."""
+    """The computed claims and tables of an entry, and its drawings as SVG files."""
 
     place: str
-    what: str
+    subject: str
     claims: tuple[Claim, ...]
     tables: tuple[Table, ...] = ()
     pictures: tuple[bytes, ...] = ()
@@ -150,7 +147,7 @@ class EntryResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperReport:
-    """All that was computed of one paper."""
+    """The computed entries of one paper."""
 
     name: str
     title: str
@@ -162,32 +159,32 @@ papers: Registry[Paper] = Registry("debubble.papers", kind="paper", folders=(PAP
 
 
 def reproduced(entry: Entry, *, draw: bool) -> EntryResult:
-    """Compute an entry, and draw it if asked to."""
-    shown = tuple(entry.compute())
+    """Compute an entry, and render its drawings if `draw` is set."""
+    exhibits = tuple(entry.compute())
     return EntryResult(
         place=entry.place,
-        what=entry.what,
-        claims=tuple(each for each in shown if isinstance(each, Claim)),
-        tables=tuple(each for each in shown if isinstance(each, Table)),
-        pictures=tuple(svg(each) for each in shown if isinstance(each, Drawing)) if draw else (),
+        subject=entry.subject,
+        claims=tuple(exhibit for exhibit in exhibits if isinstance(exhibit, Claim)),
+        tables=tuple(exhibit for exhibit in exhibits if isinstance(exhibit, Table)),
+        pictures=tuple(svg(exhibit) for exhibit in exhibits if isinstance(exhibit, Drawing)) if draw else (),
     )
 
 
 def report(
     name: str, *, draw: bool = False, places: Sequence[str] = (), begin: Callable[[Entry], None] = lambda _: None
 ) -> PaperReport:
-    """Compute these places of a paper, or all of it.
+    """Compute the selected entries of a paper, by default all.
 
     Args:
-        name: The paper.
-        draw: Whether to draw the figures.
-        places: The places, as `Paper.at` takes them.
+        name: Name of the paper in the registry.
+        draw: Whether to render the drawings.
+        places: The selection, as `Paper.select` takes it.
         begin: Called with every entry before it is computed.
 
     Raises:
         InputError: If there is no such paper, or it lacks a place.
     """
-    paper = papers[name].at(places)
+    paper = papers[name].select(places)
     results = []
     for entry in paper.entries:
         begin(entry)

@@ -1,4 +1,4 @@
-"""Checks of a training run before any rank starts: a sentence where its options do not go together."""
+"""Checks of a training run before any rank starts; inconsistent options raise InputError."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from debubble.training.user_code import named_dataset
 
 
 def check(options: TrainOptions) -> Plan:
-    """The plan, if this run can be done.  Raises InputError with one sentence if not."""
+    """Check that the options are valid, and load the plan.  Raises InputError with one sentence if not."""
     plan = runnable(options.plan)
     if plan.has_lengths and options.lengths is None:
         raise InputError(
@@ -80,9 +80,9 @@ def check(options: TrainOptions) -> Plan:
 
 
 def check_unlocked(options: TrainOptions) -> None:
-    """Refuse folders that another run writes to, and remove the locks of runs that are gone.
+    """Raise InputError if another run has locked a folder, and remove the locks of ended runs.
 
-    Rank 0 locks them when the run begins.
+    Rank 0 locks the folders when the run starts.
     """
     for folder in (options.checkpoint, options.save):
         if folder is not None and folder.is_dir():
@@ -91,7 +91,7 @@ def check_unlocked(options: TrainOptions) -> None:
 
 
 def _check_checkpoint(folder: Path, plan: Plan) -> None:
-    """Refuse to load a folder without a Hugging Face checkpoint, or with adapters of another model."""
+    """Raise InputError for a folder without a Hugging Face checkpoint, or with adapters of another model."""
     from debubble.runtime.models.lora import CONFIG
     from debubble.runtime.weights.adapter_config import check_model
     from debubble.runtime.weights.hf_files import checkpoint_files
@@ -102,7 +102,7 @@ def _check_checkpoint(folder: Path, plan: Plan) -> None:
 
 
 def _check_average(options: TrainOptions, plan: Plan) -> None:
-    """Refuse averages of the weights for which the plan has no room, or a decay that is none."""
+    """Raise InputError for an invalid decay, or if the plan has no memory for averages of the weights."""
     decay = options.ema_decay
     if decay is None:
         return
@@ -114,7 +114,7 @@ def _check_average(options: TrainOptions, plan: Plan) -> None:
 
 
 def _check_units(options: TrainOptions, plan: Plan) -> None:
-    """Refuse to compile the units, or to multiply in 8 bits, where that cannot be."""
+    """Raise InputError if --compile or --fp8 is not possible."""
     import torch
 
     from debubble.runtime.models.compilation import compiler_of
@@ -129,19 +129,19 @@ def _check_numbers(options: TrainOptions) -> None:
     check_at_least_one(**{name: getattr(options, name) for name in names})
     if options.seed < 0:
         raise InputError(f"--seed must be 0 or more, not {options.seed}.")
-    for option, value in {
+    for option, number in {
         "--lr": options.peak_rate, "--warmup": options.warmup, "--weight-decay": options.weight_decay,
         "--clip": options.clip, "--hang-timeout": options.hang_timeout,
     }.items():  # fmt: skip
-        if not 0 <= value < math.inf:
-            raise InputError(f"{option} must be a number, 0 or more, not {value}.")
+        if not 0 <= number < math.inf:
+            raise InputError(f"{option} must be a number, 0 or more, not {number}.")
 
 
 def validates_after(wanted: bool | None, plan: Plan) -> bool:
-    """Tell whether devices update before the norm is known: `wanted`, or if that is None, what the plan is made for.
+    """Tell whether devices update before the gradient norm is known: `wanted`, or if that is None, the plan's option.
 
-    Steps on the host do so in any case: the host has room for the copies that take them back.  Raises InputError if
-    the plan has no room for the devices' copies, or if it steps stages on its devices and may not.
+    CPU optimizer steps always do, because the host has memory for the copies that rollback needs.  Raises InputError
+    if the plan has no memory for the devices' copies, or has optimizer steps on devices that require post-validation.
     """
     validates = plan.options.post_validation if wanted is None else wanted
     on_device = {op.stage for op in plan.schedule.operations if op.kind is Kind.S} - plan.schedule.host_steps
@@ -158,15 +158,15 @@ def validates_after(wanted: bool | None, plan: Plan) -> bool:
     return validates
 
 
-def _check_capacity(what: str, bytes_of: Callable[[Plan], Sequence[Number]], plan: Plan, *, remedy: str) -> None:
-    """Raise InputError if something that the plan does not count breaks its memory limit on a device."""
+def _check_capacity(subject: str, bytes_of: Callable[[Plan], Sequence[Number]], plan: Plan, *, remedy: str) -> None:
+    """Raise InputError if additional bytes, which the plan does not include, exceed a device's memory limit."""
     if plan.model is None or plan.costs.memory_limit is None:
         return
     for device, (peak, more) in enumerate(zip(plan.simulate().peak_memory, bytes_of(plan), strict=True)):
         limit = plan.costs.limit_of(device)
         if limit is not None and peak + more > limit:
             raise InputError(
-                f"{what} need {readable(float(more))} more than the plan has on device {device},"
+                f"{subject} need {readable(float(more))} more than the plan has on device {device},"
                 f" {readable(float(peak + more))} of {readable(float(limit))}: {remedy}."
             )
 
@@ -181,7 +181,7 @@ def _check_optimizer(options: TrainOptions, plan: Plan) -> None:
 
 
 def _check_lengths(options: TrainOptions, plan: Plan) -> None:
-    """Refuse sequences of their own lengths where the run cannot have them."""
+    """Raise InputError if --lengths cannot be combined with other options or with the plan."""
     refused = {
         "--data": options.data is not None,
         "--dataset": options.dataset is not None,
@@ -189,17 +189,17 @@ def _check_lengths(options: TrainOptions, plan: Plan) -> None:
         "--online": options.online,
         "a plan for --post-validation": validates_after(options.post_validation, plan),
         "a plan for --context": plan.options.context > 1,
-        "routers' auxiliary loss on replicas, which counts what fills them up": _fills_up(plan),
+        "routers' auxiliary loss on replicas, which counts what fills them up": _padding_counts(plan),
         "a model of transformers' modules, which count positions by themselves": model_of(plan).whole_layers,
     }
-    for what in (what for what, given in refused.items() if given):
-        raise InputError(f"--lengths does not go with {what}.")
+    for option in (option for option, present in refused.items() if present):
+        raise InputError(f"--lengths does not go with {option}.")
     check_searchable(plan, "--lengths")
     packed_of(options, plan)
 
 
-def _fills_up(plan: Plan) -> bool:
-    """Tell whether an auxiliary loss would count the tokens that make replicas' micro-batches equally long."""
+def _padding_counts(plan: Plan) -> bool:
+    """Tell whether an auxiliary loss would count padding tokens of replicas' micro-batches."""
     from debubble.runtime.assembly import balance_of
 
     return plan.options.data > 1 and balance_of(plan) is not None
@@ -221,7 +221,7 @@ def _check_data(options: TrainOptions, plan: Plan) -> None:
 
 
 def _check_prompt(options: TrainOptions, prompt: str, plan: Plan) -> None:
-    """Refuse a prompt that the model cannot continue."""
+    """Raise InputError for a prompt that the model cannot continue."""
     if options.dataset is not None:
         raise InputError("--prompt is text, as --data is: it does not go with --dataset.")
     if plan.options.context > 1:
@@ -238,7 +238,7 @@ def _check_prompt(options: TrainOptions, prompt: str, plan: Plan) -> None:
 
 
 def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
-    """Refuse to resume without a checkpoint of the plan's model and steps to go, or to mix two runs in a folder."""
+    """Raise InputError if the checkpoint to resume does not fit plan and options, or the folder has another run's."""
     newest = start_of(options)
     if newest is None:
         if checkpoints(folder):

@@ -1,6 +1,6 @@
-"""The main job, as the commands that a user would type: profile, plan, train, compare.
+"""Demo of the main workflow as command-line calls: profile, plan, train, compare.
 
-A small Llama on four processes of this machine, under a memory limit that plain 1F1B breaks.  `python -m
+It trains a small Llama on four processes of this machine, under a memory limit that plain 1F1B exceeds.  `python -m
 debubble.training.demo [--data FILE] [--steps N] [--output DIR]`.
 """
 
@@ -51,7 +51,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def _debubble(console: Console, *arguments: str) -> None:
-    """Run one command as if it had been typed; its failure is ours."""
+    """Print and run one command; exit with its code if it fails."""
     console.print(f"[green]$ debubble {shlex.join(arguments)}[/green]", soft_wrap=True)
     program = "import sys; from debubble.cli import main; sys.exit(main())"
     finished = subprocess.run([*PYTHON, "-c", program, *arguments], check=False)

@@ -1,4 +1,4 @@
-"""Refuses to start if host memory cannot hold all ranks, and advises when a device runs out of its own."""
+"""Check of host memory before a run starts, and advice if a device runs out of memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from debubble.runtime.launch.failures import DeviceMemoryError
 
 
 def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | None:
-    """Refuse to start if this machine cannot hold all ranks, before the operating system kills what it chooses.
+    """Check that this machine's memory suffices for all ranks, before the OOM killer ends some of them.
 
-    Offloaded activations count, unless they go to disk; the optimizer states of the host do not.
+    Offloaded activations are included, unless they go to disk; optimizer states on the host are not.
 
     Returns:
         A remark if the ranks run on this machine's CPU although the plan was made for other devices.
 
     Raises:
-        InputError: The ranks need more memory than the machine has.
+        InputError: If the ranks need more memory than the machine has.
     """
     gpus = torch.cuda.device_count()
     timeline, copies = plan.simulate(), plan.ranks // plan.devices
@@ -52,13 +52,13 @@ def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | Non
 
 
 RETRY_MEMORY_SHARE = 0.9
-"""Share of the failed plan's memory that a plan which is to fit may take."""
+"""Memory limit of the advised plan, as a fraction of the failed plan's peak."""
 RETRY_EFFORT = 2.0
-"""Seconds that such a plan is searched."""
+"""Search effort of the advised plan."""
 
 
 class ShortageError(DebubbleError):
-    """A device ran out of memory; the sentences say what was predicted there, and which plan would fit."""
+    """A device ran out of memory; the message has the predicted memory, and a plan that would fit."""
 
 
 def explain_shortage(error: DeviceMemoryError, plan: Plan, *, memory: float) -> ShortageError:
@@ -67,7 +67,7 @@ def explain_shortage(error: DeviceMemoryError, plan: Plan, *, memory: float) -> 
     Args:
         error: The shortage.
         plan: The plan that ran.
-        memory: Bytes that the device held when it happened.
+        memory: Bytes in use on the device at the failure.
     """
     predicted = predicted_at(error, plan)
     return ShortageError(
@@ -77,14 +77,14 @@ def explain_shortage(error: DeviceMemoryError, plan: Plan, *, memory: float) -> 
 
 
 def predicted_at(error: DeviceMemoryError, plan: Plan) -> float:
-    """Bytes that the plan has on the device when the operation starts, with what it allocates."""
+    """Planned bytes on the device at the operation's start, including its allocation."""
     timeline = plan.simulate()
     start = timeline.by_name[error.operation].start
-    return float([memory for at, memory in timeline.memory[error.device] if at <= start][-1])
+    return float([memory for time, memory in timeline.memory[error.device] if time <= start][-1])
 
 
 def _advice(plan: Plan, *, beyond: float) -> str:
-    """A plan that takes a tenth less, and as much less as this one took too much."""
+    """Advise a plan with a tenth less memory, and `beyond` bytes less still, the excess over the prediction."""
     described = plan.model_on_cluster
     if described is None:
         return "Plan again with a lower memory limit."
@@ -92,7 +92,7 @@ def _advice(plan: Plan, *, beyond: float) -> str:
     planner = SLICED if plan.schedule.slices > 1 else "portfolio"
     limit = max(1, int(RETRY_MEMORY_SHARE * float(max(timeline.peak_memory)) - beyond))
     try:
-        found = make_plan(
+        alternative = make_plan(
             *described, micro_batches=plan.micro_batches, planner=planner, pipeline=plan.devices,
             memory_limit=limit, effort=RETRY_EFFORT, profile=plan.profile, **asdict(plan.options),
         )  # fmt: skip
@@ -101,8 +101,8 @@ def _advice(plan: Plan, *, beyond: float) -> str:
             f"No plan on these devices takes less than {readable(limit)}: use more devices, smaller micro-batches, or"
             " shorter sequences."
         )
-    slower = float(found.simulate().makespan / timeline.makespan)
+    slower = float(alternative.simulate().makespan / timeline.makespan)
     return (
-        f"Plan again with --memory-limit {limit}: {found.schedule.name} with recomputation"
-        f" {' | '.join(sorted(set(found.recompute)))} then fits, at {slower:.2f} times the predicted step."
+        f"Plan again with --memory-limit {limit}: {alternative.schedule.name} with recomputation"
+        f" {' | '.join(sorted(set(alternative.recompute)))} then fits, at {slower:.2f} times the predicted step."
     )

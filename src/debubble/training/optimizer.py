@@ -24,26 +24,26 @@ OPTIMIZERS: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
     "momentum": (SGD, {"momentum": 0.9}),
     "sgd": (SGD, {}),
 }
-"""Optimizers by the names that plans have for them, with the settings that they get here."""
+"""Optimizer name of plans -> its class and default settings."""
 
 
 STATE_SIZE_MARGIN = 1.1
-"""Factor by which states may take more than a plan counts: those in 8 bits also have a scale for every block."""
+"""Factor by which optimizer states may exceed the plan's bytes: 8-bit states also have a scale per block."""
 
 
 def optimizer_maker(
     name: str, settings: Mapping[str, Any] | None = None, *, weight_decay: float, learning_rate: float = 1e-3
 ) -> MakeOptimizer:
-    """Make the function that makes the optimizer of some parameters.  Only matrices decay.
+    """Create the factory of the optimizer of a list of parameters.  Weight decay applies to matrices only.
 
     Args:
-        name: One of `OPTIMIZERS`, or an optimizer's class as `module:Class`.
-        settings: Arguments of the class, next to parameters, learning rate and decay.
-        weight_decay: Of matrices.
-        learning_rate: Set anew in every step (see `learning_rate`).
+        name: One of `OPTIMIZERS`, or an optimizer class as `module:Class`.
+        settings: Further arguments of the class.
+        weight_decay: Weight decay of matrices.
+        learning_rate: Initial value; it is set in every step (see `learning_rate`).
 
     Raises:
-        InputError: There is no such class.
+        InputError: If there is no such class.
     """
     kind, usual = OPTIMIZERS[name] if name in OPTIMIZERS else (_optimizer_class(name), {})
 
@@ -60,17 +60,17 @@ def optimizer_maker(
 
 
 TRIAL_MATRIX_SIZE = 256
-"""Rows and columns of the matrix that an optimizer is tried on: smaller ones some keep in 32 bits."""
+"""Rows and columns of the trial matrix; some 8-bit optimizers keep states of smaller ones in 32 bits."""
 
 
 def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool = False) -> None:
-    """Refuse an optimizer that cannot step a model's parameters, or keeps more than the plan counts for its states.
+    """Raise InputError for an optimizer that cannot step a model's parameters, or has larger states than planned.
 
     Args:
-        name: As the user gave it.
-        make: Makes it (see `optimizer_maker`).
+        name: Name of the optimizer as the user gave it.
+        make: Its factory (see `optimizer_maker`).
         planned: The optimizer that the plan was made for.
-        saved: Whether checkpoints hold its states, which must then be tensors and numbers.
+        saved: Whether its states are checkpointed, so that they must be tensors and numbers.
     """
     trial = [
         nn.Parameter(torch.ones(TRIAL_MATRIX_SIZE, TRIAL_MATRIX_SIZE)),
@@ -85,30 +85,30 @@ def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool
         raise InputError(f"The optimizer {name} cannot step a matrix and a vector: {error}") from error
     matrix = trial[0]
     states = [state for state in optimizer.state[matrix].values() if isinstance(state, Tensor)]
-    kept = sum(map(_bytes, states)) / matrix.numel()
-    if kept > STATE_SIZE_MARGIN * MOMENTS[planned]:
+    state_bytes = sum(map(_bytes, states)) / matrix.numel()
+    if state_bytes > STATE_SIZE_MARGIN * MOMENTS[planned]:
         raise InputError(
-            f"The optimizer {name} keeps {kept:.3g} bytes per parameter, but the plan counts {MOMENTS[planned]} for"
-            f" {planned}: plan with an --optimizer that keeps as many."
+            f"The optimizer {name} keeps {state_bytes:.3g} bytes per parameter, but the plan counts {MOMENTS[planned]}"
+            f" for {planned}: plan with an --optimizer that keeps as many."
         )
     entries = [*optimizer.state[matrix].items(), *(i for g in optimizer.param_groups for i in _changed(g, optimizer))]
-    others = {key for key, state in entries if not isinstance(state, Tensor | int | float | None)}
-    if saved and others:
+    unsaved = {key for key, state in entries if not isinstance(state, Tensor | int | float | None)}
+    if saved and unsaved:
         raise InputError(
-            f"The optimizer {name} keeps {', '.join(sorted(others))}, which is no tensor and no number, so that no"
+            f"The optimizer {name} keeps {', '.join(sorted(unsaved))}, which is no tensor and no number, so that no"
             " checkpoint holds it: train without --checkpoint, or with another optimizer."
         )
 
 
 def _changed(group: Mapping[str, Any], optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
-    """The entries of a group that are no settings, and not as they were made."""
+    """The entries of a param group, except tensors, that differ from the optimizer's defaults."""
     for name, value in group.items():
         if name != "params" and not isinstance(value, Tensor) and value != optimizer.defaults.get(name):
             yield name, value
 
 
 def _bytes(state: Tensor) -> int:
-    """The bytes of an optimizer's state; a single number, which all have, is none."""
+    """The bytes of an optimizer state; single numbers, such as the step count, are ignored."""
     inner = inner_tensors(state)
     return sum(map(_bytes, inner)) if inner else state.nbytes * (state.numel() > 1)
 
@@ -116,27 +116,27 @@ def _bytes(state: Tensor) -> int:
 def _optimizer_class(name: str) -> Callable[..., Optimizer]:
     if ":" not in name:
         raise unknown_name(name, [*OPTIMIZERS, "module:Class"], kind="optimizer")
-    found = named(name, option="--optimizer")
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+    value = named(name, option="--optimizer")
+    if not (isinstance(value, type) and issubclass(value, Optimizer)):
         raise InputError(
             f"--optimizer {name} is no class of torch's optimizers: give one of {', '.join(OPTIMIZERS)}, or"
             " module:Class."
         )
-    return found
+    return value
 
 
 def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
     """Set the learning rate of all parameters on this rank, for the next step."""
     for optimizer in pipeline.optimizers:
         for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):  # of optimizers that compile their step
+            if isinstance(group["lr"], Tensor):  # in optimizers with a compiled step
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
 
 DECAY_SHARE = 0.2
-"""Share of the steps in which warm-up-stable-decay decays (Hägele et al., arXiv:2405.18392, section 3)."""
+"""Fraction of the steps in which warm-up-stable-decay decays (Hägele et al., arXiv:2405.18392, section 3)."""
 
 SCHEDULES: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
@@ -144,13 +144,13 @@ SCHEDULES: Mapping[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "wsd": lambda progress: min(1.0, (1 - progress) / DECAY_SHARE),
 }
-"""Learning rates after the warm-up, from 1 (the peak) to 0 (the floor), by the share of the steps that are done."""
+"""Schedule name -> function from the fraction of steps after the warm-up to 1 (the peak) ... 0 (the final rate)."""
 FINAL_RATE_SHARE = 0.1
-"""Share of the peak to which the learning rate falls."""
+"""Final learning rate as a fraction of the peak."""
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int, schedule: str = "cosine") -> float:
-    """Linear warm-up to `peak` over `warmup` steps, then one of `SCHEDULES` down to the floor at the last step.
+    """Linear warm-up to `peak` over `warmup` steps, then one of `SCHEDULES` down to the final rate at the last step.
 
     Steps count from 0.
     """

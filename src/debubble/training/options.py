@@ -1,4 +1,4 @@
-"""Options of a training run, and what they say of its plan, data and optimizer."""
+"""Options of a training run, and the plan, data and optimizer that follow from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(TrainingData, Checkpoints, Execution, Records):
-    """Options of one training run; every rank gets the same."""
+    """Options of one training run, equal on all ranks."""
 
     plan: Path
     steps: int = 100
@@ -43,32 +43,32 @@ class TrainOptions(TrainingData, Checkpoints, Execution, Records):
     lr_schedule: str = "cosine"
     """Learning rate after the warm-up: `cosine`, `linear`, `constant` or `wsd` (warm-up-stable-decay)."""
     optimizer: str | None = None
-    """`adamw`, `adam`, `momentum`, `sgd` or `module:Class`; None: what the plan was made for."""
+    """`adamw`, `adam`, `momentum`, `sgd` or `module:Class`; None: the plan's optimizer."""
     optimizer_settings: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the optimizer's class."""
     weight_decay: float = 0.01
     clip: float = 1.0
     """Largest global norm of the gradients."""
     ema_decay: float | None = None
-    """Decay of the weights' moving average, which validation, samples and `save` use; None: there is none."""
+    """Decay of the weights' moving average, which validation, samples and `save` use; None: no average."""
     load: tuple[Path, ...] = ()
-    """Hugging Face checkpoints to start from, each on top of those before it; empty: initial weights from the seed."""
+    """Hugging Face checkpoints to start from, loaded in this order; empty: initial weights from the seed."""
     save: Path | None = None
-    """Folder for a Hugging Face checkpoint at the end, of LoRA adapters peft's; None: none."""
+    """Folder for a final Hugging Face checkpoint, in peft's format for LoRA adapters; None: not written."""
     json: bool = False
-    given: Mapping[str, Any] | None = None
-    """Settings that were given; for the others those of the checkpoint to resume count.  None: all are as given."""
+    explicit: Mapping[str, Any] | None = None
+    """Settings given explicitly; a resumed checkpoint overrides all others.  None: it overrides none."""
 
     @property
     def peak_rate(self) -> float:
-        """The learning rate's peak, chosen by where the run starts from unless given."""
+        """The learning rate's peak; its default depends on whether weights are loaded."""
         if self.learning_rate is not None:
             return self.learning_rate
         return FINE_TUNING_RATE if self.load else TRAINING_RATE
 
     @property
     def recipe(self) -> SavedRecipe:
-        """The settings that a checkpoint remembers."""
+        """The settings that a checkpoint stores."""
         return SavedRecipe(
             steps=self.steps, learning_rate=self.peak_rate, warmup=self.warmup, lr_schedule=self.lr_schedule,
             optimizer=self.optimizer, optimizer_settings=self.optimizer_settings, weight_decay=self.weight_decay,
@@ -77,30 +77,30 @@ class TrainOptions(TrainingData, Checkpoints, Execution, Records):
 
     @property
     def source(self) -> dict[str, str]:
-        """The options that say what the run reads; none: the sources of Python's standard library."""
-        given = {name: getattr(self, name) for name in ("dataset", "lengths", "data", "tokenizer")}
-        return {f"--{name}": str(value) for name, value in given.items() if value is not None}
+        """The options that select the data; empty: the sources of Python's standard library."""
+        sources = {name: getattr(self, name) for name in ("dataset", "lengths", "data", "tokenizer")}
+        return {f"--{name}": str(value) for name, value in sources.items() if value is not None}
 
 
 TRAINING_RATE, FINE_TUNING_RATE = 3e-3, 1e-5
-"""Peaks of the learning rate: for initial weights, and for those of a checkpoint, which the former would undo."""
+"""Default peaks of the learning rate, for initial weights and for loaded ones, which the former would spoil."""
 
 
 def start_remarks(options: TrainOptions, plan: Plan) -> Iterator[str]:
-    """Sentences on what a run reads, and on what was chosen for it."""
+    """Sentences for the user on the run's data and on automatic choices."""
     of_plan = batch_remark(options, plan), frozen_remark(options, plan)
     return filter(None, (data_remark(options), rate_remark(options), schedule_remark(options), *of_plan))
 
 
 def rate_remark(options: TrainOptions) -> str | None:
-    """Say which learning rate was chosen because the run starts from loaded weights; None if none was."""
+    """A sentence on the learning rate that was chosen for loaded weights; None if it was not chosen automatically."""
     if not options.load or options.learning_rate is not None:
         return None
     return f"The learning rate's peak is {FINE_TUNING_RATE:g}, as the weights are loaded: choose another with --lr."
 
 
 def schedule_remark(options: TrainOptions) -> str | None:
-    """Say that a resumed run's learning rate ends at another step than before; None if it does not."""
+    """A sentence if a resumed run's learning rate schedule ends at another step than before; otherwise None."""
     newest, name = start_of(options), options.lr_schedule
     before = None if newest is None else progress_of(newest).recipe.steps
     if before in (None, options.steps) or name == "constant":
@@ -109,7 +109,7 @@ def schedule_remark(options: TrainOptions) -> str | None:
 
 
 def batch_remark(options: TrainOptions, plan: Plan) -> str | None:
-    """Say that a resumed run's steps have other sequences than before; None if they do not."""
+    """A sentence if a resumed run's global batch or sequence length has changed; otherwise None."""
     newest = start_of(options)
     before = None if newest is None else progress_of(newest)
     if before is None or before.global_batch is None or before.sequence_length is None:
@@ -122,7 +122,7 @@ def batch_remark(options: TrainOptions, plan: Plan) -> str | None:
 
 
 def data_remark(options: TrainOptions) -> str:
-    """Say what the run reads."""
+    """A sentence on the data that the run reads."""
     newest = start_of(options)
     before = None if newest is None else progress_of(newest).data
     other = "" if before in (None, options.source) else f" (the run before read {words_of(before or {})})"
@@ -132,13 +132,13 @@ def data_remark(options: TrainOptions) -> str:
 
 
 def words_of(source: Mapping[str, str]) -> str:
-    """Options that say what a run reads, as they are given."""
-    given = " ".join(f"{option} {value}" for option, value in source.items())
-    return given or "the sources of Python's standard library"
+    """Format the options that select a run's data, as on the command line."""
+    words = " ".join(f"{option} {value}" for option, value in source.items())
+    return words or "the sources of Python's standard library"
 
 
 def frozen_remark(options: TrainOptions, plan: Plan) -> str | None:
-    """Say that adapters would be trained next to initial weights, which nothing trains; None if they are not."""
+    """A sentence if adapters would be trained on top of frozen random weights; otherwise None."""
     from debubble.runtime.models.lora import CONFIG
 
     if not plan.options.lora or options.resume or options.auto_resume:
@@ -151,35 +151,35 @@ def frozen_remark(options: TrainOptions, plan: Plan) -> str | None:
     )
 
 
-def with_settings(given: Mapping[str, Any], options: TrainOptions) -> TrainOptions:
-    """The options with the settings that were given; for the others, those of the checkpoint to resume count."""
-    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    options = replace(options, **settings, given=settings)
+def with_settings(arguments: Mapping[str, Any], options: TrainOptions) -> TrainOptions:
+    """The options with explicitly given settings; all others come from the checkpoint to resume, if any."""
+    settings: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+    options = replace(options, **settings, explicit=settings)
     newest = start_of(options)
     return options if newest is None else with_checkpoint_settings(progress_of(newest), options)
 
 
 def with_checkpoint_settings(progress: RunProgress, options: TrainOptions) -> TrainOptions:
-    """The options with a checkpoint's settings in place of those that were not given.
+    """The options with a checkpoint's settings, except for those given explicitly.
 
-    Raises InputError if it names an optimizer's class that was not given.
+    Raises InputError if the checkpoint names an optimizer class that was not given explicitly.
     """
-    if options.given is None:
+    if options.explicit is None:
         return options
     optimizer = progress.recipe.optimizer
-    if optimizer is not None and ":" in optimizer and "optimizer" not in options.given:
+    if optimizer is not None and ":" in optimizer and "optimizer" not in options.explicit:
         raise InputError(
             f"The checkpoint was written with --optimizer {optimizer}: give it again, as what a checkpoint names is not"
             " imported."
         )
-    settings: dict[str, Any] = {**progress.recipe.settings, **options.given}
+    settings: dict[str, Any] = {**progress.recipe.settings, **options.explicit}
     return replace(options, **settings)
 
 
 def start_of(options: TrainOptions) -> Path | None:
-    """The checkpoint that the run continues from, as far as a glance can tell: the ranks read all of it.
+    """The checkpoint to resume by a quick check of file sizes; the ranks verify the contents later.
 
-    Raises InputError if there has to be one and is none, or it lacks a file or a part of one.
+    Raises InputError if a required checkpoint does not exist, or its files are incomplete.
     """
     if options.checkpoint is None or not (options.resume or options.auto_resume):
         return None
@@ -188,7 +188,7 @@ def start_of(options: TrainOptions) -> Path | None:
         try:
             check_sizes(newest)
         except DamagedError as error:
-            raise InputError(f"{error} {INSTEAD_OF_DAMAGED}") from error
+            raise InputError(f"{error} {DAMAGED_ADVICE}") from error
         return newest
     damaged: list[DamagedError] = []
     for checkpoint in reversed(checkpoints(options.checkpoint)):
@@ -203,7 +203,7 @@ def start_of(options: TrainOptions) -> Path | None:
 
 
 def refuse_if_all_damaged(folder: Path, damaged: Sequence[DamagedError]) -> None:
-    """Raise InputError if there are checkpoints, newest first, and all are damaged."""
+    """Raise InputError if there are damaged checkpoints (newest first), and thus no intact one."""
     if damaged:
         raise InputError(
             f"No checkpoint in {folder} is whole, so there is none to resume: give another folder, in which the run"
@@ -211,26 +211,26 @@ def refuse_if_all_damaged(folder: Path, damaged: Sequence[DamagedError]) -> None
         )
 
 
-INSTEAD_OF_DAMAGED = "--auto-resume in place of --resume goes on from the newest that is whole."
-"""What to do where the checkpoint to resume is damaged."""
+DAMAGED_ADVICE = "--auto-resume in place of --resume goes on from the newest that is whole."
+"""Advice if the checkpoint to resume is damaged."""
 
 
-NO_MODEL = (
+NO_MODEL_MESSAGE = (
     "is of given costs and names no model to train: run your own modules with `debubble.Pipeline(modules, plan)` under"
     " torchrun, or plan a MODEL."
 )
-"""What is said of a plan of units or stages that are the user's own."""
+"""Error text for plans of a user's units or stages."""
 
 
 def runnable(path: Path) -> Plan:
     """Load a plan that `debubble train` can run.
 
     Raises:
-        InputError: It has no model, or the runtime cannot run it.
+        InputError: If it has no model, or the runtime cannot run it.
     """
     plan = Plan.load(path)
     if plan.model is None:
-        raise InputError(f"{path} {NO_MODEL}")
+        raise InputError(f"{path} {NO_MODEL_MESSAGE}")
     from debubble.runtime.assembly import check_runnable
 
     check_runnable(plan, plan.ranks)
@@ -240,14 +240,14 @@ def runnable(path: Path) -> Plan:
 def model_of(plan: Plan) -> ModelConfig:
     """The model that a plan trains.  Raises InputError if it was made from abstract costs."""
     if plan.model is None:
-        raise InputError(f"The plan {NO_MODEL}")
+        raise InputError(f"The plan {NO_MODEL_MESSAGE}")
     return plan.model
 
 
 def maker_of(options: TrainOptions, plan: Plan) -> MakeOptimizer:
-    """Make the function that makes the run's optimizers: that of the options, or else the plan's.
+    """The factory of the run's optimizers, by the options or else the plan.
 
-    Raises InputError if it is not known.
+    Raises InputError if the optimizer is unknown.
     """
     from debubble.training.optimizer import OPTIMIZERS, optimizer_maker
 
@@ -263,7 +263,7 @@ def maker_of(options: TrainOptions, plan: Plan) -> MakeOptimizer:
 
 
 def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
-    """The plan to run: an online run that is resumed continues with the order that it had adopted."""
+    """The plan to run; a resumed online run continues with its adopted plan."""
     plan, adopted = runnable(options.plan), journal_of(options).plan
     if not (options.online and resuming and adopted.exists()):
         return plan
@@ -272,7 +272,7 @@ def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
 
 
 def journal_of(options: TrainOptions) -> Journal:
-    """The files of an online run: among its checkpoints, or else next to the plan."""
+    """The journal of an online run, in its checkpoint folder, or else next to the plan file."""
     folder = options.checkpoint or options.plan.parent
     return Journal(log=folder / f"{options.plan.stem}.online.jsonl", plan=folder / f"{options.plan.stem}.online.json")
 
@@ -285,7 +285,7 @@ def tokenizer_of(options: TrainOptions, plan: Plan) -> HfTokenizer | None:
 
 
 def separator_of(options: TrainOptions, plan: Plan) -> int | None:
-    """The token that ends a text where tokens attend to their own text alone; None: they attend to all before them.
+    """The end-of-text token if attention is restricted to a token's own text; otherwise None.
 
     Raises InputError if the model's units take no positions, or there is no such token.
     """
@@ -303,7 +303,7 @@ def separator_of(options: TrainOptions, plan: Plan) -> int | None:
 
 
 def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequences:
-    """A text as samples of the run.  Raises InputError if the data or the model's vocabulary does not do."""
+    """Load a text as samples.  Raises InputError for unsuitable data, or if the model's vocabulary is too small."""
     vocabulary, tokenizer = model_of(plan).vocab, tokenizer_of(options, plan)
     if tokenizer is None:
         needed, kind = VOCABULARY, "text as bytes"
@@ -316,37 +316,37 @@ def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequen
 
 
 def samples_of(options: TrainOptions, plan: Plan, dataset: Dataset | None = None) -> SampleSource:
-    """The samples of a run: of the given dataset, or as its options say."""
+    """The samples of a run, from the dataset if given, or else by the options."""
     if dataset is not None:
         return DatasetSamples(dataset=dataset, sequence_length=plan.options.sequence_length, seed=options.seed)
     if options.dataset is not None:
-        return _items(options, plan, options.dataset, option="--dataset")
-    return _windows(options, plan, options.data)
+        return _dataset_samples(options, plan, options.dataset, option="--dataset")
+    return _text_samples(options, plan, options.data)
 
 
 def validation_of(options: TrainOptions, plan: Plan) -> ValidationSet | None:
-    """The validation set of a run, if its options name one."""
+    """The validation set of a run, if its options specify one."""
     if options.validation is None:
         return None
     if options.dataset is None:
-        source = _windows(options, plan, Path(options.validation))
+        source = _text_samples(options, plan, Path(options.validation))
     else:
-        source = _items(options, plan, options.validation, option="--validation")
+        source = _dataset_samples(options, plan, options.validation, option="--validation")
     rows = plan.micro_batches * plan.options.micro_batch_size
     return ValidationSet(source=source, rows=rows, replicas=plan.options.data)
 
 
-def _windows(options: TrainOptions, plan: Plan, data: Path | None) -> SampleSource:
+def _text_samples(options: TrainOptions, plan: Plan, data: Path | None) -> SampleSource:
     return TextSamples(sequences_of(options, plan, data), separator_of(options, plan))
 
 
-def _items(options: TrainOptions, plan: Plan, function: str, *, option: str) -> SampleSource:
+def _dataset_samples(options: TrainOptions, plan: Plan, function: str, *, option: str) -> SampleSource:
     with current_folder_last():  # the function may import more from there
         return samples_of(options, plan, named_dataset(function, option=option)(plan))
 
 
 def packed_of(options: TrainOptions, plan: Plan) -> PackedSequences | None:
-    """The sequences of --lengths as steps of the run; None without.  Raises InputError if they do not suit it."""
+    """The sequences of --lengths as steps of the run; None without it.  Raises InputError for unsuitable sequences."""
     if options.lengths is None:
         return None
     o, model = plan.options, model_of(plan)
@@ -358,6 +358,6 @@ def packed_of(options: TrainOptions, plan: Plan) -> PackedSequences | None:
 
 
 def _end_of_text(model: ModelConfig) -> int | None:
-    """The token that ends a text, by the model's config; of several the first."""
-    found = model.config.get("eos_token_id")
-    return found[0] if isinstance(found, list) else found
+    """The end-of-text token by the model's config, the first of several."""
+    token = model.config.get("eos_token_id")
+    return token[0] if isinstance(token, list) else token

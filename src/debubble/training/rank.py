@@ -15,7 +15,7 @@ from debubble.training.trainer import train
 
 
 def main(argument: str) -> None:
-    """Train as the options (as JSON) say; rank 0 prints what the run came to on standard output."""
+    """Train with the options, given as JSON; rank 0 prints the summary on standard output."""
     options = decode_options(argument, TrainOptions)
     open_process_group("nccl" if _has_own_gpu() else "gloo")
     outcome = train(options)
@@ -28,7 +28,7 @@ def main(argument: str) -> None:
 
 
 def _has_own_gpu() -> bool:
-    """Choose the GPU of this rank, if there is one for each rank of this host."""
+    """Select this rank's GPU, and tell whether every rank of this host has one."""
     if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
         return False
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -1,7 +1,7 @@
-"""A plan on the real processes, program and messages, with sleeping compute: what it costs to find out what waits.
+"""Rehearsal of a plan: real processes, program and messages, with compute replaced by sleeping.
 
-Tensors of the real size travel between the ranks; every operation that computes or moves memory sleeps for as long as
-the plan says.  What then differs from the simulation is the processes' and the links' doing.
+Messages have the real size; every operation that computes or moves memory sleeps for its planned time.  Differences
+from the simulation are then caused by the processes and links.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from debubble.runtime.execution.synchronization import trace_events
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.stage import UnitDone
 
-_TIMES = (
+_TIME_FIELDS = (
     "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",
     "optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather",
 )  # fmt: skip
@@ -40,38 +40,38 @@ class RehearsalOptions:
     plan: Path
     steps: int = 5
     scale: float = 1.0
-    """Seconds that one unit of the plan's time takes."""
+    """Seconds per unit of the plan's time."""
     trace: Path | None = None
     html: Path | None = None
     json: bool = False
 
 
 def scaled(plan: Plan, scale: float) -> Plan:
-    """The plan with all times multiplied."""
-    planned = {name: getattr(plan.costs, name) for name in _TIMES}
+    """The plan with all times multiplied by a factor."""
+    planned = {name: getattr(plan.costs, name) for name in _TIME_FIELDS}
     times = {name: [scale * t for t in values] for name, values in planned.items() if values is not None}
     changed: StageCosts = plan.costs.replace(**times)
     return replace(plan, costs=changed)
 
 
 def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
-    """Run the plan's program that often, as this rank.  Every rank gets the whole trace."""
+    """Run the plan's program for some steps, as this rank.  Every rank gets the trace of all ranks."""
     program = lower(plan.schedule, plan.costs)
     transport.open(message_channels(program), [])
-    operations = SleepingOperations.of(program, transport)
+    operations = SleepingOperations.for_rank(program, transport)
     interpreter = Interpreter(operations)
-    parts: list[Trace] = []
+    traces: list[Trace] = []
     for step in range(steps):
         origin = max(transport.gather(time.perf_counter()))
         executed = interpreter.run(messages(plan))
         events = trace_events(executed, operations.lanes, device=transport.rank, origin=origin)
-        mine = Trace(devices=plan.devices, steps=(TraceStep(step=step, events=events),))
-        parts.append(Trace.join([Trace.from_json(part) for part in transport.gather(mine.to_json())]))
-    return Trace(devices=plan.devices, steps=tuple(step for part in parts for step in part.steps))
+        local = Trace(devices=plan.devices, steps=(TraceStep(step=step, events=events),))
+        traces.append(Trace.join([Trace.from_json(trace) for trace in transport.gather(local.to_json())]))
+    return Trace(devices=plan.devices, steps=tuple(step for trace in traces for step in trace.steps))
 
 
 def messages(plan: Plan) -> StepState:
-    """Messages of the real size; a number each where the plan has no model."""
+    """The state of a step with messages of the real size, or of one number if the plan has no model."""
     o = plan.options
     shapes: list[tuple[int, ...]] = [(1,)] * plan.schedule.slices
     if plan.model is not None:
@@ -87,11 +87,11 @@ def messages(plan: Plan) -> StepState:
 
 @dataclass
 class SleepingOperations(Operations):
-    """Messages alone: everything else sleeps for as long as the plan says."""
+    """Operations that send real messages, and otherwise sleep for the planned time."""
 
     @classmethod
-    def of(cls, program: Program, transport: Transport) -> SleepingOperations:
-        """The operations of one rank, in a pipeline whose devices are the ranks."""
+    def for_rank(cls, program: Program, transport: Transport) -> SleepingOperations:
+        """The operations of one rank, in a pipeline with one rank per device."""
         return cls(
             program=program,
             device=transport.rank,
@@ -106,7 +106,7 @@ class SleepingOperations(Operations):
         return partial(self._sleep, instruction)
 
     def _sleep(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
-        """Sleep, take the input of a forward or backward, and hand on its output; move what goes to a peer."""
+        """Sleep, receive the input of a forward or backward, and send its output; transfer offloads to peers."""
         op, stages = instruction.op, self.program.schedule.stages
         to_peer = self.peer_offload.host is not None
         if op.kind is Kind.O and to_peer:
@@ -131,7 +131,7 @@ class SleepingOperations(Operations):
             self.pass_on(self.recipient(op), torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
 
     def _lead_with(self, op: Op) -> Number:
-        """The time before its end from which on a forward's offload, or what reads a reload, may run next to it."""
+        """The time before its end at which a forward's offload, or the reader of a reload, may start."""
         _, stage, j = op
         alongside = op._replace(kind=Kind.O if op.kind is Kind.F else Kind.R)
         if alongside not in self.program.index:
@@ -139,14 +139,14 @@ class SleepingOperations(Operations):
         return self.program.instructions[self.program.index[alongside]].lead
 
     def allocate_reload(self, reload: Op) -> None:
-        """Do nothing: reloads bring nothing."""
+        """Do nothing: reloads have no data."""
 
     def stash_gradients(self, op: Op) -> None:
         """Do nothing: there are no gradients."""
 
 
 def main(argument: str) -> None:
-    """Rehearse as one rank, on Gloo; rank 0 prints the comparison."""
+    """Rehearse as one rank, with Gloo; rank 0 prints the comparison."""
     from debubble.runtime.launch.launcher import decode_options, open_process_group
     from debubble.training.monitoring.report import compare_timelines, print_comparison
 

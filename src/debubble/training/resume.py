@@ -1,4 +1,4 @@
-"""Reads checkpoints: all ranks choose one together, look through it, and load it.
+"""Resuming: all ranks agree on a checkpoint, verify it, and load it.
 
 Every rank of the process group calls `checkpoint_to_resume`, `verify` and `load`; all see the same folder.
 """
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from debubble.ir import InputError
 from debubble.runtime.distributed.sharding import TensorShard
-from debubble.training.checkpoint.dcp_planners import LoadPieces, OtherModelError, OtherPartsError, State, tensors
+from debubble.training.checkpoint.dcp_planners import ReshardError, ShardLoadPlanner, State, WrongModelError, tensors
 from debubble.training.checkpoint.folder import (
     DamagedError,
     Manifest,
@@ -32,7 +32,7 @@ from debubble.training.checkpoint.folder import (
 from debubble.training.checkpoint.metadata import CheckpointReader, read_metadata
 from debubble.training.checkpoint.saver import first_failure
 from debubble.training.checkpoint.state import GROUP_MARK
-from debubble.training.options import INSTEAD_OF_DAMAGED, TrainOptions, refuse_if_all_damaged, start_of
+from debubble.training.options import DAMAGED_ADVICE, TrainOptions, refuse_if_all_damaged, start_of
 
 T = TypeVar("T")
 
@@ -44,14 +44,14 @@ class Start:
     checkpoint: Path
     progress: RunProgress
     notes: tuple[str, ...] = ()
-    """Sentences for the user on the choice."""
+    """Sentences for the user on the choice of the checkpoint."""
 
 
 def checkpoint_to_resume(options: TrainOptions) -> Start | None:
-    """The checkpoint to resume, the same on all ranks; None where the run begins.
+    """The checkpoint to resume, the same on all ranks; None for a new run.
 
-    With --auto-resume, damaged ones are put aside for the newest that is whole.  Raises InputError if the one to
-    --resume is damaged, or all are.
+    With --auto-resume, damaged checkpoints are renamed and the newest intact one is used.  Raises InputError if the one
+    to --resume is damaged, or all are.
     """
     folder = options.checkpoint
     if folder is None or ask_rank_0(lambda: start_of(options)) is None:
@@ -62,14 +62,14 @@ def checkpoint_to_resume(options: TrainOptions) -> Start | None:
             return _read_or_refuse(checkpoint, damaged)
         except DamagedError as error:
             if not options.auto_resume:
-                raise InputError(f"{error} {INSTEAD_OF_DAMAGED}") from error
+                raise InputError(f"{error} {DAMAGED_ADVICE}") from error
             damaged.append(error)
     refuse_if_all_damaged(folder, damaged)
     return None
 
 
 def _read_or_refuse(checkpoint: Path, damaged: Sequence[DamagedError]) -> Start:
-    """Go on from this checkpoint instead of the damaged ones, if it is whole.  Raises DamagedError if not."""
+    """Start from this checkpoint instead of the damaged ones.  Raises DamagedError if it is damaged, too."""
     has_checksums = verify(checkpoint)
     progress = ask_rank_0(lambda: progress_of(checkpoint))
     notes = [f"{error} It is put aside, and the run goes on from {checkpoint.name}." for error in damaged]
@@ -80,7 +80,7 @@ def _read_or_refuse(checkpoint: Path, damaged: Sequence[DamagedError]) -> Start:
 
 
 def _put_aside(checkpoint: Path) -> Path:
-    """Rename it, so that it no longer counts among the checkpoints, of which the newest are kept."""
+    """Rename a checkpoint, so that it no longer counts as one when old checkpoints are deleted."""
     numbers = itertools.chain([""], itertools.count(2))
     places = (checkpoint.with_name(f"{checkpoint.name}.damaged{number}") for number in numbers)
     aside = next(place for place in places if not place.exists())
@@ -92,63 +92,63 @@ def _put_aside(checkpoint: Path) -> Path:
 
 
 def verify(checkpoint: Path) -> bool:
-    """Read every file of a checkpoint, each rank its share, and say whether there were checksums to compare.
+    """Verify the files of a checkpoint, distributed over the ranks; returns whether it has checksums.
 
-    Raises DamagedError, on all ranks the same, if it is not what was written.
+    Raises the same DamagedError on all ranks if the checkpoint is damaged.
     """
-    found = ask_rank_0(lambda: _looked_through(checkpoint))
-    if found is None:
+    manifest = ask_rank_0(lambda: _checked_manifest(checkpoint))
+    if manifest is None:
         return False
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    answers: list[DamagedError | None] = [None] * ranks
-    mine: DamagedError | None = None
+    results: list[DamagedError | None] = [None] * ranks
+    damage: DamagedError | None = None
     try:
-        check_contents(checkpoint, found, sorted(found.files)[rank::ranks])
+        check_contents(checkpoint, manifest, sorted(manifest.files)[rank::ranks])
     except DamagedError as error:
-        mine = error
-    dist.all_gather_object(answers, mine)
-    for answer in answers:
-        if answer is not None:
-            raise answer
-    # Only now is it known that this is the metadata that was written.
+        damage = error
+    dist.all_gather_object(results, damage)
+    for result in results:
+        if result is not None:
+            raise result
+    # The metadata is read only after its checksum has been verified.
     ask_rank_0(lambda: len(read_metadata(checkpoint).state_dict_metadata))
     return True
 
 
 def load(checkpoint: Path, state: State) -> None:
-    """Fill the tensors of `state` in place.  Every rank calls this, with what it holds.
+    """Load a checkpoint into the tensors of `state`.  Every rank calls it with its shards.
 
-    Raises InputError if it is another model's, DamagedError if it cannot be read.
+    Raises InputError if the checkpoint is of another model, DamagedError if it cannot be read.
     """
     reader = CheckpointReader(checkpoint, ask_rank_0(lambda: read_metadata(checkpoint)))
     try:
-        state_dict_loader.load(tensors(state), storage_reader=reader, planner=LoadPieces(state))
+        state_dict_loader.load(tensors(state), storage_reader=reader, planner=ShardLoadPlanner(state))
     except (OSError, CheckpointException) as error:
         cause = first_failure(error)
-        if isinstance(cause, OtherPartsError):
+        if isinstance(cause, ReshardError):
             raise InputError(
                 f"The optimizer's states in {checkpoint} have a form of their own (8 bits), which is not divided anew:"
                 " resume with the tensor, data, context and expert degrees and the ZeRO level that it was written with,"
                 " or train anew from saved weights (--load)."
             ) from error
-        if isinstance(cause, OtherModelError):
+        if isinstance(cause, WrongModelError):
             raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {cause}.") from error
         raise DamagedError(checkpoint, f"its tensors cannot be read ({type(cause).__name__})") from error
 
 
-def group_numbers_in(checkpoint: Path) -> dict[str, TensorShard]:
-    """Places for the numbers of optimizers' groups that a checkpoint has, by name.  Every rank calls this."""
+def saved_group_numbers(checkpoint: Path) -> dict[str, TensorShard]:
+    """Empty tensors for the numbers of param groups in a checkpoint, by name.  Every rank calls it."""
 
     def find() -> dict[str, torch.dtype]:
         entries = read_metadata(checkpoint).state_dict_metadata.items()
-        whole = {name: found for name, found in entries if isinstance(found, TensorStorageMetadata)}
-        return {name: found.properties.dtype for name, found in whole.items() if GROUP_MARK in name}
+        tensor_entries = {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+        return {name: entry.properties.dtype for name, entry in tensor_entries.items() if GROUP_MARK in name}
 
     return {name: TensorShard.unsharded(torch.zeros((), dtype=dtype)) for name, dtype in ask_rank_0(find).items()}
 
 
 def precision_note(checkpoint: Path, masters: str) -> str | None:
-    """Say what becomes of weights that a checkpoint has in another dtype than the run keeps them; None if in that."""
+    """A sentence on the conversion of weights if the checkpoint's dtype differs from the run's; otherwise None."""
     entries = read_metadata(checkpoint).state_dict_metadata.items()
     weights = [e for name, e in entries if isinstance(e, TensorStorageMetadata) and name.startswith("model.")]
     dtypes = {entry.properties.dtype for entry in weights}
@@ -159,16 +159,16 @@ def precision_note(checkpoint: Path, masters: str) -> str | None:
     return None
 
 
-def _looked_through(checkpoint: Path) -> Manifest | None:
-    """The manifest of a checkpoint whose files are there; of one without a manifest, its metadata says which."""
-    found = check_sizes(checkpoint)
-    if found is None:
+def _checked_manifest(checkpoint: Path) -> Manifest | None:
+    """Check that a checkpoint's files exist, by its manifest, or else by its metadata; returns the manifest."""
+    manifest = check_sizes(checkpoint)
+    if manifest is None:
         read_metadata(checkpoint)
-    return found
+    return manifest
 
 
 def ask_rank_0(look: Callable[[], T]) -> T:
-    """Rank 0's result on all ranks, or its InputError: hosts may see a shared folder change at different times."""
+    """Return rank 0's result or raise its InputError on all ranks: hosts may see a shared folder in other states."""
     answer: list[Any] = [None]
     if dist.get_rank() == 0:
         try:

@@ -1,6 +1,6 @@
-"""A lock on the folders that a run writes, so that no two runs write there at once.
+"""A lock on the folders that a run writes, which excludes concurrent runs.
 
-The system lets go of a lock when its process ends, however it ends.
+The operating system releases the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from debubble.ir import InputError
 
 LOCK = ".lock"
-"""Name of the file that is locked; it says who has it."""
+"""Name of the locked file; it contains the lock's owner."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder, which is made if it is not there.
+    """Lock a folder, which is created if it does not exist.
 
-    A file system that knows no locks keeps nobody out.  Raises InputError if another run has the folder.
+    On a file system without locks it has no effect.  Raises InputError if another run holds the lock.
     """
     file = folder / LOCK
     handle = _take(file)
@@ -36,7 +36,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _take(file: Path) -> int | None:
-    """The open file, locked; None if its file system has no locks."""
+    """Open and lock the file; None if its file system has no locks."""
     while True:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def _take(file: Path) -> int | None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.exists(file) and os.path.samestat(os.fstat(handle), os.stat(file)):
-                with suppress(OSError):  # a full disk: the lock holds without a name
+                with suppress(OSError):  # such as a full disk: the lock is valid without the owner's name
                     os.ftruncate(handle, 0)
                     os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return handle
@@ -59,4 +59,4 @@ def _take(file: Path) -> int | None:
         except OSError:
             os.close(handle)
             return None
-        os.close(handle)  # the run that had it before has just removed it
+        os.close(handle)  # the previous owner has just removed the file

@@ -1,4 +1,4 @@
-"""The settings of a training run, in groups, each with the sentence that the command line's help has for it."""
+"""The settings of a training run, in groups, with their help texts for the command line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from debubble.errors import InputError
 
 
 def setting(help: str, *declarations: str, default: Any = None, min: int | None = None) -> Any:
-    """A field of a group of settings.
+    """A dataclass field of a setting.
 
     Args:
-        help: What the help of the command line says.
-        declarations: The names of its option there, if they are not the field's.
-        default: Its value where it is not given.
-        min: The least number that it takes.
+        help: Help text of its command-line option.
+        declarations: Names of the option, if they differ from the field's name.
+        default: Default value.
+        min: Minimum value.
     """
     return field(default=default, metadata={"help": help, "declarations": declarations, "min": min})
 
@@ -46,19 +46,19 @@ class TrainingData:
     seed: int = setting("Of the initial weights and the order of the data.", default=0, min=0)
 
     def check_files(self) -> None:
-        """Refuse files that are not there, before torch is imported; raises InputError."""
-        for what in ("data", "tokenizer", "lengths"):
-            file = getattr(self, what)
+        """Raise InputError for files that do not exist, before torch is imported."""
+        for name in ("data", "tokenizer", "lengths"):
+            file = getattr(self, name)
             try:
                 if file is not None:
                     file.stat()
             except OSError as error:
-                raise InputError(f"--{what}: {file} cannot be read: {error.strerror}.") from error
+                raise InputError(f"--{name}: {file} cannot be read: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Checkpoints of the run, and the way it continues from one."""
+    """Saving checkpoints and resuming from them."""
 
     section: ClassVar[str] = "Checkpoints"
 
@@ -72,7 +72,7 @@ class Checkpoints:
     auto_resume: bool = setting("The same, or start where there is none: for torchrun's restarts.", default=False)
 
     def check_folder_given(self) -> None:
-        """Refuse to resume from no folder; raises InputError."""
+        """Raise InputError if the run is to resume without a checkpoint folder."""
         if (self.resume or self.auto_resume) and self.checkpoint is None:
             raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
 
@@ -99,7 +99,7 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """The records that a run writes next to its checkpoints."""
+    """The records that a run writes besides its checkpoints."""
 
     section: ClassVar[str] = "Records"
 

@@ -1,4 +1,4 @@
-"""The training loop of one rank: steps, checkpoints, and at the end the plan against what was measured."""
+"""The training loop of one rank: steps, checkpoints, and the final comparison of plan and measurement."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
 
     Args:
         options: The options of the run; the same on all ranks.
-        dataset: Samples of your own, in place of the data of the options.
+        dataset: A dataset that replaces the data of the options.
 
     Returns:
-        The summary of the run on rank 0, None on the others, and where no step was left but to save the weights.
+        The summary of the run on rank 0; None on other ranks, and if only the weights of a finished run were saved.
 
     Raises:
-        RunError: There is no checkpoint to resume, it is damaged, or another run writes to its folder; a signal asked
-            the run to end; and what steps and checkpoints raise.
+        RunError: If there is no checkpoint to resume, it is damaged, or another run writes to its folder; if a signal
+            ended the run; and the errors of steps and checkpoints.
     """
     with ExitStack() as locks:
         try:
@@ -56,14 +56,14 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
 
 
 def _lock(options: TrainOptions, locks: ExitStack) -> None:
-    """Lock the folders that the run writes.  Raises InputError if another run has one of them."""
+    """Lock the folders that the run writes.  Raises InputError if another run has locked one of them."""
     for folder in {options.checkpoint, options.save}:
         if folder is not None:
             locks.enter_context(locked(folder))
 
 
 def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | None) -> TrainingSummary | None:
-    """Train from a checkpoint, or from the beginning."""
+    """Train from a checkpoint, or from the start."""
     leader = dist.get_rank() == 0
     if start is not None:
         options = replace(with_checkpoint_settings(start.progress, options), seed=start.progress.seed)
@@ -78,10 +78,10 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     if sequences is None:
         run = TrainingRun(options, plan, samples_of(options, plan, dataset))
     else:
-        asked = partial(length_plans, plan, sequences, steps=options.steps, folder=options.checkpoint)
-        plans = ask_rank_0(asked)
+        make_plans = partial(length_plans, plan, sequences, steps=options.steps, folder=options.checkpoint)
+        plans = ask_rank_0(make_plans)
         if leader:
-            times = ", ".join(time_words(each.simulate().makespan, seconds=True) for each in plans)
+            times = ", ".join(time_words(class_plan.simulate().makespan, seconds=True) for class_plan in plans)
             Console(stderr=True, highlight=False).print(f"Predicted for a step, by its lengths: {times}.")
         run = TrainingRun(options, plans[0], LengthSteps(plans, sequences))
     if start is not None:
@@ -110,7 +110,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     if options.save is not None:
         run.save_weights(options.save)
     cores = _shared_cores(run)
-    steps = tuple(step for part in run.traces for step in part.steps)
+    steps = tuple(step for traced in run.traces for step in traced.steps)
     trace = Trace(devices=run.plan.devices, steps=steps, cores=cores)
     allocator = run.pipeline.measured.gather_allocator_peaks()
     if not leader:
@@ -128,7 +128,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
 
 
 def _save_weights(run: TrainingRun, *, leader: bool) -> None:
-    """Write the weights of a run that has taken all its steps."""
+    """Write the weights of a finished run."""
     assert run.options.save is not None
     run.close()
     run.save_weights(run.options.save)
@@ -138,12 +138,12 @@ def _save_weights(run: TrainingRun, *, leader: bool) -> None:
 
 
 def _shared_cores(run: TrainingRun) -> int | None:
-    """The CPU cores that the devices of the run share; None: they are GPUs."""
+    """The number of CPU cores that the run's devices share; None if they are GPUs."""
     return available_cores() if run.device.type == "cpu" else None
 
 
 def _displays(options: TrainOptions, *, done: int, cores: int | None) -> Iterator[AbstractContextManager[Show]]:
-    """The places that show every step's report."""
+    """The displays and loggers of step reports."""
     yield display(steps=options.steps, done=done)
     metrics = options.metrics or (options.checkpoint and options.checkpoint / RECORD)
     if metrics is not None:

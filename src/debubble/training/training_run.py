@@ -1,4 +1,4 @@
-"""The state of a run on one rank, and its steps: data, update, validation, checkpoints, switches of the order."""
+"""The state of a run on one rank, and its steps: data, update, validation, checkpoints, switches of the plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from debubble.runtime.steps.post_validation import StepResult
 from debubble.runtime.topology import default_device
 from debubble.training.checkpoint.folder import RunProgress
 from debubble.training.checkpoint.saver import Saver
-from debubble.training.checkpoint.state import AVERAGE, state_of, take_numbers
+from debubble.training.checkpoint.state import AVERAGE, restore_numbers, state_of
 from debubble.training.checks import validates_after
 from debubble.training.data.datasets import Prefetcher, SampleSource
 from debubble.training.data.text import text_of, tokens_of
@@ -37,32 +37,32 @@ from debubble.training.monitoring.progress import NO_WORK, DeviceWork, StepRepor
 from debubble.training.online.controller import OnlineScheduler
 from debubble.training.optimizer import learning_rate, set_learning_rate
 from debubble.training.options import TrainOptions, journal_of, maker_of, model_of, tokenizer_of, validation_of
-from debubble.training.resume import group_numbers_in, load
+from debubble.training.resume import load, saved_group_numbers
 from debubble.training.watchdog import SAVING_PHASE
 
 TEMPERATURE = 0.8
-"""The temperature of the samples that continue a prompt."""
+"""Sampling temperature of the continuation of a prompt."""
 
 METRICS_INTERVAL = 10
-"""Steps between all-rank memory and bubble metrics."""
+"""Steps between memory and bubble metrics, which need a collective of all ranks."""
 
 TRACED_STEPS = 10
-"""The last steps are traced; the plan is compared with the typical one of them."""
+"""Number of last steps that are traced, and whose typical step is compared with the plan."""
 
 
 def synchronous_step(
     pipeline: Pipeline, batch: Batch, observe: Callable[[], None], *, clip: float, finish: bool
 ) -> Sequence[StepResult]:
-    """Take a step that is over on all ranks before the next begins, `observe` it, and return the results known then.
+    """Take a step that ends on all ranks before the next one starts, and return its result.
 
-    What hosts step inside it is validated at its end.
+    CPU optimizer steps inside it are validated at its end.
 
     Args:
-        pipeline: Takes the step.
-        batch: As `Pipeline.step` takes it.
-        observe: Called when the step has been taken.
-        clip: Largest global norm of the gradients.
-        finish: Whether this step's result has to be among them, as it always is here.
+        pipeline: The pipeline.
+        batch: As in `Pipeline.step`.
+        observe: Called after the step.
+        clip: Maximum global norm of the gradients.
+        finish: Unused; see `post_validated_step`.
     """
     loss = float(pipeline.step(batch))
     norm = pipeline.optimizer_step(clip)
@@ -81,9 +81,9 @@ def synchronous_step(
 def post_validated_step(
     pipeline: Pipeline, batch: Batch, observe: Callable[[], None], *, clip: float, finish: bool
 ) -> Sequence[StepResult]:
-    """Take a step as `synchronous_step` does, whose update is validated during the next one's forwards.
+    """Take a step whose update is validated during the next step's forwards; arguments as in `synchronous_step`.
 
-    So its result comes a step late, unless finished.
+    Returns the previous step's result, and this one's if `finish` is set.
     """
     results = [pipeline.post_validated_step(batch, max_norm=clip)]
     if finish:
@@ -108,7 +108,7 @@ def news_of_update(result: StepResult) -> tuple[str, ...]:
 
 
 class TrainingRun:
-    """A run on this rank; the options are the same on all ranks."""
+    """A training run on this rank; the options are the same on all ranks."""
 
     def __init__(self, options: TrainOptions, plan: Plan, samples: SampleSource | LengthSteps) -> None:
         self.options, self.plan = options, plan
@@ -118,7 +118,7 @@ class TrainingRun:
         else:
             self._data = Prefetcher(samples, stride=self.rows * plan.options.data)
         self.device = default_device()
-        # Next to a GPU, the host's cores step what the plan leaves to the host.
+        # With a GPU, the host's cores run CPU optimizer steps.
         torch.set_num_threads(1 if self.device.type == "cpu" else own_cores())
         self.pipeline = Pipeline(
             None, plan, seed=options.seed, optimizer=maker_of(options, plan), device=self.device,
@@ -147,11 +147,11 @@ class TrainingRun:
         synchronous = self._update is synchronous_step
         self._end_request = None if self.saver is None else EndRequest(wait=synchronous)
         self.ended_by: signal.Signals | None = None
-        """The signal that has ended the run before its last step, with a checkpoint."""
+        """The signal that ended the run before its last step, after a checkpoint."""
 
     @property
     def request_end(self) -> Callable[[signal.Signals], None] | None:
-        """Asks the run to end after its step; None if that would write no checkpoint."""
+        """Function that requests the run's end after its step; None without checkpoints."""
         return None if self._end_request is None else self._end_request.receive
 
     @property
@@ -160,14 +160,14 @@ class TrainingRun:
         return self.plan.micro_batches * self.plan.options.micro_batch_size
 
     def close(self) -> None:
-        """End the run's other processes on this rank."""
+        """End this rank's data and search processes."""
         if isinstance(self._data, Prefetcher):
             self._data.close()
         if self.online is not None:
             self.online.close()
 
     def save_weights(self, folder: Path) -> None:
-        """Write a Hugging Face checkpoint, of the moving averages if there are any."""
+        """Write a Hugging Face checkpoint, of the moving averages if the run has them."""
         with self.averaged():
             self.pipeline.save_pretrained(folder)
 
@@ -176,17 +176,17 @@ class TrainingRun:
         state = state_of(self.pipeline)
         if self.pipeline.averages is not None and progress.recipe.ema_decay is None:
             self.pipeline.averages.restart()
-            state = {name: piece for name, piece in state.items() if not name.startswith(AVERAGE)}
-        state |= group_numbers_in(newest)
+            state = {name: shard for name, shard in state.items() if not name.startswith(AVERAGE)}
+        state |= saved_group_numbers(newest)
         load(newest, state)
-        take_numbers(self.pipeline, state)
+        restore_numbers(self.pipeline, state)
         self.step = self.pipeline.steps_taken = progress.step
         self.samples = progress.samples
         if progress.loss_scale is not None and self.pipeline.loss_scale is not None:
             self.pipeline.loss_scale.value, self.pipeline.loss_scale.steps_since = progress.loss_scale
 
     def steps(self) -> Iterator[StepReport]:
-        """Take the steps that remain, or those until a signal ends the run, saving checkpoints between them."""
+        """Take the remaining steps, or those until a signal ends the run, and save checkpoints between them."""
         while self.step < self.options.steps and self.ended_by is None:
             yield from self._take_step()
             if self.saver is not None:
@@ -199,7 +199,7 @@ class TrainingRun:
             self.saver.wait()
 
     def _take_step(self) -> Iterator[StepReport]:
-        """Take a step, and report all that are known now: without post-validation, this one."""
+        """Take a step, and yield the reports that are complete: without post-validation, this step's."""
         o, start = self.options, perf_counter()
         rate = learning_rate(self.step, peak=o.peak_rate, warmup=o.warmup, steps=o.steps, schedule=o.lr_schedule)
         set_learning_rate(self.pipeline, rate)
@@ -207,17 +207,17 @@ class TrainingRun:
         tokens = self.rows * self.plan.options.data * self.plan.options.sequence_length
         if isinstance(self._data, LengthSteps):
             tokens = self._data.tokens(self.samples)
-            self._follow(self._data.plan_of(self.samples))
+            self._use_plan(self._data.plan_of(self.samples))
         self.pipeline.status.begin_step()
         with self.pipeline.status.phase(self._data.phase, local=True):
             batch = self._data.batch(self.samples + replica * self.rows, count=self.rows)
         traced = self.online is not None or self.step >= o.steps - TRACED_STEPS
         self.step += 1
         self.samples += self.rows * self.plan.options.data
-        # Whatever asks all ranks makes them wait for each other: not in every step, if they need not otherwise.
-        looks = self._every(o.validate_every)
-        validation, prompt = (self._validation, self._prompt) if looks else (None, None)
-        together = (
+        # Collectives synchronize the ranks, so they are limited to some steps.
+        validates = self._every(o.validate_every)
+        validation, prompt = (self._validation, self._prompt) if validates else (None, None)
+        collective = (
             traced
             or validation is not None
             or prompt is not None
@@ -225,10 +225,10 @@ class TrainingRun:
             or self.step % METRICS_INTERVAL == 1
             or not self._peaks  # the first step of a resumed run
         )
-        self.pipeline.measured.every_step = together
+        self.pipeline.measured.every_step = collective
         try:
-            observe = partial(self._observe, traced=traced, together=together)
-            results = self._update(self.pipeline, batch, observe, clip=o.clip, finish=together)
+            observe = partial(self._observe, traced=traced, collective=collective)
+            results = self._update(self.pipeline, batch, observe, clip=o.clip, finish=collective)
             if self._end_request is not None and self.step < o.steps:
                 self.ended_by = self._end_request.agreed()
             if self.ended_by is not None and (pending := self.pipeline.finish_update()) is not None:
@@ -237,7 +237,7 @@ class TrainingRun:
             raise explain_shortage(error, self.plan, memory=self.pipeline.measured.current_memory) from error
         seconds = perf_counter() - start
         news = self._switch_order(self.online, seconds) if self.online is not None and self.step < o.steps else ()
-        with self.averaged() if looks else nullcontext():
+        with self.averaged() if validates else nullcontext():
             validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
             sample = None if prompt is None else self._continue_prompt(prompt)
         tokens_per_second = tokens / seconds
@@ -267,47 +267,47 @@ class TrainingRun:
             )
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A context in which parameters are their moving averages, if the run has some."""
+        """A context in which parameters are replaced by their moving averages, if the run has them."""
         return nullcontext() if self.pipeline.averages is None else self.pipeline.averaged()
 
     def _continue_prompt(self, prompt: Sequence[int]) -> str:
-        """The prompt and a sample of what follows it."""
+        """The prompt and a sampled continuation."""
         tokens = self.pipeline.generate(
             torch.tensor([prompt]), new_tokens=self.options.sample_tokens, temperature=TEMPERATURE, seed=self.step
         )
         return text_of(tokens[0].tolist(), self._tokenizer)
 
-    def _observe(self, *, traced: bool, together: bool) -> None:
-        """Measure the step that has just been taken."""
+    def _observe(self, *, traced: bool, collective: bool) -> None:
+        """Collect the trace and metrics of the last step."""
         if traced:
             self.traces = [*self.traces[1 - TRACED_STEPS :], self.pipeline.measured.gather_trace()]
-        if together:
+        if collective:
             (step,) = self.pipeline.measured.trace().steps
             metrics: list[tuple[float, DeviceWork]] = [(0.0, NO_WORK)] * dist.get_world_size()
-            dist.all_gather_object(metrics, (self.pipeline.measured.peak_memory, DeviceWork.of(step.events)))
+            dist.all_gather_object(metrics, (self.pipeline.measured.peak_memory, DeviceWork.from_events(step.events)))
             peaks, work = zip(*self.pipeline.ranks.first_per_device(metrics), strict=True)
             self._peaks, self._busy, self._bubble = peaks, tuple(d.busy for d in work), bubble_fraction(work)
 
     def _switch_order(self, online: OnlineScheduler, seconds: float) -> tuple[str, ...]:
-        """Continue with another order between two steps, if there is a better one.  Returns what happened."""
+        """Switch to a better plan of the online search, if any; returns sentences on what happened."""
         before = len(online.entries)
         plan = online.after_step(self.step, seconds, self.traces[-1].steps[-1])
         if plan is not None:
             self._set_plan(plan)
         return tuple(map(str, online.entries[before:]))
 
-    def _follow(self, plan: Plan) -> None:
-        """Switch to the plan of a step's class, if another one runs."""
+    def _use_plan(self, plan: Plan) -> None:
+        """Switch to the plan of a step's class, if that is not the running plan."""
         if plan is not self.plan:
             self.pipeline.switch_plan(plan)
             self._set_plan(plan)
 
     def _set_plan(self, plan: Plan) -> None:
-        """Set the plan that runs, which is compared with its own steps alone."""
+        """Set the running plan, and drop the traces of steps of the previous one."""
         self.plan, self.traces = plan, []
 
     def _every(self, interval: int) -> bool:
-        """Tell whether this step is one of every so many, or the last."""
+        """Tell whether this step is a multiple of the interval, or the last."""
         return self.step % interval == 0 or self.step == self.options.steps
 
     def _progress(self) -> RunProgress:

@@ -1,4 +1,4 @@
-"""Functions and classes of the user's own, named as `module:name`."""
+"""Import of users' functions and classes, named as `module:name`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.plans import Plan
 
 
 class Dataset(Protocol):
-    """A map-style dataset, as torch calls it.
+    """A map-style dataset in torch's sense.
 
     An item is `length + 1` tokens, or a mapping with entries of a `Batch` (`input_ids` and `labels`, say) of `length`.
     """
@@ -25,9 +25,9 @@ class Dataset(Protocol):
 
 
 def named(name: str, *, option: str) -> Any:
-    """Import what `module:name`, given with this option, names; the module may be in the current folder.
+    """Import the object `module:name` of an option; the module may be in the current folder.
 
-    What is installed goes before what is in that folder.  Raises InputError if there is none.
+    Installed modules take precedence over that folder.  Raises InputError if there is no such object.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -39,15 +39,15 @@ def named(name: str, *, option: str) -> Any:
 
 def named_dataset(name: str, *, option: str = "--dataset") -> Callable[[Plan], Dataset]:
     """The function that `module:function` names (see `named`).  Raises InputError if there is none."""
-    found = named(name, option=option)
-    if not callable(found):
+    function = named(name, option=option)
+    if not callable(function):
         raise InputError(f"{option} {name} is no function: give one that takes the plan and returns a Dataset.")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 @contextmanager
 def current_folder_last() -> Iterator[None]:
-    """Let imports find modules in the current folder that are nowhere else."""
+    """Append the current folder to the import path, with the lowest precedence."""
     before = sys.path.copy()
     sys.path.append(os.getcwd())
     try:

@@ -1,7 +1,7 @@
-"""Notices that a run hangs, and says which rank it hangs in and what the others wait for.
+"""Watchdog: detects that a run hangs, and reports the rank it hangs in and what the other ranks wait for.
 
-Every rank writes where all can read it, again and again, what it is doing.  A rank in which nothing has begun or ended
-for long reads what the others do, and ends the run with that.
+Every rank periodically publishes a heartbeat with its status.  A rank without progress for the timeout reads all
+heartbeats, and ends the run with a report.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from debubble.training.data.datasets import STARTING_PHASE
 from debubble.training.end_request import END_SIGNALS
 
 SAVING_PHASE = "writes a checkpoint"
-"""A phase that may take long."""
+"""A phase that may exceed the timeout."""
 START_TIMEOUT = 300
-"""Seconds that the process which reads data may take to start, at least."""
+"""Minimum seconds that the data process may take to start."""
 REQUEST_TIMEOUT = 10
-"""Seconds in which a rank that is to end after its step may wait for others, which may have ended before it."""
+"""Seconds that a rank with an end request waits for other ranks, which may have ended already."""
 MAX_WAITING_SHOWN = 4
-"""Waiting ranks that an error names one by one."""
+"""Maximum number of waiting ranks that an error names."""
 
 
 class HangError(RunError):
-    """No operation has begun or ended for too long; the sentence says in which rank, and what the others wait for."""
+    """A run made no progress for too long; the message names the hanging rank and what the others wait for."""
 
 
 def watch(
     pipeline: Pipeline, *, timeout: float = 600, request_end: Callable[[signal.Signals], None] | None = None
 ) -> Watchdog:
-    """Make the context of a training loop in which a rank ends if the run hangs, or on SIGTERM.
+    """Create the context of a training loop that ends this rank if the run hangs, or on SIGTERM.
 
-    All ranks enter it, on their main threads; torch.distributed is initialised.
+    All ranks enter it on their main threads; torch.distributed must be initialized.
 
     Args:
-        pipeline: This rank's.
-        timeout: Seconds in which no operation begins or ends, on any rank, after which the run hangs.
-        request_end: Called on SIGTERM and SIGUSR1, on another thread, in place of ending at once: the loop is to end
-            after its step.  So it is on Ctrl-C where no launcher of debubble's passes that on as SIGTERM.
+        pipeline: The pipeline of this rank.
+        timeout: Seconds without progress on any rank after which the run counts as hanging.
+        request_end: Called on another thread on SIGTERM and SIGUSR1, instead of ending at once, so that the loop ends
+            after its step.  Without debubble's launcher, which turns Ctrl-C into SIGTERM, also called on SIGINT.
     """
     launched = os.environ.get(LAUNCH_FOLDER)
     store = PrefixStore("watchdog", _get_default_store()) if launched is None else HeartbeatFolder(Path(launched))
@@ -70,16 +70,16 @@ def watch(
 
 
 class HeartbeatFolder:
-    """Heartbeats in the folder of a launcher on this machine: torch's store in a file would grow with each of them.
+    """Store of heartbeats in the launcher's folder on this machine, with the methods of torch's stores.
 
-    Its methods are those of torch's stores.
+    It replaces torch's FileStore, whose file grows with every heartbeat.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def set(self, key: str, value: str) -> None:
-        """Put a heartbeat in the place of the one before it."""
+        """Replace the heartbeat of a rank."""
         try:
             (self._folder / key / "next").write_text(value)
             (self._folder / key / "next").rename(self._folder / key / "heartbeat")
@@ -87,37 +87,37 @@ class HeartbeatFolder:
             raise RuntimeError("The launcher has ended.") from error
 
     def get(self, key: str) -> str:
-        """A heartbeat that is there."""
+        """Read an existing heartbeat."""
         return (self._folder / key / "heartbeat").read_text()
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all of these are there."""
+        """Tell whether heartbeats of all these ranks exist."""
         return all((self._folder / key / "heartbeat").exists() for key in keys)
 
 
 class Heartbeat(NamedTuple):
-    """A rank's last word of itself."""
+    """The last published status of a rank."""
 
     number: int
     local: bool
-    """True if it waits for no other rank."""
+    """True if it does not wait for another rank."""
     doing: str
 
 
 class Watchdog(AbstractContextManager["Watchdog"]):
-    """Watches a run's ranks while it is entered, by the main thread.
+    """Context in which this rank's progress is watched; it is entered on the main thread.
 
-    What the rank was doing is added as a note to an error that passes through.
+    An error that leaves the context gets a note with the rank's status.
 
     Args:
         status: Status of this rank.
-        store: Shared by all ranks.
-        rank: This rank.
-        ranks: Their number.
-        timeout: Seconds without progress after which the run hangs.
+        store: Store shared by all ranks.
+        rank: Index of this rank.
+        ranks: Number of ranks.
+        timeout: Seconds without progress after which the run counts as hanging.
         exit_rank: Ends this process because of an error.
         period: Seconds between heartbeats.
-        request_end: As `watch` has it.
+        request_end: As in `watch`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._thread = Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watchdog:
-        self._context.enter_context(signal_listener(self._act, END_SIGNAL, *self._requests))
+        self._context.enter_context(signal_listener(self._handle_signal, END_SIGNAL, *self._requests))
         self.start()
         return self
 
@@ -151,16 +151,16 @@ class Watchdog(AbstractContextManager["Watchdog"]):
     ) -> None:
         if error is not None:
             error.add_note(str(self._status))
-            report_failure(error)  # the launcher may end this rank on its way out
+            report_failure(error)  # first, because the launcher may end this rank during cleanup
         self.stop()
         self._context.close()
 
     def start(self) -> None:
-        """Watch on a thread of its own, without listening to signals."""
+        """Start watching on a separate thread, without handling signals."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._end.set()
         self._thread.join()
 
@@ -176,16 +176,16 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 elif time.monotonic() - since > self._timeout and (error := self._hang(since)) is not None:
                     self._exit_rank(error)
         except RuntimeError:
-            return  # the store's host is gone: the launcher ends this rank, or starts it anew
+            return  # the store's host is gone: the launcher ends or restarts this rank
 
     def _beat(self) -> None:
         self._count += 1
         self._store.set(str(self._rank), json.dumps([self._count, self._status.local, str(self._status)]))
 
     def _hang(self, since: float) -> HangError | None:
-        """An error that names the rank in which the run hangs; None while a checkpoint is written, or at the end.
+        """The error that names the hanging rank; None while a checkpoint is written, or at the end of the run.
 
-        Nor does it hang while a process to read data starts, unless nothing has moved since very long.
+        It is also None while a data process starts, for up to START_TIMEOUT seconds.
         """
         before = self._heartbeats()
         for _ in range(3):
@@ -193,8 +193,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 return None
             self._beat()
         beats = self._heartbeats()
-        patient = {SAVING_PHASE, STARTING_PHASE} if time.monotonic() - since < START_TIMEOUT else {SAVING_PHASE}
-        if any(beat is not None and beat.doing in patient and beat != before[r] for r, beat in beats.items()):
+        slow_phases = {SAVING_PHASE, STARTING_PHASE} if time.monotonic() - since < START_TIMEOUT else {SAVING_PHASE}
+        if any(beat is not None and beat.doing in slow_phases and beat != before[r] for r, beat in beats.items()):
             return None
         silent = [f"rank {r} does not answer{_heartbeat_words(beat)}" for r, beat in beats.items() if beat == before[r]]
         answering = {r: beat for r, beat in beats.items() if beat is not None and beat != before[r]}
@@ -210,8 +210,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             for rank in range(self._ranks)
         }
 
-    def _act(self, received: signal.Signals) -> None:
-        """Pass a request on to the loop, or end the rank."""
+    def _handle_signal(self, received: signal.Signals) -> None:
+        """Pass an end request on to the loop, or end the rank."""
         if self._request_end is None or received == END_SIGNAL:
             self._end_rank(received)
         else:

@@ -19,7 +19,7 @@ from debubble.papers.chronospipe.offload import (
     step_window,
     upload_window,
 )
-from debubble.papers.chronospipe.schedule import delay_rounds, periodic, reduce_gradients, rhythm_of
+from debubble.papers.chronospipe.schedule import delay_rounds, periodic, reduce_gradients, timetable_spec
 from debubble.papers.chronospipe.timetable import timetables
 
 PAGE = (Path(__file__).parents[3] / "docs/notes/chronospipe.md").read_text()
@@ -113,18 +113,16 @@ def test_chronos_p4_m6_is_the_golden_order() -> None:
 def test_best_timetable_at_p4_has_the_published_slots_and_lifetimes(
     v: int, forward: Any, backward: Any, lives: Any, peak: int
 ) -> None:
-    rhythm = rhythm_of(unit_costs(4, v), devices=4, chunks=v, shares={})
-    unit = Fraction(1, rhythm.forward)
-    tables = [t for t in timetables(rhythm)]
+    spec = timetable_spec(unit_costs(4, v), devices=4, chunks=v, shares={})
+    unit = Fraction(1, spec.forward)
+    tables = [t for t in timetables(spec)]
 
     def life(table: Any) -> Any:
-        return [
-            unit * (table.backward_start(c, 0, 0) + rhythm.backward - table.forward_start(c, 0, 0)) for c in range(v)
-        ]
+        return [unit * (table.backward_start(c, 0, 0) + spec.backward - table.forward_start(c, 0, 0)) for c in range(v)]
 
     best = min(tables, key=lambda t: sum(life(t)))
-    assert [lane - best.forward_lanes[0] for lane in best.forward_lanes] == forward
-    assert [lane - best.forward_lanes[0] for lane in best.backward_lanes] == backward
+    assert [cycle - best.forward_cycles[0] for cycle in best.forward_cycles] == forward
+    assert [cycle - best.forward_cycles[0] for cycle in best.backward_cycles] == backward
     assert life(best) == lives
     assert sum(lives) == peak * 3 * v
 
@@ -184,12 +182,12 @@ def test_recomp_is_never_slower_than_the_papers_formula(p: Any, m: Any) -> None:
 
 def recomp_table(p: Any, *, rho: Any = Fraction(1)) -> Any:
     """Start times of the v = 2 timetable in units of f, with F1(0, 0) at 0: F1, F2, B1, B2 by (stage)."""
-    rhythm = rhythm_of(unit_costs(p), devices=p, chunks=2, shares={0: rho})
-    (table,) = timetables(rhythm)
+    spec = timetable_spec(unit_costs(p), devices=p, chunks=2, shares={0: rho})
+    (table,) = timetables(spec)
     origin = table.forward_start(0, 0, 0)
 
     def by_stage(start: Any, chunk: Any) -> Any:
-        return [Fraction(start(chunk, s, 0) - origin, rhythm.forward) for s in range(p)]
+        return [Fraction(start(chunk, s, 0) - origin, spec.forward) for s in range(p)]
 
     return tuple(by_stage(s, c) for s, c in itertools.product((table.forward_start, table.backward_start), (0, 1)))
 

@@ -10,8 +10,8 @@ from debubble.papers.optpipe.figures.tables import (
     Row,
     advantage,
     capacity,
-    losses_in_print,
-    many_micro_batches,
+    micro_batch_scaling,
+    printed_losses,
     rich_and_limited,
     row,
     toy,
@@ -112,23 +112,23 @@ def test_a_row_in_which_a_baseline_is_faster_is_counted_in_the_title() -> None:
 
 def test_the_papers_own_table_contradicts_its_text() -> None:
     rows = tuple(Row(setting, printed, {}) for setting, printed in PRINTED.items())
-    losses = losses_in_print(rows)
+    losses = printed_losses(rows)
     assert (len(losses), round(max(losses), 1)) == (20, 29.1)
-    assert sum(loss > 2 for loss in losses_in_print(rich_and_limited(rows)[0])) == 16
+    assert sum(loss > 2 for loss in printed_losses(rich_and_limited(rows)[0])) == 16
 
 
 def test_a_plan_that_needs_more_than_the_device_says_so() -> None:
     costs = StageCosts.of(stages=1, activation=183 * 2**30)
     timeline = simulate(schedules["1f1b"](devices=1, micro_batches=1), costs)
     table = advantage((Row(SMALL[0], {}, {"OptPipe": timeline, "PipeOffload": timeline}),))
-    assert table.rows[0][-1] == "183.0, for the room is fitted: the device has 80"
+    assert table.rows[0][-1] == "183.0, the capacity is fitted and the device has 80"
     assert "in 1 rows the plan needs more memory" in table.note
 
 
 def test_figure_6_says_what_is_saved_against_the_fastest_baseline() -> None:
     others = {"OptPipe": 100, "PipeOffload": 120, "AdaOffload": 120, "PipeOffload_as_printed": 150}
     rows = tuple(timed(Setting(8, "7.1B", m, 8), zb_limited=zb, **others) for m, zb in ((16, 105), (32, 100)))
-    table = many_micro_batches(rows)
+    table = micro_batch_scaling(rows)
     assert [row[9:11] for row in table.rows] == [(16.7, 4.8), (16.7, 0.0)]
     assert "ours against it as printed is 33.3% there and 33.3% over all rows" in table.note
     assert "against the fastest baseline, zb limited, OptPipe saves 0 to 4.8%." in table.note

@@ -10,7 +10,7 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import Kind, Schedule
 from debubble.papers.scope.decomposition import decompose
-from debubble.papers.scope.instance import DeviceInstance, Instance, alive, instance, layer_runs
+from debubble.papers.scope.instance import DeviceInstance, Instance, in_flight_rows, instance, layer_types
 from debubble.papers.scope.relaxation import relaxed
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
@@ -31,14 +31,14 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> Schedule:
 
 def asked(units: Units, *, devices: int, chunks: int, micro_batches: int, limit: float) -> Instance:
     schedule = interleaved(devices, chunks, micro_batches)
-    return instance(layer_runs(units), schedule, limits=[limit] * devices, static=0.0)
+    return instance(layer_types(units), schedule, limits=[limit] * devices, static=0.0)
 
 
 @given(weights=st.lists(st.integers(0, 9), min_size=4, max_size=4))
 @settings(max_examples=20)
 def test_extreme_combinations_need_as_much_memory_as_all(weights: list[int]) -> None:
     schedule = interleaved(4, 4, 16)
-    for device, kept in enumerate(alive(schedule)):
+    for device, kept in enumerate(in_flight_rows(schedule)):
         most, most_kept = (
             max(sum(n * w for n, w in zip(row, weights, strict=False)) for row in rows)
             for rows in (list(reached(schedule, device)), kept)
@@ -79,7 +79,7 @@ def _chunk_times(inst: Instance) -> Iterator[list[set[tuple[int, ...]]]]:
                 for choice in itertools.product(*options)
                 if all(
                     sum(rows[j] for _, rows, _ in choice) + max(back for _, _, back in choice) <= device.capacity
-                    for j in range(len(device.kept))
+                    for j in range(len(device.alive_bytes))
                 )
             }
             if not fitting:
@@ -95,7 +95,7 @@ def _per_chunk(inst: Instance, device: DeviceInstance, c: int, held: Sequence[in
     found = []
     for choice in itertools.product(*ways):
         chosen = [(r, o) for r, options in enumerate(choice) for o in options]
-        rows = [sum(row[r][o][c] + device.static[r] for r, o in chosen) for row in device.kept]
+        rows = [sum(row[r][o][c] + device.static[r] for r, o in chosen) for row in device.alive_bytes]
         back = max(device.restored[r][o] for r, o in chosen)
         found.append((sum(inst.times[r][o] for r, o in chosen), rows, back))
     return found
@@ -186,7 +186,7 @@ def halves() -> tuple[Unit, Unit]:
 
 
 def test_a_layer_has_every_efficient_combination_of_strategies() -> None:
-    (run,) = layer_runs(Units(units=halves() * 3))
+    (run,) = layer_types(Units(units=halves() * 3))
     found = {option.strategies: (option.time, option.activation) for option in run.options}
     assert found == {
         ("none", "none"): (18.0, 20.0),

@@ -13,7 +13,7 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import Placement, RunOptions
 from debubble.models import models
-from debubble.papers.scope.instance import alive, layer_runs
+from debubble.papers.scope.instance import in_flight_rows, layer_types
 from debubble.papers.scope.integer_program import solve
 from debubble.papers.scope.planner import BASELINES, scope
 from debubble.planners import ModelUnits, Problem
@@ -39,12 +39,12 @@ def asked(units: Units, *, devices: int, micro_batches: int, chunks: int = 1, ef
 def test_repeated_patterns_of_units_are_one_layer_type() -> None:
     pair = (layer("attention", 1), layer("mlp", 2))
     units = Units(units=(layer("embedding", 1), *pair * 5, layer("head", 3)))
-    assert [(run.first, run.size, run.count) for run in layer_runs(units)] == [(0, 1, 1), (1, 2, 5), (11, 1, 1)]
+    assert [(run.first, run.size, run.count) for run in layer_types(units)] == [(0, 1, 1), (1, 2, 5), (11, 1, 1)]
 
 
 def test_types_in_sequence_are_runs_of_their_own() -> None:
     units = Units(units=(*[layer("vision", 1)] * 3, *[layer("dense", 2)] * 2, *[layer("moe", 3)] * 4))
-    assert [run.count for run in layer_runs(units)] == [3, 2, 4]
+    assert [run.count for run in layer_types(units)] == [3, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_types_in_sequence_are_runs_of_their_own() -> None:
 )
 def test_the_counts_alive_are_those_of_the_order(devices: int, chunks: int, counts: list[tuple[int, ...]]) -> None:
     problem = asked(Units(units=(layer("dense", 1),) * 16), devices=devices, micro_batches=32, chunks=chunks)
-    assert alive(megatron_schedule(problem, chunks))[0] == counts
+    assert in_flight_rows(megatron_schedule(problem, chunks))[0] == counts
 
 
 @given(times=st.lists(st.integers(1, 9), min_size=2, max_size=6), m=st.integers(1, 8))
@@ -71,7 +71,7 @@ def test_the_integer_program_is_solved_to_its_optimum(chunks: int) -> None:
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     problem = asked(units, devices=2, micro_batches=6, chunks=chunks)
     schedule = megatron_schedule(problem, chunks)
-    answer = solve(layer_runs(units), schedule, limits=problem.limits, static=0.0, effort=Effort(10), seed=0)
+    answer = solve(layer_types(units), schedule, limits=problem.limits, static=0.0, effort=Effort(10), seed=0)
     assert answer.formula == pytest.approx(answer.bound, rel=1e-5)
     assert answer.formula == pytest.approx(min(_formulas(problem, units, chunks)), rel=1e-4)
 

@@ -1,13 +1,13 @@
-"""ChronosPipe ALL: Chronos-Pipe, with as much of the rest as the memory limit asks for.
+"""ChronosPipe ALL: Chronos-Pipe with as much recomputation and offloading as the memory limit requires.
 
 Source: Lin et al., ChronosPipe; the paper combines the parts by hand and names no planner, so the search is ours.
 
-It chooses the number of chunks, what recomputes, whose optimizer states live on the host, whose activations go there,
-and how many micro-batches reduce their gradients together.  What recomputes follows the paper's principle in general
-form: first what takes the least time per byte and time that the byte would live, so shallow chunks before deep ones,
-and cheap operators before whole layers.  For each combination, how much of that order is needed is found by bisection
-on a short run, which has the same steady phase; those that promise to be fastest are then simulated whole, with their
-backwards whole, as in the paper, and split.
+The search chooses the number of chunks, the recomputed units, the chunks whose optimizer states or activations are
+offloaded, and the number of micro-batches whose gradients are reduced together.  Recomputation generalizes the paper's
+"recompute shallow layer first": units with the least recompute time per byte and lifespan come first, so shallow chunks
+before deep ones and cheap operators before full layers.  Per combination, bisection finds how much of that order is
+needed, on a run that is just long enough for the steady phase.  The combinations with the best estimates are then
+simulated in full, with fused backwards, as in the paper, and with split ones.
 """
 
 from __future__ import annotations
@@ -27,37 +27,38 @@ from debubble.search.effort import CHECKED, SIMULATION
 from debubble.simulator import simulate
 
 MAX_TRIALS = 12
-"""Combinations that a quick plan tries; it is the first of them that fits."""
-FINALISTS = 6
-"""Combinations that are simulated whole, once one of them fits."""
-SEARCH = 0.7
-"""Share of the effort after which no further combination is tried."""
+"""Combinations that `quick_step` tries until one fits."""
+MAX_FINALISTS = 6
+"""Combinations that are simulated in full, once one of them fits."""
+TRIAL_EFFORT_SHARE = 0.7
+"""Fraction of the effort after which no further combination is tried."""
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A combination with the recomputation that it needs, and the step time that a whole run may take."""
+    """A combination, the recomputation it needs to fit, and its estimated step time."""
 
     combination: Combination
     increments: Sequence[ChunkIncrement]
-    expected: Number
+    estimated_time: Number
 
 
 def estimated_step(problem: Problem) -> float:
-    """Seconds that a step may take with the combination that promises most; infinite if nothing seems to fit."""
-    builder = CombinationBuilder.of(problem)
-    return builder.promise(builder.combinations()[0])
+    """Estimated seconds of a step with the best combination; infinite if none is estimated to fit."""
+    builder = CombinationBuilder.for_problem(problem)
+    return builder.estimated_time(builder.combinations()[0])
 
 
 def quick_step(problem: Problem, spend: Callable[[float], None]) -> float:
-    """Seconds of a step of the first combination that fits, of those that promise most.
+    """Step time of the first combination that fits, in the order of their estimates.
 
-    `spend` is told the seconds of the reference machine that it takes.  Raises InfeasibleError if none fits.
+    `spend` is called with the search's cost in seconds of the reference machine.  Raises InfeasibleError if none of
+    the first MAX_TRIALS fits.
     """
-    promising = CombinationBuilder.of(problem).combinations()[:MAX_TRIALS]
+    promising = CombinationBuilder.for_problem(problem).combinations()[:MAX_TRIALS]
     search = ChronosSearch(replace(problem, effort=0.0), promising)
     try:
-        return search.expected()
+        return search.estimated_time()
     finally:
         spend(search.effort.spent)
 
@@ -69,47 +70,47 @@ def quick_step(problem: Problem, spend: Callable[[float], None]) -> float:
     host_estimate=HostEstimate(estimated_step=estimated_step, quick_step=quick_step),
 )
 def chronos(problem: Problem) -> Solution:
-    """The fastest ChronosPipe that fits: chunks, recomputation, offloaded states and activations, and groups."""
+    """Find the fastest ChronosPipe combination that fits."""
     return ChronosSearch(problem).solution()
 
 
 class ChronosSearch:
-    """One search: the combinations that fit, then the most promising of them in full.
+    """One search: finds the combinations that fit, then simulates the best of them in full.
 
     Args:
-        problem: What to plan.
-        combinations: The only ones to try; all by default.
+        problem: The problem to plan.
+        combinations: The combinations to try; all by default.
     """
 
     def __init__(self, problem: Problem, combinations: Sequence[Combination] | None = None) -> None:
         self.problem, self.effort = problem, problem.begun()
-        self.builder = CombinationBuilder.of(problem)
+        self.builder = CombinationBuilder.for_problem(problem)
         self.combinations = self.builder.combinations() if combinations is None else combinations
         self.reason: DebubbleError | None = None
 
-    def expected(self) -> float:
-        """Seconds that a step may take with the first combination that fits.  Raises InfeasibleError if none does."""
-        fits = self._fits()
+    def estimated_time(self) -> float:
+        """Estimated seconds of a step of the first combination that fits.  Raises InfeasibleError if none does."""
+        fits = self._fitting_combinations()
         if not fits:
-            raise self._refusal()
-        return float(fits[0].expected)
+            raise self._infeasible_error()
+        return float(fits[0].estimated_time)
 
     def solution(self) -> Solution:
-        """The fastest of all.  Raises InfeasibleError if none fits, CutOffError if none was found in time."""
+        """The fastest solution.  Raises InfeasibleError if none fits, CutOffError if the deadline came first."""
         best: tuple[Number, Solution] | None = None
-        for rank, fit in enumerate(sorted(self._fits(), key=lambda fit: fit.expected)):
-            if best is not None and (rank >= FINALISTS or self.effort.over):
+        for rank, fit in enumerate(sorted(self._fitting_combinations(), key=lambda fit: fit.estimated_time)):
+            if best is not None and (rank >= MAX_FINALISTS or self.effort.over):
                 break
             increments = self._needed_increments(fit)
-            whole = self.builder.build(fit.combination, increments, micro_batches=self.problem.micro_batches)
-            for solution in (whole, replace(whole, schedule=whole.schedule.with_split_backwards())):
+            unsplit = self.builder.build(fit.combination, increments, micro_batches=self.problem.micro_batches)
+            for solution in (unsplit, replace(unsplit, schedule=unsplit.schedule.with_split_backwards())):
                 self.effort.spend(SIMULATION * solution.schedule.stages * self.problem.micro_batches)
                 try:
                     timeline = simulate(solution.schedule, solution.costs)
                     if solution.partition is not None:
                         check_host_memory(self.problem.units, solution.partition, timeline)
                 except InfeasibleError as error:
-                    self._note(error)
+                    self._record_reason(error)
                     continue
                 time = self.problem.step_time(timeline)
                 if best is None or time < best[0]:
@@ -117,35 +118,35 @@ class ChronosSearch:
         if best is None:
             if self.effort.cut_off:
                 raise CutOffError("No combination of ChronosPipe's parts had been found to fit at the deadline.")
-            raise self._refusal()
+            raise self._infeasible_error()
         return replace(best[1], cut_off=self.effort.cut_off)
 
-    def _note(self, error: DebubbleError) -> None:
-        """Keep the last reason why a combination does not fit; one of the host's memory is kept."""
+    def _record_reason(self, error: DebubbleError) -> None:
+        """Record the last reason why a combination does not fit; host memory takes precedence."""
         if not isinstance(self.reason, HostMemoryError) or isinstance(error, HostMemoryError):
             self.reason = error
 
-    def _refusal(self) -> InfeasibleError:
+    def _infeasible_error(self) -> InfeasibleError:
         """The error that says why nothing fits."""
         if isinstance(self.reason, HostMemoryError):
             return self.reason
         return InfeasibleError(f"ChronosPipe fits in no form: {self.reason}")
 
-    def _fits(self) -> list[_Fit]:
+    def _fitting_combinations(self) -> list[_Fit]:
         """The combinations that fit, in the order in which they were tried."""
         fits: list[_Fit] = []
         for combination in self.combinations:
-            if self.effort.deadline.passed or (fits and self.effort.spent > SEARCH * self.problem.effort):
+            if self.effort.deadline.passed or (fits and self.effort.spent > TRIAL_EFFORT_SHARE * self.problem.effort):
                 break
-            if any(not fit.increments and fit.combination.saves_no_more_than(combination) for fit in fits):
+            if any(not fit.increments and fit.combination.is_subset_of(combination) for fit in fits):
                 continue
             try:
-                fits.append(self._least_recomputation(combination))
+                fits.append(self._minimal_recomputation(combination))
             except InfeasibleError as error:
-                self._note(error)
+                self._record_reason(error)
         return fits
 
-    def _least_recomputation(self, combination: Combination) -> _Fit:
+    def _minimal_recomputation(self, combination: Combination) -> _Fit:
         """Raises InfeasibleError if not even full recomputation fits."""
         increments: Sequence[ChunkIncrement] = ()
         try:
@@ -168,9 +169,9 @@ class ChronosSearch:
         return _Fit(combination, increments, self.problem.step_time(timeline) + further)
 
     def _needed_increments(self, fit: _Fit) -> Sequence[ChunkIncrement]:
-        """The fit's increments without those that the dearer ones after them have made superfluous."""
+        """The fit's increments without the superfluous ones, removed in order of falling price."""
         needed = list(fit.increments)
-        # In the order of the list, and so the same in every process, where prices are equal.
+        # Equal prices keep the order of the list, so that every process removes the same.
         for increment in sorted(dict.fromkeys(needed), key=lambda i: -i.price):
             while increment in needed:
                 fewer = needed.copy()
@@ -183,12 +184,12 @@ class ChronosSearch:
         return needed
 
     def _short_run(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> Solution:
-        """A run just long enough for the steady phase.  Raises InfeasibleError if it does not fit."""
+        """Build a run just long enough for the steady phase.  Raises InfeasibleError if it does not fit."""
         short = min(self.problem.micro_batches, (2 * self.problem.devices + 4) * combination.group)
         self.effort.spend(CHECKED * self.problem.devices * combination.chunks * short)
         solution = self.builder.build(combination, increments, micro_batches=short)
         if solution.costs.memory_limit is not None:
-            # What lowering would check, without its cost.
+            # The memory check of lowering, without the rest of lowering.
             tables = OpCosts.from_schedule(solution.schedule, solution.costs).tables()
             for device in range(self.problem.devices):
                 check_memory(solution.schedule, solution.costs, device, tables)

@@ -1,25 +1,25 @@
-"""ChronosPipe: 1F1B's time on v chunks, with activations that live as briefly as the pipeline allows.
+"""Chronos-Pipe, Chronos-Recomp and the ZeRO-2 variant: schedules with 1F1B's step time and short activation lifespans.
 
 Source: Lin et al., Enhancing Memory Efficiency in LLM Training Through Chronos-aware Pipeline Parallelism, sections
-4.1 (Chronos-Pipe), 4.2 (Chronos-Recomp) and 4.3 (ZeRO-2).  The paper numbers chunks from 1, we from 0; its T_unit is
-our f, and 2 T_unit our b, of one chunk on one device.  Its m_a is p v activations of one chunk.
+4.1 (Chronos-Pipe), 4.2 (Chronos-Recomp) and 4.3 (ZeRO-2).  The paper numbers chunks from 1, we from 0.  Its T_unit is
+our f and 2 T_unit our b, of one chunk on one device; its m_a is the activations of all p v chunks; its P is our p.
 
-Chronos-Pipe takes v (f + b) (m + p - 1), as 1F1B does, and device s holds (v + 1) / (2 v) of m_a for large p, less s
+Chronos-Pipe takes v (f + b) (m + p - 1), as 1F1B does, and stage s stores (v + 1) / (2 v) of m_a for large p, less s
 blocks.
 
-Chronos-Recomp puts an R of length rho f in front of every backward of the shallow chunks; it does not wait for the
-gradient.  The last chunk may then start later by k rounds (`delay_rounds`), which costs no time.
+Chronos-Recomp inserts an R of length rho f before every backward of the shallow chunks; R does not wait for the
+gradient.  The last chunk may then start k rounds later (`delay_rounds`, Appendix A), which costs no time.
 
-The ZeRO-2 variant runs each chunk on g micro-batches in turn, forwards and backwards still alternating, and reduces
-a chunk's gradients once per group.  Its bubble is the registered formula, except that p = 7, g = 4 and a few settings
-with g = 3, 5, 6 take up to 2 b more.
+The ZeRO-2 variant launches each chunk for g micro-batches in a row, with forwards and backwards still alternating, and
+reduces a chunk's gradients once per group.  Its bubble is the registered formula, except that p = 7, g = 4 and a few
+settings with g = 3, 5, 6 take up to 2 b more.
 
-With `split_backward` every backward is two operations, I and W: gradients continue after I, so that the last ones pass
-the pipeline sooner.  Nothing is held longer than by a whole backward.  The paper does not split.
+`split_backward`, which the paper does not have, splits every backward into I and W: the gradient is sent after I, so
+the cool-down is shorter.  Nothing lives longer than with a fused backward.
 
-The timetable is made for the mean times of all stages; only the order is used, so that each operation starts as soon as
-it can with the stages' own times.  Of the timetables that hold equally little, none was found to be faster for uneven
-stages (30% spread, p = 4 and 8, v = 2 to 4).  Where the paper errs or is silent: docs/notes/chronospipe.md.
+The timetable is computed for the mean times of all stages.  Only its order is used: with the stages' actual times each
+operation starts as soon as it can.  Among the timetables of equal peak memory none was faster for uneven stages (30%
+spread, p = 4 and 8, v = 2 to 4).  Errors and gaps of the paper are listed in docs/notes/chronospipe.md.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from types import MappingProxyType
 
 from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.ir.stage_costs import PerStage
-from debubble.papers.chronospipe.timetable import Rhythm, Timetable, timetables
+from debubble.papers.chronospipe.timetable import Timetable, TimetableSpec, timetables
 from debubble.schedules.registry import schedule
 
 PAPER = "ChronosPipe"
+Shares = Mapping[int, Number]
+"""Chunk -> rho, the fraction of it that recomputes."""
 
 
 @schedule(
@@ -56,8 +58,8 @@ def chronos(
         costs: Times and bytes per stage; all times 1 by default.
         split_backward: Whether I and W stand in the place of every backward.
     """
-    made = periodic("chronos", devices, micro_batches, chunks, costs=costs)
-    return made.with_split_backwards() if split_backward else made
+    base = periodic("chronos", devices, micro_batches, chunks, costs=costs)
+    return base.with_split_backwards() if split_backward else base
 
 
 @schedule(
@@ -89,8 +91,8 @@ def chronos_recomp(
         split_backward: Whether I and W stand in the place of every backward.
     """
     shares = _shares(recomputed_chunks, chunks, rho)
-    made = periodic("chronos-recomp", devices, micro_batches, chunks, costs=costs, recompute=shares)
-    return made.with_split_backwards() if split_backward else made
+    base = periodic("chronos-recomp", devices, micro_batches, chunks, costs=costs, recompute=shares)
+    return base.with_split_backwards() if split_backward else base
 
 
 @schedule(
@@ -124,8 +126,8 @@ def chronos_zero2(
         split_backward: Whether I and W stand in the place of every backward.
     """
     shares = _shares(recomputed_chunks, chunks, rho)
-    made = periodic("chronos-zero2", devices, micro_batches, chunks, costs=costs, recompute=shares, group=group)
-    reduced = reduce_gradients(made, group=group)
+    base = periodic("chronos-zero2", devices, micro_batches, chunks, costs=costs, recompute=shares, group=group)
+    reduced = reduce_gradients(base, group=group)
     return reduced.with_split_backwards() if split_backward else reduced
 
 
@@ -139,21 +141,21 @@ def periodic(
     recompute: Mapping[int, Number] | None = None,
     group: int = 1,
 ) -> Schedule:
-    """The order of the timetable that holds least: chunk c recomputes a share `recompute[c]`, groups of `group`."""
-    for what, number in (("chunk", chunks), ("micro-batch per group", group)):
+    """The schedule of the timetable with the lowest peak memory; `recompute` maps a chunk to its rho."""
+    for noun, number in (("chunk", chunks), ("micro-batch per group", group)):
         if number < 1:
-            raise InputError(f"Chronos-Pipe needs at least one {what}, not {number}.")
+            raise InputError(f"Chronos-Pipe needs at least one {noun}, not {number}.")
     costs = costs or StageCosts.of(stages=devices * chunks)
     shares = {chunk: share for chunk, share in (recompute or {}).items() if share}
-    rhythm = rhythm_of(costs, devices=devices, chunks=chunks, shares=shares, group=group)
-    return scheduled(name, _least_memory(rhythm, micro_batches, costs, shares), micro_batches, shares)
+    spec = timetable_spec(costs, devices=devices, chunks=chunks, shares=shares, group=group)
+    return follow_timetable(name, _min_memory_timetable(spec, micro_batches, costs, shares), micro_batches, shares)
 
 
-def scheduled(
-    name: str, timetable: Timetable, micro_batches: int, shares: Mapping[int, Number] = MappingProxyType({})
+def follow_timetable(
+    name: str, timetable: Timetable, micro_batches: int, shares: Shares = MappingProxyType({})
 ) -> Schedule:
-    """The order of a timetable, whose chunks recompute their shares."""
-    devices, chunks = timetable.rhythm.devices, timetable.rhythm.chunks
+    """The schedule that follows a timetable's order."""
+    devices, chunks = timetable.spec.devices, timetable.spec.chunks
     return Schedule(
         name=name,
         placement=Placement.looped(devices, chunks),
@@ -162,7 +164,7 @@ def scheduled(
             tuple(Op(kind, chunk * devices + d, j) for _, kind, chunk, j in timetable.operations(d, micro_batches))
             for d in range(devices)
         ),
-        # Between chunks there may be an interval: a blocking message would have to wait for its end.
+        # There may be an interval between chunks, at whose end a blocking message would have to wait.
         asynchronous=frozenset(range(devices - 1, devices * chunks - 1, devices)),
         recompute_fraction={
             chunk * devices + d: share for chunk, share in shares.items() if share != 1 for d in range(devices)
@@ -170,22 +172,22 @@ def scheduled(
     )
 
 
-def rhythm_of(costs: StageCosts, *, devices: int, chunks: int, shares: Mapping[int, Number], group: int = 1) -> Rhythm:
-    """The stages' mean times as small whole numbers: their ratios within a thousandth of f + b."""
+def timetable_spec(costs: StageCosts, *, devices: int, chunks: int, shares: Shares, group: int = 1) -> TimetableSpec:
+    """The stages' mean times as small integers, with ratios accurate to a thousandth of f + b."""
     forward, backward = _mean(costs.forward), _mean(costs.backward_input) + _mean(costs.backward_weight)
     slot = forward + backward or 1
 
-    def part(time: Fraction) -> Fraction:
-        # Time orders what depends on each other, so nothing takes none.
+    def quantized(time: Fraction) -> Fraction:
+        # The order follows start times, so dependent operations need positive durations.
         return max(Fraction(1, 1000), (time / slot).limit_denominator(1000))
 
-    f = min(part(forward), Fraction(999, 1000))
+    f = min(quantized(forward), Fraction(999, 1000))
     recompute = [
-        part(_mean(costs.recompute[c * devices : (c + 1) * devices]) * Fraction(shares[c])) if c in shares else 0
+        quantized(_mean(costs.recompute[c * devices : (c + 1) * devices]) * Fraction(shares[c])) if c in shares else 0
         for c in range(chunks)
     ]
     unit = math.lcm(f.denominator, *(Fraction(r).denominator for r in recompute))
-    return Rhythm(
+    return TimetableSpec(
         devices=devices,
         group=group,
         forward=int(f * unit),
@@ -194,46 +196,46 @@ def rhythm_of(costs: StageCosts, *, devices: int, chunks: int, shares: Mapping[i
     )
 
 
-def reduce_gradients(made: Schedule, *, group: int) -> Schedule:
+def reduce_gradients(base: Schedule, *, group: int) -> Schedule:
     """Add G after the last backward of every (stage, group of micro-batches)."""
-    ends = {*range(group - 1, made.micro_batches, group), made.micro_batches - 1}
-    return made.replacing(
+    ends = {*range(group - 1, base.micro_batches, group), base.micro_batches - 1}
+    return base.replacing(
         lambda op: [op, op._replace(kind=Kind.G)] if op.kind is Kind.B and op.micro_batch in ends else [op]
     )
 
 
 def delay_rounds(devices: int) -> int:
-    """The k of equation (8): rounds by which recomputing chunk 0 in full delays chunk 1's forwards; v = 2, b = 2 f."""
+    """K of equation (8), v = 2, b = 2 f: rounds by which full recomputation of chunk 0 delays chunk 1's forwards."""
     p = devices
     interval = 3 + 6 * _ceil(p - 3, 6) - p
     longer = _ceil(p - 1, 2) - _ceil(p - 3, 6) - 1
     return max(0, _ceil(longer - interval, 7))
 
 
-def _least_memory(rhythm: Rhythm, micro_batches: int, costs: StageCosts, shares: Mapping[int, Number]) -> Timetable:
-    """The timetable with the least peak on device 0, where it is largest; among those the shortest way through."""
-    p = rhythm.devices
-    whole = [float(_mean(costs.activation[c * p : (c + 1) * p])) for c in range(rhythm.chunks)]
-    recomputed = [float(_mean(costs.activation_recomputed[c * p : (c + 1) * p])) for c in range(rhythm.chunks)]
-    kept = [a - (a - r) * float(shares.get(c, 0)) for c, (a, r) in enumerate(zip(whole, recomputed, strict=True))]
-    total = sum(whole) or 1.0
+def _min_memory_timetable(spec: TimetableSpec, micro_batches: int, costs: StageCosts, shares: Shares) -> Timetable:
+    """The timetable with the lowest peak on device 0, where the peak is largest; ties go to the shortest lifespan."""
+    p = spec.devices
+    full = [float(_mean(costs.activation[c * p : (c + 1) * p])) for c in range(spec.chunks)]
+    recomputed = [float(_mean(costs.activation_recomputed[c * p : (c + 1) * p])) for c in range(spec.chunks)]
+    stored = [a - (a - r) * float(shares.get(c, 0)) for c, (a, r) in enumerate(zip(full, recomputed, strict=True))]
+    total = sum(full) or 1.0
 
-    def peak_and_way(timetable: Timetable) -> tuple[float, int]:
-        way = timetable.backward_start(0, 0, 0) - timetable.forward_start(0, 0, 0)
-        least = min(micro_batches, rhythm.group * (way // timetable.period + 3))
-        now = peak = 0.0
-        for _, kind, chunk, _ in timetable.operations(0, least):
+    def peak_and_span(timetable: Timetable) -> tuple[float, int]:
+        span = timetable.backward_start(0, 0, 0) - timetable.forward_start(0, 0, 0)
+        short = min(micro_batches, spec.group * (span // timetable.period + 3))
+        alive = peak = 0.0
+        for _, kind, chunk, _ in timetable.operations(0, short):
             if kind is Kind.F:
-                now += kept[chunk]
+                alive += stored[chunk]
             elif kind is Kind.R:
-                now += whole[chunk] - kept[chunk]
-            peak = max(peak, now)
+                alive += full[chunk] - stored[chunk]
+            peak = max(peak, alive)
             if kind is Kind.B:
-                now -= whole[chunk]
+                alive -= full[chunk]
         # Rounded, so that equal peaks count as equal.
-        return round(peak / total, 6), way
+        return round(peak / total, 6), span
 
-    return min(timetables(rhythm), key=peak_and_way)
+    return min(timetables(spec), key=peak_and_span)
 
 
 def _shares(recomputed_chunks: int | Collection[int], chunks: int, rho: Number) -> dict[int, Number]:

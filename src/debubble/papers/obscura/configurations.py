@@ -1,10 +1,10 @@
-"""Swapping-aware recomputation: the joint choice of what to migrate, swap and recompute.
+"""Swapping-aware recomputation: the joint choice of migration, activation swapping and recomputation.
 
 Source: Huang et al., Obscura, USENIX ATC 2025, section 6.2, equation (4).
 
-It enumerates k, lambda_k and beta as the paper does, and also x, the migrated forwards, which the paper leaves at
-2(p - k - 1).  For each, the 0-1 program over operators is looked up per stage in its front: the least r with
-(mu_s - beta lambda_s) a' + W_s <= G and a' beta / B <= 3f + r.
+k, lambda_k and beta are enumerated as in the paper, and also x, the number of migrated forwards, which the paper fixes
+at 2(p - k - 1).  The paper's 0-1 program over operators becomes a lookup in the Pareto front of each stage: the
+smallest r with (mu_s - beta lambda_s) a^adj + W_s <= G and a^adj beta / B <= 3f + r.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from fractions import Fraction
 from functools import cached_property
 
 from debubble.ir import Number
-from debubble.papers.obscura.schedule import migrated_pipeline, most_migrated
+from debubble.papers.obscura.schedule import max_migrated, migrated_pipeline
 from debubble.papers.obscura.step_model import identify, step_time, swapping_cost, warm_ups
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.planners.problem import Solution
 
 FRACTIONS: tuple[Number, ...] = (1, *(Fraction(eighths, 8) for eighths in (7, 6, 5, 4, 3, 2)))
-"""The beta that are tried."""
+"""The values of beta that are enumerated."""
 
-VALUES = 16
-"""Values of x, and of lambda_k, that are tried at most."""
+MAX_VALUES = 16
+"""Maximum number of values of x, and of lambda_k, that are enumerated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """An Obscura pipeline without its recomputation.
+    """An Obscura pipeline except for its recomputation.
 
     Attributes:
         adjusted: k + 1, the number of adjusted stages.
-        migrated: x, the forwards that migrate.
-        blocks: lambda_k, the blocks that stage k swaps; 0: none.
-        fraction: beta, the share of each block that is swapped.
+        migrated: x, the number of migrated forwards.
+        blocks: lambda_k, the number of activation blocks that stage k swaps; 0: no swapping.
+        fraction: beta, the fraction of each block that is swapped.
     """
 
     adjusted: int
@@ -48,22 +48,22 @@ class Configuration:
         """mu_s per stage."""
         return warm_ups(devices, micro_batches, adjusted=self.adjusted, migrated=self.migrated)
 
-    def away(self, devices: int, micro_batches: int) -> list[int]:
-        """lambda_s = lambda_k + (k - s), as far as the warm-up holds that many; 0 without swapping."""
+    def swapped_blocks(self, devices: int, micro_batches: int) -> list[int]:
+        """lambda_s = lambda_k + (k - s), limited by the warm-up; 0 without swapping."""
         return [
             min(self.blocks + self.adjusted - 1 - s, max(mu - 2, 0)) if self.blocks and s < self.adjusted else 0
             for s, mu in enumerate(self.warm_ups(devices, micro_batches))
         ]
 
     def alive(self, devices: int, micro_batches: int) -> list[float]:
-        """Equation (1) per activation: mu_s - beta lambda_s."""
-        both = zip(self.warm_ups(devices, micro_batches), self.away(devices, micro_batches), strict=True)
+        """Equation (1) over a^adj: mu_s - beta lambda_s."""
+        both = zip(self.warm_ups(devices, micro_batches), self.swapped_blocks(devices, micro_batches), strict=True)
         return [float(mu - self.fraction * out) for mu, out in both]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedConfiguration:
-    """A configuration on given stages, the recomputation of each, and the time of the step by the model."""
+    """A configuration with its stages, their recomputation, and the step time by the step model."""
 
     stages: Stages
     configuration: Configuration
@@ -72,7 +72,7 @@ class FittedConfiguration:
 
     @cached_property
     def bound(self) -> float:
-        """The step takes at least this long, however little swapping adds."""
+        """Lower bound of the step time: the step model without the cost of swapping."""
         problem = self.stages.problem
         return step_time(
             self.stages.costs,
@@ -84,7 +84,7 @@ class FittedConfiguration:
     def solution(self) -> Solution:
         """The configuration's schedule on its stages."""
         c, problem = self.configuration, self.stages.problem
-        name = "obscura" if c.migrated == most_migrated(problem.devices, c.adjusted) else "obscura-minimal"
+        name = "obscura" if c.migrated == max_migrated(problem.devices, c.adjusted) else "obscura-minimal"
         schedule = migrated_pipeline(
             name if c.adjusted else "1f1b",
             devices=problem.devices,
@@ -99,19 +99,19 @@ class FittedConfiguration:
 
 
 def candidates(stages: Stages) -> Iterator[FittedConfiguration]:
-    """Every configuration that fits: 1F1B with recomputation on demand, and Obscura's pipelines."""
+    """Every configuration that fits: 1F1B with recomputation on demand, and Obscura pipelines."""
     for configuration in configurations(stages):
         yield from fits(stages, configuration)
 
 
 def configurations(stages: Stages) -> Iterator[Configuration]:
-    """Enumerate k, x, lambda_k and beta; k follows from CMB-Identifying and from plain identification."""
+    """Enumerate k, x, lambda_k and beta; k comes from identification with and without CMB-Identifying."""
     p, m = stages.problem.devices, stages.problem.micro_batches
     yield Configuration(adjusted=0, migrated=0)
     # Stages that are not adjusted are assumed to recompute nothing, or the cheap operators.
     assumed = (stages.named(strategy) for strategy in ("none", "cmb") if stages.knows(strategy))
     for adjusted in sorted({identify(stages, choices) for choices in assumed} - {0}):
-        for migrated in _spread(range(1 if adjusted < p else 0, most_migrated(p, adjusted) + 1)):
+        for migrated in _spread(range(1 if adjusted < p else 0, max_migrated(p, adjusted) + 1)):
             yield Configuration(adjusted=adjusted, migrated=migrated)
             if stages.costs.offload is None or (stages.problem.peers and adjusted > p // 2):
                 continue
@@ -121,38 +121,41 @@ def configurations(stages: Stages) -> Iterator[Configuration]:
 
 
 def _spread(values: range) -> list[int]:
-    """Keep all values, or `VALUES` of them spread from the first to the last."""
-    if len(values) <= VALUES:
+    """All values, or MAX_VALUES of them spread evenly from the first to the last."""
+    if len(values) <= MAX_VALUES:
         return list(values)
-    return [values[i * (len(values) - 1) // (VALUES - 1)] for i in range(VALUES)]
+    return [values[i * (len(values) - 1) // (MAX_VALUES - 1)] for i in range(MAX_VALUES)]
 
 
 def fits(stages: Stages, configuration: Configuration) -> Iterator[FittedConfiguration]:
-    """The least recomputation that fits: each stage its own, and the adjusted stages all as much as the neediest.
+    """The configuration with the least recomputation that fits: chosen per stage, and equal on all adjusted stages.
 
-    The second is the paper's.  It often is the faster one: what differs between neighbours makes them wait in turn.
+    The paper uses the second.  It is often faster: unequal recomputation makes neighboring stages wait for each other.
     """
     p, m, adjusted = stages.problem.devices, stages.problem.micro_batches, configuration.adjusted
     alive = configuration.alive(p, m)
-    others = stages.on_demand[adjusted:]
-    own = tuple(_cheapest(stages, configuration, s, alive[s]) for s in range(adjusted))
-    if None in own or None in others:
+    unadjusted = stages.on_demand[adjusted:]
+    per_stage = tuple(_cheapest(stages, configuration, s, alive[s]) for s in range(adjusted))
+    if None in per_stage or None in unadjusted:
         return
-    needed = max((c.recompute for c in own if c is not None), default=0.0)
-    equal_choice = tuple(_cheapest(stages, configuration, s, alive[s], at_least=needed) for s in range(adjusted))
-    for chosen in (own, equal_choice) if equal_choice != own else (own,):
+    needed = max((c.recompute for c in per_stage if c is not None), default=0.0)
+    equal = tuple(_cheapest(stages, configuration, s, alive[s], at_least=needed) for s in range(adjusted))
+    for chosen in (per_stage, equal) if equal != per_stage else (per_stage,):
         if None not in chosen:
-            choices = [choice for choice in (*chosen, *others) if choice is not None]
+            choices = [choice for choice in (*chosen, *unadjusted) if choice is not None]
             if not stages.problem.peers or _peers_have_capacity(stages, configuration, choices):
                 yield candidate(stages, configuration, choices)
 
 
 def _peers_have_capacity(stages: Stages, configuration: Configuration, choices: Sequence[StageRecomputation]) -> bool:
-    """Tell whether each stage's paired device holds what the stage sends there next to its own activations."""
+    """Tell whether each paired device has memory for the swapped blocks and its own activations."""
     p, m = stages.problem.devices, stages.problem.micro_batches
-    alive, away = configuration.alive(p, m), configuration.away(p, m)
+    alive, swapped_blocks = configuration.alive(p, m), configuration.swapped_blocks(p, m)
     for s in range(configuration.adjusted):
-        host, received_bytes = choices[p - 1 - s], float(configuration.fraction) * away[s] * choices[s].retained
+        host, received_bytes = (
+            choices[p - 1 - s],
+            float(configuration.fraction) * swapped_blocks[s] * choices[s].retained,
+        )
         if alive[p - 1 - s] * host.retained + host.workspace + received_bytes > stages.budget(p - 1 - s):
             return False
     return True
@@ -174,14 +177,14 @@ def _cheapest(
 def candidate(
     stages: Stages, configuration: Configuration, choices: Sequence[StageRecomputation]
 ) -> FittedConfiguration:
-    """A configuration with given recomputation, and what it takes by the model of a step."""
+    """Combine a configuration with the stages' recomputation, and estimate its step time."""
     costs, p, m = stages.costs, stages.problem.devices, stages.problem.micro_batches
-    mu, away = configuration.warm_ups(p, m), configuration.away(p, m)
+    mu, swapped_blocks = configuration.warm_ups(p, m), configuration.swapped_blocks(p, m)
     swapping = []
     for s, choice in enumerate(choices):
         alone, shared = _seconds_per_byte(stages, configuration, s)
         cost = swapping_cost(
-            blocks=away[s],
+            blocks=swapped_blocks[s],
             warm_up=mu[s],
             periods=m - mu[s],
             transfer=alone * choice.retained,
@@ -200,7 +203,7 @@ def candidate(
 
 
 def _seconds_per_byte(stages: Stages, configuration: Configuration, stage: int) -> tuple[float, float]:
-    """The beta / B of one transfer in the slower direction, and while all stages after the same switch swap."""
+    """Beta / B of one transfer in the slower direction: alone, and while all stages that share the link swap."""
     costs = stages.costs
     if not configuration.blocks or stage >= configuration.adjusted or not costs.activation[stage]:
         return 0.0, 0.0

@@ -1,32 +1,32 @@
-"""Obscura's family: the strawman, dependency relaxation, and Obscura itself, with its activation swapping.
+"""Obscura's schedules: the strawman, dependency relaxation, and Obscura with activation swapping.
 
-Source: Huang et al., Obscura, USENIX ATC 2025.  p = devices, m = micro_batches, k = adjusted_stages - 1; stages 0..k
-are the adjusted ones: they recompute, and turn forward bubbles into backward bubbles that hide it.
+Source: Huang et al., Obscura, USENIX ATC 2025.  p = devices, m = micro_batches, k = adjusted_stages - 1.  Stages 0..k
+are the adjusted stages: they recompute, and their forward bubbles become backward bubbles that hide the recomputation.
 
-Strawman (section 3.2, figure 6): stage s <= k runs mu_s = 3(p - s) - 2 forwards before its first backward, those of
-1F1B and 2(p - s - 1) migrated ones.  The other forwards stay where 1F1B has them: F of j directly after B of
+Strawman (section 3.2, figure 6): stage s <= k runs mu_s = 3(p - s) - 2 forwards before its first backward: those of
+1F1B and 2(p - s - 1) migrated ones.  The other forwards stay at 1F1B's position: F of j directly after B of
 j - (p - s).
 
-Dependency relaxation (section 5.2, the middle of figure 9): the warm-up of stage s <= k is the strawman's; the
-remaining forwards move left and alternate with the backwards from the first one on, so that adjusted stages are freed
-from the pace of their neighbours.
+Dependency relaxation (section 5.2, the middle of figure 9): stage s <= k has the strawman's warm-up; its remaining
+forwards move left and alternate with the backwards from the first one on, so that adjusted stages no longer depend on
+the pace of their neighbors.
 
-Obscura (sections 5.3 and 6.1, the bottom of figure 9, figure 10): that without needless migration, its activations
-swapped; lambda_k = swapped_blocks, beta = swapped_fraction.  Stage s <= k runs mu_s = 3(p - k) - 2 + (k - s) forwards
-before its first backward: those of 1F1B and x = 2(p - k - 1) migrated ones.  The paper says to "align the number of
-backward bubbles with those in stage k", which leaves mu_s open; with the same mu_s everywhere neighbouring adjusted
-stages take turns and the step takes twice as long, so each stage has one more than the next.  Likewise
-lambda_s = lambda_k + (k - s), as the paper has it.
+Obscura (sections 5.3 and 6.1, the bottom of figure 9, figure 10): migration refinement removes needless migration, and
+activations are swapped; lambda_k = swapped_blocks, beta = swapped_fraction.  Stage s <= k runs
+mu_s = 3(p - k) - 2 + (k - s) forwards before its first backward: those of 1F1B and x = 2(p - k - 1) migrated ones.
+The paper says to "align the number of backward bubbles with those in stage k", which does not determine mu_s.  Equal
+mu_s would serialize neighboring adjusted stages and double the step time, so each stage has one more than the next.
+As in the paper, lambda_s = lambda_k + (k - s).
 
-Swapping (section 6.1, figure 10): mu = warm_up, lambda = blocks; an activation block is what F of one micro-batch
-leaves.  Of every mu blocks alive, lambda are away:
+Swapping (section 6.1, figure 10): mu = warm_up, lambda = blocks; an activation block is the output of one forward.  Of
+every mu blocks alive, lambda are swapped out:
 
-* eviction, while the warm-up fills the memory: lambda blocks leave;
-* eviction-loading, in the steady phase: per forward and backward, one block leaves and one comes back;
-* loading, in the ending phase: the last lambda blocks come back, one per backward.
+* eviction, in the warm-up: lambda blocks are evicted;
+* eviction-loading, in the steady phase: per forward and backward, one block is evicted and one is loaded;
+* loading, in the ending phase: the last lambda blocks are loaded, one per backward.
 
-The paper leaves open which blocks go.  Here the first and last few of the warm-up stay, in about equal numbers, so
-that an eviction has several forwards and a reload several periods of time before anything waits for it.
+The paper does not say which blocks are swapped.  Here about equal numbers of blocks at the start and at the end of the
+warm-up stay, so that several forwards hide an eviction and several periods hide a reload.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from debubble.schedules.registry import schedule
 from debubble.simulator import simulate
 
 
-def _deep(name: str, summary: str, *, bubble: str, in_turn: bool) -> Callable[..., Schedule]:
-    """Register a schedule whose adjusted stages run what fits of their forwards before the first backward."""
+def _register_deep(name: str, summary: str, *, bubble: str, in_turn: bool) -> Callable[..., Schedule]:
+    """Register a schedule whose adjusted stages use the strawman's warm-up."""
 
     @schedule(name, paper="Obscura, ATC 2025", bubble=bubble, memory="min(m, 3 p - 2)")
     def build(
@@ -68,13 +68,13 @@ def _deep(name: str, summary: str, *, bubble: str, in_turn: bool) -> Callable[..
     return build
 
 
-strawman = _deep(
+strawman = _register_deep(
     "strawman",
     "The adjusted stages recompute, and run what fits of their forwards before the first backward.",
     bubble="(p - 1)(f + b), and r (max(1, m - 3(p - k - 1)) + k) of recomputation stays visible",
     in_turn=False,
 )
-dependency_relaxed = _deep(
+dependency_relaxed = _register_deep(
     "dependency-relaxed",
     "The strawman with its remaining forwards and backwards in turn, so that bubbles hide any recomputation.",
     bubble="(p - 1)(f + b), and max(r, m r - 3(p - k - 1) f) + k r of recomputation stays visible",
@@ -83,9 +83,9 @@ dependency_relaxed = _deep(
 
 
 def identify(adjusted_stages: int | None, *, devices: int, micro_batches: int, costs: StageCosts | None) -> int:
-    """Count the stages to adjust: as asked for, else up to the last stage that breaks its limit under 1F1B.
+    """The number of stages to adjust: `adjusted_stages` if set, else up to the last that exceeds its limit under 1F1B.
 
-    Without costs or limit no stage does.  Raises InputError if the number is not within 0..devices.
+    It is 0 without costs or limit.  Raises InputError if the number is not within 0..devices.
     """
     if adjusted_stages is not None:
         if not 0 <= adjusted_stages <= devices:
@@ -102,19 +102,19 @@ def identify(adjusted_stages: int | None, *, devices: int, micro_batches: int, c
 
 
 def adjusted_pipeline(name: str, orders: Iterable[Iterable[Op]], *, micro_batches: int, adjusted: int) -> Schedule:
-    """The schedule of these orders, one stage each, whose adjusted stages recompute."""
+    """The schedule of these orders, one per stage, whose adjusted stages recompute."""
     lists = list(orders)
     plain = Schedule.of(name, Placement.linear(len(lists)), micro_batches, lists)
     return replace(plain, fused_recompute=frozenset(range(adjusted)))
 
 
 def deep_warm_ups(devices: int, adjusted: int) -> list[int]:
-    """The strawman's forwards of each stage before the first backward: mu_s = 3(p - s) - 2 where it is adjusted."""
+    """The strawman's mu_s per stage: 3(p - s) - 2 on adjusted stages, else p - s."""
     return [3 * (devices - s) - 2 if s < adjusted else devices - s for s in range(devices)]
 
 
 def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:
-    """The order of one stage (forwards and backwards in micro-batch order) with `blocks` of its warm-up swapped.
+    """Add evictions and reloads of lambda = `blocks` activation blocks to the order of one stage.
 
     Raises InputError unless 0 <= blocks <= warm_up - 2: the next backward's block and the newest one have to stay.
     """
@@ -132,7 +132,7 @@ def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:
 
 
 def first_swapped(warm_up: int, blocks: int) -> int:
-    """The first micro-batch that leaves; each of the later ones returns that many backwards before its own."""
+    """The first micro-batch that is evicted, and the number of backwards by which each reload precedes its own."""
     return (warm_up - blocks + 1) // 2
 
 
@@ -173,7 +173,7 @@ def obscura(
         devices=devices,
         micro_batches=micro_batches,
         adjusted=adjusted,
-        migrated_forwards=most_migrated(devices, adjusted),
+        migrated_forwards=max_migrated(devices, adjusted),
         swapped_blocks=swapped_blocks,
         swapped_fraction=swapped_fraction,
         destination=destination,
@@ -221,9 +221,9 @@ def obscura_minimal(
         return simulate(build(migrated_forwards=migrated), unlimited).makespan
 
     if migrated_forwards is None:
-        most = most_migrated(devices, adjusted)
-        target = makespan(most)
-        migrated_forwards = bisect_left(range(most), True, key=lambda fewer: makespan(fewer) <= target)
+        largest = max_migrated(devices, adjusted)
+        target = makespan(largest)
+        migrated_forwards = bisect_left(range(largest), True, key=lambda fewer: makespan(fewer) <= target)
     return build(migrated_forwards=migrated_forwards)
 
 
@@ -268,6 +268,6 @@ def migrated_pipeline(
     )
 
 
-def most_migrated(devices: int, adjusted: int) -> int:
-    """The most forwards to migrate, x = 2(p - k - 1): further ones would start no earlier."""
+def max_migrated(devices: int, adjusted: int) -> int:
+    """The largest useful x, 2(p - k - 1): further forwards would start no earlier."""
     return 2 * (devices - adjusted) if adjusted else 0

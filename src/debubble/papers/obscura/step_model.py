@@ -1,10 +1,10 @@
-"""Obscura's model of a step: which stages to adjust, how long the step takes, what swapping adds.
+"""Obscura's step model: the stages to adjust, the step time, and the time that swapping adds.
 
 Source: Huang et al., Obscura, USENIX ATC 2025, equations (1)-(3), (5) and section 8.
 
 The paper's symbols: p stages, m micro_batches, k = adjusted - 1, mu_s = warm_ups[s], f, b = 2f and r the times of
-forward, backward and recomputation, a' what a stage keeps of a micro-batch, W_s static memory, G the limit.
-The model only ranks configurations; simulation decides.
+forward, backward and recomputation, a^adj the activation block that a stage stores per micro-batch, W_s static memory,
+G the limit.  The model ranks configurations; the final choice is by simulation.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from debubble.planners.partitioning.pareto import StageRecomputation
 
 
 def identify(stages: Stages, choices: Sequence[StageRecomputation]) -> int:
-    """The number of first stages to adjust: up to the last that breaks its limit under 1F1B with these choices.
+    """K + 1: the number of stages up to the last that exceeds its limit under 1F1B with these choices.
 
-    With `stages.named("cmb")` this is CMB-Identifying: a stage that the cheap operators save is not adjusted.
+    With `stages.named("cmb")` this is CMB-Identifying: stages that fit by recomputing cheap operators are not adjusted.
     """
     devices = len(choices)
     alive = [min(devices - s, stages.problem.micro_batches) for s in range(devices)]
@@ -30,18 +30,17 @@ def identify(stages: Stages, choices: Sequence[StageRecomputation]) -> int:
 
 
 def warm_ups(devices: int, micro_batches: int, *, adjusted: int, migrated: int) -> list[int]:
-    """mu_s: the forwards of each stage before its first backward, `migrated` of them 1F1B's later ones."""
+    """mu_s: the forwards of each stage before its first backward, including x = `migrated` on adjusted stages."""
     return [min(micro_batches, devices - s + (migrated if s < adjusted else 0)) for s in range(devices)]
 
 
 @dataclass(frozen=True)
 class Swapping:
-    """Times that swapping adds to the work of one stage."""
+    """Times that swapping adds to one stage, per phase."""
 
     warm_up: float = 0.0
-    """Time that the warm-up's forwards take beyond their own."""
     steady: float = 0.0
-    """Time that all periods of the steady phase together take beyond their own."""
+    """Sum over all periods of the steady phase."""
     ending: float = 0.0
 
 
@@ -53,11 +52,11 @@ def step_time(
     warm_ups: Sequence[int],
     swapping: Sequence[Swapping] | None = None,
 ) -> float:
-    """Time that a step takes at least if stage s runs `warm_ups[s]` forwards before its first backward.
+    """Lower bound of the step time if stage s runs mu_s = `warm_ups[s]` forwards before its first backward.
 
-    For equal stages it is equation (3) exactly; here each stage has times of its own, so that the largest times of
-    equation (5) are not needed.  A late warm-up first uses up the wait for the first gradient, which is the term
-    (k - s)(2f + r) of equation (2).  `recompute` is r per stage, `swapping` what swapping adds to each, if anything.
+    For equal stages it is exactly equation (3); stages may have different times, which replaces equation (5).  A long
+    warm-up overlaps the wait for the first gradient: the term (k - s)(2f + r) of equation (2).  `recompute` is r per
+    stage, `swapping` the time that swapping adds to each.
     """
     p = costs.stages
     scales = costs.micro_batch_scale or (1,) * micro_batches
@@ -80,12 +79,12 @@ def step_time(
 def swapping_cost(
     *, blocks: int, warm_up: int, periods: int, transfer: float, pace: float, forward: float, backward: float
 ) -> Swapping:
-    """Times that swapping `blocks` of `warm_up` blocks adds, `transfer` seconds each, `backward` being 2f + r.
+    """T_s^C of equation (2): the times that swapping lambda = `blocks` of mu = `warm_up` blocks adds.
 
-    `pace`: seconds per transfer while devices that share a link all swap.  Equation (2) has
-    max(lambda (t - f) - (k - s)(2f + r), 0) + lambda (t - 2f - r) + eps, whose second term must not be below 0 and
-    whose eps in [0, 3f + r] stands for the swapping design.  This is the same for ours: the blocks that stay give
-    the transfers a start of some forwards and backwards; where too few stay, every forward or period waits.
+    `transfer` = a^adj beta / B; `pace`: seconds per transfer while all devices that share a link swap; `backward` =
+    2f + r.  The equation is max(lambda (transfer - f) - (k - s)(2f + r), 0) + lambda (transfer - 2f - r) + eps; its
+    second term must not be negative, and eps in [0, 3f + r] depends on the swapping design.  In ours the blocks that
+    stay give transfers a head start of several forwards and backwards; with too few, every forward or period waits.
     """
     if not blocks:
         return Swapping()

@@ -1,4 +1,4 @@
-"""OptPipe's figures, tables and sections in the paper's order, with what each claims."""
+"""OptPipe's figures, tables and sections in the paper's order, with their claims."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from debubble.papers.optpipe.figures.tables import PRINTED, Row
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Entry, Exhibit, Paper, papers
 
-PAPER = PrintedPaper.of("optpipe")
+PAPER = PrintedPaper.load("optpipe")
 
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """All rows of Table 1."""
+    """The rows of Table 1."""
     return tables.rows_of(PRINTED)
 
 
 @cache
-def many() -> tuple[Row, ...]:
-    """All rows of Figure 6."""
+def scaling_rows() -> tuple[Row, ...]:
+    """The rows of Figure 6."""
     return tables.rows_of(tables.FIGURE_6)
 
 
 @cache
 def toys() -> dict[int, Any]:
-    """Figure 4's methods for the numbers of micro-batches that we try."""
+    """Number of micro-batches -> Figure 4's methods."""
     return {m: tables.toy(m) for m in (4, 6, 8)}
 
 
 def figure_3() -> Iterator[Exhibit]:
-    """Ordering variables that the solver decides, and what each reduction brings."""
+    """Undetermined ordering variables, and the effect of the reductions."""
     drawing, table = program.figure_3(), program.reductions()
     decided = sum(row.count("decided by the solver") for row in drawing.cells)
     size = {row[0]: row[1:] for row in table.rows}
@@ -47,13 +47,13 @@ def figure_3() -> Iterator[Exhibit]:
     yield PAPER.claim("figure-3.pairs", [decided])
     yield PAPER.claim("figure-3.reductions", grow)
     yield PAPER.claim("figure-3.triangles", size["triangles as rows"][3] < every[3])
-    yield PAPER.claim("figure-3.initial-solution", size[program.WARM][4] < every[4])
+    yield PAPER.claim("figure-3.initial-solution", size[program.WARM_START][4] < every[4])
     yield table
     yield drawing
 
 
 def equations() -> Iterator[Exhibit]:
-    """The program of appendix C."""
+    """The MILP of appendix C."""
     table = program.optima()
     proven = [row[-1] for row in table.rows]
     yield PAPER.claim(
@@ -75,7 +75,7 @@ def algorithm_1() -> Iterator[Exhibit]:
 
 
 def figure_4() -> Iterator[Exhibit]:
-    """The toy."""
+    """The toy example."""
     table = tables.toy_table(toys())
     idle = {row[:2]: row[3] for row in table.rows}
     saved = max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload as printed"] for m in toys())
@@ -87,26 +87,26 @@ def figure_4() -> Iterator[Exhibit]:
     yield PAPER.claim("figure-4.order", ahead)
     yield PAPER.claim("figure-4.optimum", all("OptPipe, optimal" in toy for toy in toys().values()))
     yield table
-    yield Timelines.of({f"{name}: {timeline.makespan}": timeline for name, timeline in toys()[6].items()})
+    yield Timelines.from_timelines({f"{name}: {timeline.makespan}": timeline for name, timeline in toys()[6].items()})
 
 
 def table_1() -> Iterator[Exhibit]:
-    """Iteration times, and who runs out of memory."""
+    """Iteration times and the out-of-memory pattern."""
     pattern, advantage = tables.memory_pattern(rows()), tables.advantage(rows())
     cells = len(rows()) * len(METHODS)
-    slower = [name for row in rows() if (name := row.fastest_baseline) is not None and tables.is_slower(row, name)]
+    slower = [name for row in rows() if (name := row.fastest_baseline) is not None and tables.is_beaten(row, name)]
     yield PAPER.claim("table-1.cells", [cells - len(pattern.rows)], printed=(str(cells),))
     yield PAPER.claim("table-1.slower", [len(slower)])
     rich = [row for row in rows() if any(row.ours[method] is not None for method in BASELINES)]
     yield PAPER.claim(
         "table-1.comparable",
-        all(_percent_of(row, BASELINES) <= SIMILAR for row in rich),
+        all(_percent_of(row, BASELINES) <= COMPARABLE_PERCENT for row in rich),
         baselines=", ".join(BASELINES),
-        similar=SIMILAR - 100,
+        similar=COMPARABLE_PERCENT - 100,
         rich=len(rich),
     )
-    yield from _savings()
-    yield from _own_table()
+    yield from _savings_claims()
+    yield from _printed_table_claims()
     yield PAPER.claim("table-1.pipeoffload", [_over_1f1b(row) for row in rows() if _is_seven(row)])
     yield PAPER.claim("table-1.solver")
     yield PAPER.claim("table-1.times")
@@ -122,50 +122,50 @@ def table_1() -> Iterator[Exhibit]:
     )
 
 
-SIMILAR = 102
-"""Percent of a time up to which another is comparable to it."""
+COMPARABLE_PERCENT = 102
+"""OptPipe's time counts as comparable up to this percentage of a baseline's time."""
 
 
 def _percent_of(row: Row, methods: Iterable[str]) -> float:
-    """OptPipe's time in percent of that of the fastest of some methods."""
-    own = row.ours["OptPipe"]
-    return math.inf if own is None else 100 * own / min(t for method in methods if (t := row.ours[method]) is not None)
+    """OptPipe's time in percent of the fastest of these methods."""
+    optpipe = row.ours["OptPipe"]
+    return math.inf if optpipe is None else 100 * optpipe / min(t for m in methods if (t := row.ours[m]) is not None)
 
 
 def _percent_of_fastest(row: Row, method: str) -> float | None:
-    fastest, own = row.fastest_baseline, row.ours[method]
+    fastest, time = row.fastest_baseline, row.ours[method]
     best = None if fastest is None else row.ours[fastest]
-    return None if best is None or own is None else 100 * own / best
+    return None if best is None or time is None else 100 * time / best
 
 
-def _savings() -> Iterator[Claim]:
+def _savings_claims() -> Iterator[Claim]:
     groups = (("memory-rich: another baseline fits", "more than 30"), ("memory-limited", "more than 20"))
     for (name, paper), group in zip(groups, tables.rich_and_limited(rows()), strict=True):
-        printed, tuned = (tables.savings(group, method) for method in (tables.PIPEOFFLOAD, tables.TUNED))
+        printed, tuned = (tables.savings(group, method) for method in (tables.PIPEOFFLOAD, tables.TUNED_PIPEOFFLOAD))
         yield PAPER.claim("table-1.saved", [min(printed)], printed=(paper,), name=name)
         yield PAPER.claim("table-1.saved-tuned", [min(tuned)], printed=(paper,), name=name, most=max(tuned))
 
 
-def _own_table() -> Iterator[Claim]:
-    """Table 1 in the paper's text and in the table itself."""
+def _printed_table_claims() -> Iterator[Claim]:
+    """Claims of the paper's text on Table 1, checked against the printed table."""
     rich, limited = tables.rich_and_limited(rows())
-    least = [
+    min_savings = [
         min(
             100 * (1 - (row.printed["OptPipe"] or math.inf) / (row.printed["PipeOffload"] or math.inf)) for row in group
         )
         for group in (rich, limited)
     ]
-    slower, everywhere = tables.losses_in_print(rich), tables.losses_in_print(rows())
+    slower, everywhere = tables.printed_losses(rich), tables.printed_losses(rows())
     yield PAPER.claim(
         "table-1.own-comparable",
-        [len([loss for loss in slower if loss > SIMILAR - 100])],
+        [len([loss for loss in slower if loss > COMPARABLE_PERCENT - 100])],
         rich=len(rich),
-        similar=SIMILAR - 100,
+        similar=COMPARABLE_PERCENT - 100,
         all=len(everywhere),
         rows=len(rows()),
         most=max(everywhere),
     )
-    yield PAPER.claim("table-1.own-savings", least)
+    yield PAPER.claim("table-1.own-savings", min_savings)
 
 
 def _is_seven(row: Row) -> bool:
@@ -187,10 +187,10 @@ def table_2() -> Iterator[Exhibit]:
 
 
 def figure_5() -> Iterator[Exhibit]:
-    """Memory."""
+    """Memory usage."""
     shown = tables.settings_of_figure_5(rows())
     pairs = [[tables.peaks(row, method) for method in (tables.PIPEOFFLOAD, "OptPipe")] for row in shown]
-    more = [sum(own[at] >= pipe[at] for pipe, own in pairs) for at in (1, 2)]
+    more = [sum(optpipe[column] >= pipe[column] for pipe, optpipe in pairs) for column in (1, 2)]
     yield PAPER.claim("figure-5.memory", more, printed=(str(len(pairs)), str(len(pairs))), pairs=len(pairs))
     yield tables.memory_use(shown)
     yield Bars(
@@ -205,18 +205,18 @@ def figure_5() -> Iterator[Exhibit]:
 
 
 def figure_6() -> Iterator[Exhibit]:
-    """Many micro-batches."""
-    table = tables.many_micro_batches(many())
-    gains = tables.savings(many(), tables.PIPEOFFLOAD)
-    tuned = tables.span_of(tables.savings(many(), tables.TUNED))
-    yield PAPER.claim("figure-6.saved", [gains[-1]], gains=tables.span_of(gains), tuned=tuned)
+    """Varying micro-batch numbers."""
+    table = tables.micro_batch_scaling(scaling_rows())
+    gains = tables.savings(scaling_rows(), tables.PIPEOFFLOAD)
+    tuned = tables.format_range(tables.savings(scaling_rows(), tables.TUNED_PIPEOFFLOAD))
+    yield PAPER.claim("figure-6.saved", [gains[-1]], gains=tables.format_range(gains), tuned=tuned)
     yield PAPER.claim("figure-6.grows", gains == sorted(gains), gain=", ".join(f"{gain:.1f}" for gain in gains))
     yield table
     yield Lines(
         title=table.title,
         across="micro-batches",
-        x=[row.setting.micro_batches for row in many()],
-        series={name: [_seconds(row.ours[name]) for row in many()] for name in tables.LIMITED_AND_OPTPIPE},
+        x=[row.setting.micro_batches for row in scaling_rows()],
+        series={name: [_seconds(row.ours[name]) for row in scaling_rows()] for name in tables.LIMITED_AND_OPTPIPE},
         unit="seconds",
     )
 

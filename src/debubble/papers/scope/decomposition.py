@@ -1,13 +1,13 @@
-"""SCOPE's program at scale, device by device.
+"""Decomposition of SCOPE's integer program by device, for large models.
 
-Once it is given how many layers of each run a device holds, and which runs its chunks may hold, its strategies are its
-own affair: a small integer program, which CP-SAT solves in milliseconds.  So it is decided in three steps:
+With the number of layers of each type on a device fixed, and the types that its chunks may hold, the device's
+recomputation strategies no longer depend on other devices: CP-SAT solves this small program in milliseconds.
 
-1. The stages in which long runs end are those with the best relaxation; short runs stand there too.
-2. The relaxation's loads of the devices are rounded, and each device's program is solved.
-3. While that helps, one layer moves from the slowest device to another one.
+1. The stages in which long runs of a type end are chosen by the best relaxation; short runs are placed there too.
+2. The relaxation's loads are rounded, and every device's program is solved.
+3. Single layers move from the slowest device to another one as long as that helps.
 
-The relaxation without given ends bounds the program.
+The relaxation without fixed ends gives the lower bound.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from debubble.papers.scope.relaxation import Relaxation, relaxed
 from debubble.search.effort import Effort, solver_of, status_of
 
 TOLERANCE = 1e-3
-"""Relative gap at which layers no longer move."""
-ENDS_TRIED = 16
-"""Stages in which the end of a long run is tried, those nearest to equal work first."""
-DEVICE_PROGRAM = 1.3e-3
-"""Seconds to build a device's program."""
+"""Relative gap at which moves of layers stop."""
+MAX_ENDS = 16
+"""Maximum number of stages tried as the end of a long run, those closest to equal work first."""
+DEVICE_BUILD_SECONDS = 1.3e-3
+"""Effort of building a device's program, in seconds of the reference machine."""
 DEVICE_EFFORT = 0.5
-"""Effort for one of them at most."""
+"""Maximum effort of solving one."""
 DEVICE_GAP = 1e-4
-"""Relative gap at which it stops."""
+"""Relative gap at which its solver stops."""
 
 Layers = list[list[list[int]]]
-"""`layers[run][option][stage]`."""
+"""`layers[t][r][stage]`: l of the poster, with position (c, x) as one stage index."""
 Load = tuple[int, ...]
-"""Layers per run."""
+"""Layers of a device per type t."""
 Spans = tuple[range, ...]
-"""Per run, the stages that may hold its layers."""
+"""Per type t, the stages that may hold its layers."""
 Key = tuple[int, int, int]
-"""Chunk, run and option."""
+"""Chunk c, type t and strategy r."""
 
 
 @dataclass(frozen=True)
 class DeviceAssignment:
-    """A device's layers, by chunk, run and option, and their time per micro-batch."""
+    """A device's layers by (c, t, r), and their time per micro-batch in time units."""
 
     layers: Mapping[Key, int]
     time: int
@@ -52,7 +52,7 @@ class DeviceAssignment:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """An assignment, if one was found, its objective, and a bound on the objective, both in time units."""
+    """The best assignment (None if none fits), its objective and a lower bound, both in time units."""
 
     layers: Layers | None
     value: float
@@ -60,12 +60,12 @@ class Decomposition:
 
     @property
     def gap(self) -> float:
-        """Relative to the value; 1 if no assignment was found."""
+        """Relative gap between value and bound; 1 without an assignment."""
         return 1.0 if self.layers is None else 1.0 - self.bound / self.value
 
 
 def decompose(inst: Instance, effort: Effort) -> Decomposition:
-    """A good assignment and a bound on the program's optimum, as far as the effort goes."""
+    """Find a good assignment and a lower bound within the effort."""
     root = None if effort.over else relaxed(inst, effort)
     if root is None:
         return Decomposition(None, math.inf, 0)
@@ -80,23 +80,23 @@ def decompose(inst: Instance, effort: Effort) -> Decomposition:
 
 
 def _best_spans(inst: Instance, effort: Effort) -> tuple[Spans, Relaxation | None]:
-    """The stages that may hold each run, so that runs keep their order, and the relaxation with these."""
-    long = [r for r, count in enumerate(inst.counts) if count > len(inst.devices)]
+    """The stages that may hold each type, chosen so that the order C_3 is kept, and their relaxation."""
+    long = [t for t, count in enumerate(inst.counts) if count > len(inst.devices)]
     ends = _balanced_ends(inst, long)
     best = _spans(inst, long, ends), relaxed(inst, effort, _spans(inst, long, ends))
     for i in range(len(ends)):
         low, high = ends[i - 1] + 1 if i else 0, ends[i + 1] if i + 1 < len(ends) else inst.stages - 1
-        for end in sorted(range(low, high), key=lambda stage: abs(stage - ends[i]))[1:ENDS_TRIED]:
-            tried = (*ends[:i], end, *ends[i + 1 :])
-            relaxation = relaxed(inst, effort, _spans(inst, long, tried))
+        for end in sorted(range(low, high), key=lambda stage: abs(stage - ends[i]))[1:MAX_ENDS]:
+            candidate = (*ends[:i], end, *ends[i + 1 :])
+            relaxation = relaxed(inst, effort, _spans(inst, long, candidate))
             if relaxation is not None and (best[1] is None or relaxation.bound < best[1].bound):
-                best, ends = (_spans(inst, long, tried), relaxation), tried
+                best, ends = (_spans(inst, long, candidate), relaxation), candidate
     return best
 
 
 def _balanced_ends(inst: Instance, long: Sequence[int]) -> tuple[int, ...]:
-    """The last stage of each long run but the last, if stages have about equal work."""
-    work = [inst.counts[r] * min(inst.times[r]) for r in long]
+    """The last stage of each long run except the last, for about equal work per stage."""
+    work = [inst.counts[t] * min(inst.times[t]) for t in long]
     ends: list[int] = []
     for i in range(len(long) - 1):
         end = round(inst.stages * sum(work[: i + 1]) / sum(work)) - 1
@@ -105,12 +105,12 @@ def _balanced_ends(inst: Instance, long: Sequence[int]) -> tuple[int, ...]:
 
 
 def _spans(inst: Instance, long: Sequence[int], ends: Sequence[int]) -> Spans:
-    """A long run begins in the stage in which the one before it ends; short ones stand there, or in the last stage."""
+    """The stages per type: a long run begins where the previous one ends; short runs share that stage or the last."""
     begins, stops = (0, *ends), (*(end + 1 for end in ends), inst.stages)
     spans = []
-    for r in range(len(inst.counts)):
-        following = sum(run < r for run in long)
-        if r in long:
+    for t in range(len(inst.counts)):
+        following = sum(other < t for other in long)
+        if t in long:
             spans.append(range(begins[following], stops[following]))
         else:
             stage = begins[following] if following < len(long) else inst.stages - 1
@@ -119,47 +119,47 @@ def _spans(inst: Instance, long: Sequence[int], ends: Sequence[int]) -> Spans:
 
 
 def _rounded(relaxation: Relaxation, counts: Sequence[int]) -> list[Load]:
-    """The relaxation's loads as whole numbers with the same totals, by largest remainders."""
+    """Round the relaxation's loads to integers with the same totals, by largest remainders."""
     columns = []
     for count, shares in zip(counts, zip(*relaxation.loads, strict=True), strict=True):
-        whole = [math.floor(share + 1e-6) for share in shares]
-        by_remainder = sorted(range(len(whole)), key=lambda d: whole[d] - shares[d])
-        for device in by_remainder[: count - sum(whole)]:
-            whole[device] += 1
-        columns.append(whole)
+        rounded = [math.floor(share + 1e-6) for share in shares]
+        by_remainder = sorted(range(len(rounded)), key=lambda d: rounded[d] - shares[d])
+        for device in by_remainder[: count - sum(rounded)]:
+            rounded[device] += 1
+        columns.append(rounded)
     return list(zip(*columns, strict=True))
 
 
 class _Devices:
-    """The devices' programs, and what they have answered."""
+    """The devices' programs with a cache of their solutions."""
 
     def __init__(self, inst: Instance, spans: Spans, effort: Effort) -> None:
         self._inst, self._effort = inst, effort
-        self.runs = [
-            tuple(tuple(r for r, span in enumerate(spans) if stage in span) for stage in device.stages)
+        self.types = [
+            tuple(tuple(t for t, span in enumerate(spans) if stage in span) for stage in device.stages)
             for device in inst.devices
         ]
-        """Per device and chunk, the runs that it may hold."""
+        """Per device and chunk, the types that it may hold."""
         self._answers: dict[tuple[int, Load], DeviceAssignment | None] = {}
 
     def answer(self, device: int, load: Load) -> DeviceAssignment | None:
-        """The fastest assignment of a device's load; None if none fits."""
+        """The fastest assignment of a device for its load; None if none fits."""
         if (device, load) not in self._answers:
-            self._effort.spend(DEVICE_PROGRAM)
+            self._effort.spend(DEVICE_BUILD_SECONDS)
             self._answers[device, load] = fastest(
-                self._inst, self._inst.devices[device], load, self.runs[device], self._effort
+                self._inst, self._inst.devices[device], load, self.types[device], self._effort
             )
         return self._answers[device, load]
 
-    def holders(self, run: int) -> Iterator[int]:
-        """The devices that may hold a run."""
-        return (d for d, chunks in enumerate(self.runs) if any(run in runs for runs in chunks))
+    def holders(self, t: int) -> Iterator[int]:
+        """The devices that may hold layers of type t."""
+        return (d for d, chunks in enumerate(self.types) if any(t in types for types in chunks))
 
 
 def _improved(
     inst: Instance, devices: _Devices, loads: list[Load], effort: Effort, *, bound: int
 ) -> list[DeviceAssignment] | None:
-    """The devices' assignments after moves of single layers from the slowest device; None if a load does not fit."""
+    """Improve the assignments by moving single layers off the slowest device; None if a load does not fit."""
     pieces = [devices.answer(device, load) for device, load in enumerate(loads)]
 
     def times() -> list[float]:
@@ -172,20 +172,20 @@ def _improved(
             break
         for device, load in moved.items():
             loads[device], pieces[device] = load, devices.answer(device, load)
-    found = [piece for piece in pieces if piece is not None]
-    return found if len(found) == len(pieces) else None
+    assignments = [piece for piece in pieces if piece is not None]
+    return assignments if len(assignments) == len(pieces) else None
 
 
 def _moved(devices: _Devices, loads: Sequence[Load], times: Sequence[float], slowest: int) -> dict[int, Load] | None:
-    """The loads of two devices after a move of one layer that makes the slower of them faster; None if none does."""
-    for run, number in enumerate(loads[slowest]):
+    """The loads of two devices after moving one layer off the slowest; None if no move is an improvement."""
+    for t, number in enumerate(loads[slowest]):
         if number == 0:
             continue
-        fewer = _with(loads[slowest], run, number - 1)
-        for device in sorted(devices.holders(run), key=lambda d: times[d]):
+        fewer = _with(loads[slowest], t, number - 1)
+        for device in sorted(devices.holders(t), key=lambda d: times[d]):
             if device == slowest:
                 continue
-            more = _with(loads[device], run, loads[device][run] + 1)
+            more = _with(loads[device], t, loads[device][t] + 1)
             receiver, giver = devices.answer(device, more), devices.answer(slowest, fewer)
             if (
                 receiver is not None
@@ -196,8 +196,8 @@ def _moved(devices: _Devices, loads: Sequence[Load], times: Sequence[float], slo
     return None
 
 
-def _with(load: Load, run: int, number: int) -> Load:
-    return (*load[:run], number, *load[run + 1 :])
+def _with(load: Load, t: int, number: int) -> Load:
+    return (*load[:t], number, *load[t + 1 :])
 
 
 def _objective(inst: Instance, times: Sequence[float]) -> float:
@@ -205,34 +205,34 @@ def _objective(inst: Instance, times: Sequence[float]) -> float:
 
 
 def fastest(
-    inst: Instance, device: DeviceInstance, load: Sequence[int], runs: Sequence[Sequence[int]], effort: Effort
+    inst: Instance, device: DeviceInstance, load: Sequence[int], types: Sequence[Sequence[int]], effort: Effort
 ) -> DeviceAssignment | None:
-    """The fastest assignment of a device's layers to its chunks and strategies that fits; None if none is found.
+    """Find the fastest assignment of a device's layers to chunks and strategies; None if none is found.
 
     Args:
         inst: The program.
         device: The device.
-        load: Layers that it holds, per run.
-        runs: Per chunk, the runs that it may hold.
-        effort: Counter of the work.
+        load: Its number of layers per type.
+        types: Per chunk, the types that it may hold.
+        effort: The effort to spend from.
     """
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     layers = {
-        (c, r, o): model.new_int_var(0, load[r], "")
-        for c, here in enumerate(runs)
-        for r in here
-        if load[r]
-        for o in range(len(inst.times[r]))
+        (c, t, r): model.new_int_var(0, load[t], "")
+        for c, here in enumerate(types)
+        for t in here
+        if load[t]
+        for r in range(len(inst.times[t]))
     }
-    for run, number in enumerate(load):
-        model.add(sum(v for (_, r, _), v in layers.items() if r == run) == number)
+    for layer_type, number in enumerate(load):
+        model.add(sum(v for (_, t, _), v in layers.items() if t == layer_type) == number)
     for chunk in range(inst.chunks):
         model.add(sum(v for (c, _, _), v in layers.items() if c == chunk) >= 1)
-    if device.kept:
+    if device.alive_bytes:
         _fit(model, device, layers)
-    time = sum(inst.times[r][o] * v for (_, r, o), v in layers.items())
+    time = sum(inst.times[t][r] * v for (_, t, r), v in layers.items())
     model.minimize(time)
     share = Effort(DEVICE_EFFORT, deadline=effort.deadline, whole=effort)
     solver = solver_of(share)
@@ -244,25 +244,25 @@ def fastest(
 
 
 def _fit(model: Any, device: DeviceInstance, layers: Mapping[Key, Any]) -> None:
-    """C_2: what is alive at each combination, with the largest that its recomputation brings back at a time."""
-    sizes = {device.restored[r][o] for _, r, o in layers}
+    """Add C_2: alive bytes at each combination, plus the largest memory that recomputing one layer restores."""
+    sizes = {device.restored[t][r] for _, t, r in layers}
     restored = model.new_int_var(0, max(sizes, default=0), "")
     for size in sorted(sizes - {0}):
         some = model.new_bool_var("")
-        for (_, r, o), v in layers.items():
-            if device.restored[r][o] == size:
+        for (_, t, r), v in layers.items():
+            if device.restored[t][r] == size:
                 model.add(v == 0).only_enforce_if(~some)
         model.add(restored >= size).only_enforce_if(some)
-    for row in device.kept:
+    for row in device.alive_bytes:
         model.add(
-            sum((row[r][o][c] + device.static[r]) * v for (c, r, o), v in layers.items()) + restored <= device.capacity
+            sum((row[t][r][c] + device.static[t]) * v for (c, t, r), v in layers.items()) + restored <= device.capacity
         )
 
 
 def _merged(pieces: Sequence[DeviceAssignment], inst: Instance) -> Layers:
-    """All devices' layers by stage."""
+    """Collect the devices' layers as `layers[t][r][stage]`."""
     layers = [[[0] * inst.stages for _ in times] for times in inst.times]
     for device, piece in zip(inst.devices, pieces, strict=True):
-        for (chunk, run, option), number in piece.layers.items():
-            layers[run][option][device.stages[chunk]] += number
+        for (chunk, t, r), number in piece.layers.items():
+            layers[t][r][device.stages[chunk]] += number
     return layers

@@ -1,10 +1,10 @@
-"""Phase 1 of SCOPE's planner: the model as layer types, and the numbers of the integer program.
+"""Phase 1 of SCOPE's planner: the model as layer types, and the coefficients of the integer program.
 
-A type t is a run of equal layers; a layer is one unit, or a repeated pattern of units (attention and MLP, say) that
-partitioning then moves together.
+A type t is a run of equal layers.  A layer is one unit, or a repeated pattern of units, such as attention and MLP,
+which always move together.
 
-In the program times are rounded to about a millionth of the slowest layer, bytes are rounded up to about a millionth of
-the limit, so that no answer breaks it.  Both units are powers of two, so that small integers stay exact.
+The program rounds times to about a millionth of the slowest layer, and bytes up to about a millionth of the limit, so
+that no solution exceeds it.  Both units are powers of two, so that small integers stay exact.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from debubble.ir import Schedule
 from debubble.planners.partitioning.pareto import menu_of
 
 RESOLUTION = 2**20
-"""Units of time in the slowest layer, and of memory in the limit."""
+"""Approximate number of time units in the slowest layer, and of memory units in the limit."""
 
-LONGEST_PATTERN = 4
-"""Units that one layer may consist of."""
+MAX_PATTERN_UNITS = 4
+"""Maximum number of units per layer."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Option:
     """One recomputation strategy r of a layer type: GetCompCost(t, r) and GetMemCost(t, r).
 
     Attributes:
-        strategies: The strategy of each of the layer's units.
-        time: Forward and backward with recomputation, per micro-batch.
-        activation: M_A: bytes kept per micro-batch.
-        restored: Bytes that its recomputation brings back at a time.
+        strategies: The strategy of each unit of the layer.
+        time: FP + BP + Recom: forward, backward and recomputation per micro-batch.
+        activation: M_A: activation bytes per micro-batch.
+        restored: Peak bytes that recomputing the layer restores.
     """
 
     strategies: tuple[str, ...]
@@ -45,16 +45,16 @@ class Option:
 
 
 @dataclass(frozen=True)
-class LayerRun:
-    """Equal layers in a row.
+class LayerType:
+    """A layer type t: a run of equal layers.
 
     Attributes:
-        first: Unit at which the first layer begins.
+        first: Index of the first layer's first unit.
         size: Units per layer.
-        count: Layers.
+        count: Number of layers.
         static: M_S: bytes of a layer's model states.
-        workspace: Bytes that a layer needs while it runs.
-        options: The ways to recompute a layer.
+        workspace: Workspace bytes of a layer's forward and backward.
+        options: The recomputation strategies r of a layer.
     """
 
     first: int
@@ -65,21 +65,21 @@ class LayerRun:
     options: tuple[Option, ...]
 
 
-def layer_runs(units: Units) -> list[LayerRun]:
-    """Cut the model into runs of equal layers; each keeps its Pareto-optimal combinations of strategies."""
-    runs: list[LayerRun] = []
+def layer_types(units: Units) -> list[LayerType]:
+    """Split the model into layer types with their Pareto-optimal combinations of strategies."""
+    types: list[LayerType] = []
     first = 0
     while first < len(units.units):
         size, count = _longest_repetition(units.units, first)
-        runs.append(_run(units, first, size, count))
+        types.append(_layer_type(units, first, size, count))
         first += size * count
-    return runs
+    return types
 
 
 def _longest_repetition(units: Sequence[Unit], first: int) -> tuple[int, int]:
-    """(units per layer, layers) of the run that covers most from here; the shorter pattern if two cover the same."""
+    """(units per layer, layers) of the longest run that starts at `first`; ties go to the shorter pattern."""
     best = (1, 1)
-    for size in range(1, LONGEST_PATTERN + 1):
+    for size in range(1, MAX_PATTERN_UNITS + 1):
         pattern = [_signature(u) for u in units[first : first + size]]
         count = 1
         while [_signature(u) for u in units[first + count * size : first + (count + 1) * size]] == pattern:
@@ -94,10 +94,10 @@ def _signature(unit: Unit) -> tuple[object, ...]:
     return (unit.type, *times, unit.static, unit.workspace, tuple(sorted(unit.strategies.items(), key=str)))
 
 
-def _run(units: Units, first: int, size: int, count: int) -> LayerRun:
+def _layer_type(units: Units, first: int, size: int, count: int) -> LayerType:
     layer = units.units[first : first + size]
     work = float(sum(unit.work for unit in layer))
-    return LayerRun(
+    return LayerType(
         first=first,
         size=size,
         count=count,
@@ -107,53 +107,53 @@ def _run(units: Units, first: int, size: int, count: int) -> LayerRun:
     )
 
 
-def partition_of_layers(runs: Sequence[LayerRun], layers: Sequence[Sequence[Sequence[int]]]) -> Partition:
-    """Phase 4: the partition in which stage s holds `layers[run][option][s]` layers of each run and option."""
+def partition_of_layers(types: Sequence[LayerType], layers: Sequence[Sequence[Sequence[int]]]) -> Partition:
+    """Phase 4: build S*, the partition in which stage s has `layers[t][r][s]` layers of each type and strategy."""
     stages = len(layers[0][0])
     partition: list[list[tuple[int, str]]] = []
-    used = [0] * len(runs)
+    used = [0] * len(types)
     for stage in range(stages):
         units: list[tuple[int, str]] = []
-        for r, run in enumerate(runs):
-            here = [option for o, option in enumerate(run.options) for _ in range(layers[r][o][stage])]
+        for t, layer_type in enumerate(types):
+            here = [option for r, option in enumerate(layer_type.options) for _ in range(layers[t][r][stage])]
             for option in here:
-                begin = run.first + used[r] * run.size
+                begin = layer_type.first + used[t] * layer_type.size
                 units += list(enumerate(option.strategies, start=begin))
-                used[r] += 1
+                used[t] += 1
         partition.append(units)
     return Partition(partition)
 
 
 @dataclass(frozen=True)
 class DeviceInstance:
-    """One device's numbers.
+    """Coefficients of one device x.
 
     Attributes:
         stages: Its stages, one per chunk.
-        capacity: Bytes for its layers' states, for what is alive of them and for what one recomputation brings back.
-        static: Bytes of a layer of each run.
-        kept: `kept[row][run][option][chunk]`: bytes of a layer's activations, at each combination alive; empty without
-            a limit.
-        restored: `restored[run][option]`: what recomputing such a layer brings back.
+        capacity: Memory for model states, activations in flight and one layer's restored activations.
+        static: M_S of a layer, per type.
+        alive_bytes: `alive_bytes[row][t][r][c]`: activations of a layer at each combination in flight;
+            empty without a limit.
+        restored: `restored[t][r]`: memory that recomputing such a layer restores.
     """
 
     stages: tuple[int, ...]
     capacity: int
     static: tuple[int, ...]
-    kept: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
+    alive_bytes: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
     restored: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Instance:
-    """The integer program's numbers.
+    """Coefficients of the integer program.
 
     Attributes:
-        counts: Layers per run.
-        times: `times[run][option]`: time of a layer per micro-batch, in time units.
-        devices: What holds for each device.
-        micro_batches: Micro-batches per step.
-        time_unit: Seconds (or the costs' own unit of time) per time unit.
+        counts: Layers per type.
+        times: `times[t][r]`: time of a layer per micro-batch, in time units.
+        devices: Coefficients per device.
+        micro_batches: Micro-batches per step, mu.
+        time_unit: Seconds (or the costs' unit of time) per time unit.
     """
 
     counts: tuple[int, ...]
@@ -174,17 +174,17 @@ class Instance:
 
     @property
     def weight(self) -> int:
-        """Weight of the slowest device: the objective is weight x (max T) + sum T, C times the step time."""
+        """Weight of max T in the objective, weight x max T + sum T, which is C times the step time."""
         return self.micro_batches * self.chunks - 1
 
     @cached_property
     def longest(self) -> int:
-        """Time that no device can exceed."""
+        """Upper bound of a device's time."""
         return sum(count * max(times) for count, times in zip(self.counts, self.times, strict=True))
 
     @cached_property
     def windows(self) -> tuple[range, ...]:
-        """The stages that may hold the layers of each run if every stage holds at least one."""
+        """Per type, the stages that may hold its layers if every stage holds at least one layer."""
         total, before, windows = sum(self.counts), 0, []
         for count in self.counts:
             windows.append(range(max(0, self.stages - total + before), min(self.stages, before + count)))
@@ -192,17 +192,17 @@ class Instance:
         return tuple(windows)
 
 
-def instance(runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[float], static: float) -> Instance:
-    """The numbers for a model's runs on a schedule; `static`: bytes on every device next to its layers' own."""
-    time_unit = _unit(max(option.time for run in runs for option in run.options))
-    everywhere = max((run.workspace for run in runs if run.count > 1), default=0.0)
+def instance(types: Sequence[LayerType], schedule: Schedule, *, limits: Sequence[float], static: float) -> Instance:
+    """The coefficients for a model on a schedule; `static`: bytes on every device besides those of layers."""
+    time_unit = _unit(max(option.time for layer in types for option in layer.options))
+    workspace = max((layer.workspace for layer in types if layer.count > 1), default=0.0)
     devices = tuple(
-        _device(runs, stages, combinations, limit=limit, static=static + everywhere, everywhere=everywhere)
-        for stages, combinations, limit in zip(schedule.placement.stages_of, alive(schedule), limits, strict=True)
+        _device(types, stages, rows, limit=limit, static=static + workspace, shared_workspace=workspace)
+        for stages, rows, limit in zip(schedule.placement.stages_of, in_flight_rows(schedule), limits, strict=True)
     )
     return Instance(
-        counts=tuple(run.count for run in runs),
-        times=tuple(tuple(round(option.time / time_unit) for option in run.options) for run in runs),
+        counts=tuple(layer.count for layer in types),
+        times=tuple(tuple(round(option.time / time_unit) for option in layer.options) for layer in types),
         devices=devices,
         micro_batches=schedule.micro_batches,
         time_unit=time_unit,
@@ -210,13 +210,13 @@ def instance(runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[f
 
 
 def _device(
-    runs: Sequence[LayerRun],
+    types: Sequence[LayerType],
     stages: Sequence[int],
     combinations: Sequence[tuple[int, ...]],
     *,
     limit: float,
     static: float,
-    everywhere: float,
+    shared_workspace: float,
 ) -> DeviceInstance:
     limited = limit < float("inf")
     unit = _unit(limit) if limited else 1.0
@@ -224,43 +224,43 @@ def _device(
         stages=tuple(stages),
         capacity=math.floor(limit / unit) - math.ceil(static / unit) if limited else 0,
         static=tuple(
-            math.ceil((run.static + max(0.0, run.workspace - everywhere) * (run.count == 1)) / unit) for run in runs
+            math.ceil((t.static + max(0.0, t.workspace - shared_workspace) * (t.count == 1)) / unit) for t in types
         ),
-        kept=tuple(
+        alive_bytes=tuple(
             tuple(
-                tuple(tuple(math.ceil(n * option.activation / unit) for n in numbers) for option in run.options)
-                for run in runs
+                tuple(tuple(math.ceil(n * option.activation / unit) for n in numbers) for option in layer.options)
+                for layer in types
             )
             for numbers in (combinations if limited else ())
         ),
-        restored=tuple(tuple(math.ceil(option.restored / unit) for option in run.options) for run in runs),
+        restored=tuple(tuple(math.ceil(option.restored / unit) for option in t.options) for t in types),
     )
 
 
-def alive(schedule: Schedule) -> list[list[tuple[int, ...]]]:
-    """The combinations of live micro-batches per chunk that the order of each device reaches, as far as they matter.
+def in_flight_rows(schedule: Schedule) -> list[list[tuple[int, ...]]]:
+    """Per device, the combinations of micro-batches in flight per chunk that the schedule reaches and C_2 needs.
 
-    What is alive is linear in the combination, so those that a mixture of two others covers need no row.
+    Alive bytes are linear in the combination, so a combination dominated by a mixture of two others needs no row.
     """
     return [_extreme(sorted(set(schedule.in_flight(device)))) for device in range(schedule.devices)]
 
 
 def _extreme(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The rows, in order, that neither another row nor a mixture of their neighbours covers."""
-    kept: list[tuple[int, ...]] = []
+    """The rows, in order, that are not dominated by another row or by a mixture of their neighbors."""
+    extreme: list[tuple[int, ...]] = []
     for row in rows:
         if any(other != row and all(a <= b for a, b in zip(row, other, strict=True)) for other in rows):
             continue
-        kept.append(row)
-        while len(kept) > 2 and _covered(kept[-2], kept[-3], kept[-1]):
-            del kept[-2]
-    return kept
+        extreme.append(row)
+        while len(extreme) > 2 and _covered(extreme[-2], extreme[-3], extreme[-1]):
+            del extreme[-2]
+    return extreme
 
 
-def _covered(row: Sequence[int], left: Sequence[int], right: Sequence[int]) -> bool:
-    """Tell whether some share x of `left` and 1 - x of `right` is at least `row` everywhere."""
+def _covered(row: Sequence[int], before: Sequence[int], after: Sequence[int]) -> bool:
+    """Tell whether some convex combination of `before` and `after` is at least `row` everywhere."""
     low, high = 0.0, 1.0
-    for middle, a, b in zip(row, left, right, strict=True):
+    for middle, a, b in zip(row, before, after, strict=True):
         if a > b:
             low = max(low, (middle - b) / (a - b))
         elif a < b:
@@ -271,5 +271,5 @@ def _covered(row: Sequence[int], left: Sequence[int], right: Sequence[int]) -> b
 
 
 def _unit(largest: float) -> float:
-    """The power of two of which `largest` has about RESOLUTION."""
+    """The power of two such that `largest` is about RESOLUTION units."""
     return 2.0 ** math.ceil(math.log2(largest)) / RESOLUTION

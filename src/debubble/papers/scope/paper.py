@@ -1,4 +1,4 @@
-"""SCOPE's poster, section by section, with what each claims."""
+"""SCOPE's poster: the claims of each section."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.papers.scope.instance import partition_of_layers
 from debubble.planners.partitioning.balance import even_counts
 from debubble.simulator import Timeline
 
-PAPER = PrintedPaper.of("scope")
+PAPER = PrintedPaper.load("scope")
 
 
 def _idle(timeline: Timeline) -> float:
@@ -33,8 +33,8 @@ def background() -> Iterator[Exhibit]:
 
 
 def motivation() -> Iterator[Exhibit]:
-    """Three kinds of bubbles, and what a holistic planner does to them."""
-    even, scope = (example.ThreeBubbles.of(run) for run in example.runs().values())
+    """Three kinds of bubbles, and their reduction by a holistic planner."""
+    even, scope = (example.ThreeBubbles.from_timeline(run) for run in example.runs().values())
     fewer = scope.leaked < even.leaked
     table = example.bubbles_table()
     yield PAPER.claim(
@@ -47,22 +47,22 @@ def motivation() -> Iterator[Exhibit]:
 
 def algorithm_1() -> Iterator[Exhibit]:
     """The planner's four phases, on the running example."""
-    runs, answer = example.program()
+    types, answer = example.program()
     placed = [sum(map(sum, options)) for options in answer.layers]
-    partition = partition_of_layers(runs, answer.layers)
+    partition = partition_of_layers(types, answer.layers)
     order = [index for stage in partition for index, _ in stage]
-    yield PAPER.claim("algorithm-1.phase-1", [len(run.options) for run in runs])
-    yield PAPER.claim("algorithm-1.phase-2", placed, printed=[str(run.count) for run in runs])
-    yield PAPER.claim("algorithm-1.phase-3", answer.gap < PROVEN)
+    yield PAPER.claim("algorithm-1.phase-1", [len(layer_type.options) for layer_type in types])
+    yield PAPER.claim("algorithm-1.phase-2", placed, printed=[str(layer_type.count) for layer_type in types])
+    yield PAPER.claim("algorithm-1.phase-3", answer.gap < OPTIMAL_GAP)
     yield PAPER.claim("algorithm-1.phase-4", order == list(range(len(example.units().units))))
 
 
-PROVEN = 1e-6
-"""Gap below which an optimum is proven."""
+OPTIMAL_GAP = 1e-6
+"""Relative gap below which a solution counts as optimal."""
 
 
 def running_example() -> Iterator[Exhibit]:
-    """A small model, planned by both."""
+    """The running example, planned by SCOPE and Megatron-Even."""
     solutions, runs = example.solutions(), example.runs()
     partition = solutions["scope"].partition
     assert partition is not None, "units are divided"
@@ -87,7 +87,7 @@ def end_to_end() -> Iterator[Exhibit]:
             [ours],
             printed=(f"{poster:.2f}",),
             because=BECAUSE.get(key[0]),
-            fewest=_shown(rows[key][2]),
+            fewest=_formatted(rows[key][2]),
             planner=key[0],
             operators=key[1],
             schedule=key[2],
@@ -108,12 +108,12 @@ def end_to_end() -> Iterator[Exhibit]:
 
 
 def _none_slower(pairs: Iterable[Sequence[float | None]]) -> bool:
-    """Tell whether the first of each pair is at least as fast as the second; None where nothing fits."""
+    """Tell whether in every pair the first is at least as fast as the second, if the second fits (is not None)."""
     return all(other is None or (one is not None and one >= other) for one, other in pairs)
 
 
 def _order(reading: str, names: Sequence[str], rows: Mapping[tuple[str, ...], tuple[float | None, ...]]) -> Claim:
-    """The planners from slow to fast, under a reading of dual and tri; without those of which nothing fits."""
+    """The claim on the planners' order from slow to fast, under a reading of dual and tri; only plans that fit."""
     ours = {key[0]: figure for key, (_, figure, _) in rows.items() if key[0] in names and key[2:] == ("1F1B", EVEN)}
     ours["AdaPipe"] = rows["AdaPipe", "all", "1F1B", EVEN][1]
     fitting = {name: speed_up for name in names if (speed_up := ours[name]) is not None}
@@ -125,7 +125,7 @@ def _order(reading: str, names: Sequence[str], rows: Mapping[tuple[str, ...], tu
     )
 
 
-def _shown(figure: float | None) -> str:
+def _formatted(figure: float | None) -> str:
     return "none" if figure is None else f"{figure:.2f}"
 
 
@@ -138,10 +138,10 @@ BECAUSE: Mapping[str, str] = PAPER.printed["because"]
 def scalability() -> Iterator[Exhibit]:
     """More devices."""
     table = tables.scalability(answer)
-    fewest = (", ".join(_shown(row[at]) for row in table.rows) for at in (3, 5))
+    fewest = (", ".join(_formatted(row[column]) for row in table.rows) for column in (3, 5))
     yield PAPER.claim("scalability.plain", [row[2] for row in table.rows], fewest=next(fewest))
     yield PAPER.claim("scalability.interleaved", [row[4] for row in table.rows], fewest=next(fewest))
-    yield PAPER.claim("scalability.mfu", [number(table.rows[at][7]) for at in (0, -1)])
+    yield PAPER.claim("scalability.mfu", [number(table.rows[column][7]) for column in (0, -1)])
     yield table
     yield table.bars("speed-up", tables.GAINS, names="{} devices")
 
@@ -153,7 +153,7 @@ def generality() -> Iterator[Exhibit]:
         "generality.gain",
         [row[3] for row in table.rows],
         names=", ".join(str(row[0]) for row in table.rows),
-        fewest=", ".join(_shown(row[4]) for row in table.rows),
+        fewest=", ".join(_formatted(row[4]) for row in table.rows),
     )
     yield table
     yield table.bars("gain", tables.GAINS)
@@ -171,7 +171,7 @@ def memory() -> Iterator[Exhibit]:
     yield PAPER.claim("memory.even", shares(3), names=names, fewest=fewest)
     yield PAPER.claim("memory.tri", shares(6))
     yield PAPER.claim(
-        "memory.gain", [row[8] for row in table.rows], fewest=", ".join(_shown(row[9]) for row in table.rows)
+        "memory.gain", [row[8] for row in table.rows], fewest=", ".join(_formatted(row[9]) for row in table.rows)
     )
     yield table
     yield Bars(

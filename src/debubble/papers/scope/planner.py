@@ -1,12 +1,12 @@
 """SCOPE: one integer program over stages, chunks, layer types and recomputation.
 
 Source: Wang et al., SCOPE, DPEXA 2025 (a poster).  Symbols: P = devices, C = chunks, mu = micro-batches, D_M = memory
-limit, x = device, c = chunk, t = a run of equal layers, r = recomputation strategy.  What the poster leaves open is
-stated in `integer_program.py`.  "dual" and "tri" are read as two strategies {none, full} and three {none, selective,
-full}; by default every strategy on the Pareto front of (time, bytes) takes part.
+limit, x = stage (our device), c = chunk, t = layer type, r = recomputation strategy, S* = the partition.
+Our reading of what the poster leaves undefined is in `integer_program.py`.  "dual" and "tri" are read as the strategies
+{none, full} and {none, selective, full}; the default is every strategy on the Pareto front of (time, bytes).
 
-Two weaknesses of formula-based planners are corrected: answers are re-scored by simulation of the lowered Program, and
-a local search continues from them wherever simulation and formula disagree.
+Beyond the poster, the program's assignments are simulated, and a local search continues from the best ones, because
+formula and simulation can disagree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, SolverError
-from debubble.papers.scope.instance import layer_runs, partition_of_layers
+from debubble.papers.scope.instance import layer_types, partition_of_layers
 from debubble.papers.scope.integer_program import ProgramAnswer, solve
 from debubble.planners.baselines.even_splits import megatron_schedule
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
@@ -29,26 +29,26 @@ from debubble.simulator import Repricer
 DUAL = ("full",)
 TRI = ("selective", "full")
 BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
-"""Planners restricted to one axis each; SCOPE starts from their answers too, so that it is never worse."""
+"""Baseline planners, whose plans are candidates too, so that SCOPE is never worse."""
 PROGRAM_SHARE = 0.5
-"""Share of the effort for the integer programs; the local search has the rest."""
-FINALISTS = 3
-"""Candidates from which the local search begins."""
+"""Fraction of the effort for the integer programs; the rest goes to the local search."""
+MAX_FINALISTS = 3
+"""Number of candidates that the local search starts from."""
 
 
 @planner("scope", paper="SCOPE, DPEXA 2025", searches=True, plain=True)
 def scope(problem: Problem) -> Solution:
-    """Assign layers with their strategies to stages and chunks by an integer program, re-scored by simulation."""
+    """Assign layers with their strategies to stages and chunks by an integer program and a simulated local search."""
     effort = problem.begun()
     choices = problem.chunk_choices
     program_effort = effort.part(PROGRAM_SHARE * problem.effort)
     candidates: list[PricedSchedule] = []
     reasons: list[str] = []
     gaps: list[str] = []
-    for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
+    for remaining, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
         try:
-            answer = _answer(problem, chunks, program_effort.part(program_effort.left / left))
-            candidates += _simulated(problem, chunks, answer)
+            answer = _solve_program(problem, chunks, program_effort.part(program_effort.left / remaining))
+            candidates += _simulated_candidates(problem, chunks, answer)
         except (InfeasibleError, SolverError) as error:
             reasons.append(str(error))
         else:
@@ -59,22 +59,22 @@ def scope(problem: Problem) -> Solution:
         raise CutOffError(reasons[0]) if effort.cut_off else InfeasibleError(reasons[0])
     candidates.sort(key=lambda candidate: candidate.time)
     best = candidates[0]
-    finalists = candidates[:FINALISTS]
-    for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
-        improved = improve(problem, candidate, effort=effort.part(effort.left / left))
+    finalists = candidates[:MAX_FINALISTS]
+    for remaining, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
+        improved = improve(problem, candidate, effort=effort.part(effort.left / remaining))
         best = min(best, improved, key=lambda c: c.time)
     return replace(best.solution, remark=_remark(gaps, reasons), cut_off=effort.cut_off)
 
 
 def _remark(gaps: Sequence[str], reasons: Sequence[str]) -> str | None:
-    """The status of the integer program, or why it has no answer; None where there are no units to assign."""
+    """The plan's remark on the integer program: its gaps or its error; None for fixed stages."""
     if gaps:
         return f"its integer program is solved to within {', '.join(gaps)}"
     return f"its integer program has no answer.  {reasons[0]}" if reasons else None
 
 
 def _baselines(problem: Problem) -> list[PricedSchedule]:
-    """The baselines' answers, as far as they have one."""
+    """The baselines' plans, simulated; a baseline without a plan is left out."""
     candidates = []
     for name in BASELINES:
         with suppress(DebubbleError):
@@ -85,20 +85,20 @@ def _baselines(problem: Problem) -> list[PricedSchedule]:
     return candidates
 
 
-def _answer(problem: Problem, chunks: int, effort: Effort) -> ProgramAnswer | None:
-    """The integer program's answer; None if there are no units to assign."""
+def _solve_program(problem: Problem, chunks: int, effort: Effort) -> ProgramAnswer | None:
+    """Solve the integer program for a number of chunks; None for fixed stages."""
     if isinstance(problem.workload, FixedStages):
         return None
     units = problem.workload.units
     schedule = megatron_schedule(problem, chunks)
-    runs = layer_runs(units)
-    if sum(run.count for run in runs) < schedule.stages:
+    types = layer_types(units)
+    if sum(layer_type.count for layer_type in types) < schedule.stages:
         raise InfeasibleError(f"The model has too few layers for {schedule.stages} stages; use fewer chunks.")
-    return solve(runs, schedule, limits=problem.limits, static=float(units.static), effort=effort, seed=problem.seed)
+    return solve(types, schedule, limits=problem.limits, static=float(units.static), effort=effort, seed=problem.seed)
 
 
-def _simulated(problem: Problem, chunks: int, answer: ProgramAnswer | None) -> list[PricedSchedule]:
-    """The program's answer, and the least recomputation on its partition, an even and a balanced one, simulated."""
+def _simulated_candidates(problem: Problem, chunks: int, answer: ProgramAnswer | None) -> list[PricedSchedule]:
+    """The program's plan, and plans with minimal recomputation on its, an even and a balanced partition, simulated."""
     repricer = Repricer(megatron_schedule(problem, chunks))
     match problem.workload:
         case FixedStages(costs):
@@ -106,7 +106,7 @@ def _simulated(problem: Problem, chunks: int, answer: ProgramAnswer | None) -> l
         case ModelUnits(units):
             search = PartitionSearch(problem, units, repricer)
     assert answer is not None, "units are assigned"
-    partition = partition_of_layers(layer_runs(units), answer.layers)
+    partition = partition_of_layers(layer_types(units), answer.layers)
     candidates = [search.priced(partition)]
     stages = repricer.schedule.stages
     for lengths in (partition.lengths, even_counts(units, stages), balanced_counts(units, stages)):

@@ -1,4 +1,4 @@
-"""SCOPE's program with fractions of layers: a bound on it that takes no search, and the loads that it gives devices."""
+"""Linear relaxation of SCOPE's integer program: a lower bound, and fractional loads of the devices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from debubble.papers.scope.instance import RESOLUTION, Instance
 from debubble.search.effort import LINEAR, Effort
 
-VARIABLES_PER_LINEAR = 100
-"""Variables of a linear program that takes LINEAR."""
-ROUNDING = 1e-6
-"""Share of the optimum by which the solver's arithmetic may be wrong."""
+LINEAR_VARIABLES = 100
+"""Number of variables of a linear program that costs an effort of LINEAR."""
+SOLVER_TOLERANCE = 1e-6
+"""Relative tolerance by which the solver's optimum is lowered to give a valid bound."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Relaxation:
     """An optimum of the linear program.
 
     Attributes:
-        bound: No assignment has a smaller objective, in time units.
-        loads: Per device and run, the layers that it holds, with fractions.
+        bound: Lower bound of the objective, in time units.
+        loads: `loads[device][t]`: fractional number of layers of type t.
     """
 
     bound: int
@@ -30,15 +30,15 @@ class Relaxation:
 
 
 def relaxed(inst: Instance, effort: Effort, spans: Sequence[range] | None = None) -> Relaxation | None:
-    """The program without integrality, without the order of runs and without what recomputation brings back at a time.
+    """Solve the program without integrality, without C_3 and without the memory that recomputation restores.
 
     Args:
         inst: The program.
-        effort: Counter of the work.
-        spans: Per run, the stages that may hold its layers; None: all that may in some assignment.
+        effort: The effort to spend from.
+        spans: Per type t, the stages that may hold its layers; by default all that any assignment could use.
 
     Returns:
-        None if not even fractions of layers fit.
+        The optimum; None if the relaxation is infeasible.
     """
     from ortools.linear_solver import pywraplp
 
@@ -52,38 +52,38 @@ def relaxed(inst: Instance, effort: Effort, spans: Sequence[range] | None = None
     allowed = inst.windows if spans is None else spans
     layers = [
         {
-            (c, r, o): solver.NumVar(0, inst.counts[r], "")
+            (c, t, r): solver.NumVar(0, inst.counts[t], "")
             for c, stage in enumerate(device.stages)
-            for r, span in enumerate(allowed)
+            for t, span in enumerate(allowed)
             if stage in span
-            for o in range(len(inst.times[r]))
+            for r in range(len(inst.times[t]))
         }
         for device in inst.devices
     ]
-    effort.spend(LINEAR * sum(map(len, layers)) / VARIABLES_PER_LINEAR)
-    for run, count in enumerate(inst.counts):
-        row(count, count, ((v, 1) for here in layers for (_, r, _), v in here.items() if r == run))
+    effort.spend(LINEAR * sum(map(len, layers)) / LINEAR_VARIABLES)
+    for layer_type, count in enumerate(inst.counts):
+        row(count, count, ((v, 1) for here in layers for (_, t, _), v in here.items() if t == layer_type))
     slowest = solver.NumVar(0, math.inf, "")
     objective = solver.Objective()
     objective.SetMinimization()
     objective.SetCoefficient(slowest, inst.weight)
     for device, here in zip(inst.devices, layers, strict=True):
-        for kept in device.kept:
-            sizes = ((v, (kept[r][o][c] + device.static[r]) / RESOLUTION) for (c, r, o), v in here.items())
+        for alive_bytes in device.alive_bytes:
+            sizes = ((v, (alive_bytes[t][r][c] + device.static[t]) / RESOLUTION) for (c, t, r), v in here.items())
             row(-math.inf, device.capacity / RESOLUTION, sizes)
         for chunk in range(inst.chunks):
             row(1, math.inf, ((v, 1) for (c, _, _), v in here.items() if c == chunk))
-        times = {v: inst.times[r][o] / RESOLUTION for (_, r, o), v in here.items()}
+        times = {v: inst.times[t][r] / RESOLUTION for (_, t, r), v in here.items()}
         row(0, math.inf, [(slowest, 1), *((v, -time) for v, time in times.items())])
         for v, time in times.items():
             objective.SetCoefficient(v, time)
     if solver.Solve() != solver.OPTIMAL:
         return None
-    runs = range(len(inst.counts))
+    types = range(len(inst.counts))
     return Relaxation(
-        math.floor(objective.Value() * RESOLUTION * (1 - ROUNDING)),
+        math.floor(objective.Value() * RESOLUTION * (1 - SOLVER_TOLERANCE)),
         tuple(
-            tuple(sum(v.solution_value() for (_, r, _), v in here.items() if r == run) for run in runs)
+            tuple(sum(v.solution_value() for (_, t, _), v in here.items() if t == layer_type) for layer_type in types)
             for here in layers
         ),
     )

@@ -1,7 +1,7 @@
 """A folder of checkpoints: their order, their progress, and the manifest with size and SHA-256 of every file.
 
-The manifest is written last, so a checkpoint that has one is whole.  Checkpoints of earlier versions have none.  Needs
-no torch.
+The manifest is written last, so a checkpoint that has one is complete.  Checkpoints of earlier versions have none.
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class SavedRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings that a checkpoint remembers, by the options' names; None: an earlier version did not write it.
+    """The settings that a checkpoint stores, by the options' names; None: an earlier version did not write it.
 
-    Others, such as the paths of a run, are the command line's alone.
+    Other settings, such as the paths of a run, come from the command line only.
     """
 
     steps: Count | None = None
@@ -39,14 +39,14 @@ class SavedRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that were written."""
+        """The settings that the checkpoint has, by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Progress of a run: what resuming needs next to tensors.
+    """Progress of a run: everything besides tensors that resuming needs.
 
-    Random numbers follow from `seed`, and with `step` and `samples` from nothing else.
+    Random numbers depend on `seed`, `step` and `samples` only.
     """
 
     step: Count
@@ -55,35 +55,35 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sequences seen."""
     seed: Count
     model: Mapping[str, Any]
-    """The model's config, to refuse a checkpoint of another one."""
+    """The model's config, to reject a checkpoint of another model."""
     recipe: SavedRecipe = SavedRecipe()
-    """Settings of the optimizer and of its learning rate's schedule."""
+    """Settings of the optimizer and the learning rate schedule."""
     data: Mapping[str, str] | None = None
-    """The options that say what the run reads, to refuse a run of other data by mistake; nothing opens their values."""
+    """The options that select the data, to reject other data given by mistake; their values are never opened."""
     global_batch: Count | None = None
-    """Sequences of a step; None: an earlier version did not write it, nor their length."""
+    """Sequences per step; None: an earlier version wrote neither it nor their length."""
     sequence_length: Count | None = None
-    """Tokens of each."""
+    """Tokens per sequence."""
     loss_scale: tuple[float, int] | None = None
     """The loss scale of an fp16 run, and the steps since it changed."""
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder in the order of their steps, oldest first."""
-    found = [p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    """The checkpoints of a folder, in ascending order of steps."""
+    folders = [p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name)]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def latest(folder: Path) -> Path:
     """The newest checkpoint.  Raises InputError if there is none."""
-    found = checkpoints(folder)
-    if not found:
+    existing = checkpoints(folder)
+    if not existing:
         raise InputError(f"There is no checkpoint in {folder} to resume from.")
-    return found[-1]
+    return existing[-1]
 
 
 def progress_of(checkpoint: Path) -> RunProgress:
-    """Read how far the checkpoint's run was.  Raises InputError if debubble has not written it."""
+    """Read the progress of a checkpoint.  Raises InputError if debubble has not written it."""
     try:
         return decode_json((checkpoint / PROGRESS).read_bytes(), RunProgress)
     except OSError as error:
@@ -96,14 +96,14 @@ MANIFEST, PROGRESS, METADATA = "manifest.json", "progress.json", ".metadata"
 
 
 class DamagedError(InputError):
-    """A checkpoint is not what was written."""
+    """A checkpoint's files are missing or differ from those written."""
 
-    def __init__(self, checkpoint: Path, what: str) -> None:
-        super().__init__(f"The checkpoint {checkpoint} is damaged: {what}.")
-        self.checkpoint, self.what = checkpoint, what
+    def __init__(self, checkpoint: Path, damage: str) -> None:
+        super().__init__(f"The checkpoint {checkpoint} is damaged: {damage}.")
+        self.checkpoint, self.damage = checkpoint, damage
 
     def __reduce__(self) -> tuple[type[DamagedError], tuple[Path, str]]:
-        return type(self), (self.checkpoint, self.what)
+        return type(self), (self.checkpoint, self.damage)
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Digest:
     sha256: str
 
     @staticmethod
-    def of(file: Path) -> Digest:
-        """Read a file.  Raises OSError if it cannot be read."""
+    def from_file(file: Path) -> Digest:
+        """Compute the digest of a file.  Raises OSError if it cannot be read."""
         with file.open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
             return Digest(stream.tell(), sha256)
@@ -123,20 +123,20 @@ class Digest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a checkpoint by name, without the manifest itself."""
+    """The digests of a checkpoint's files by name, without the manifest itself."""
 
     files: Mapping[str, Digest]
 
 
 def write_manifest(checkpoint: Path, files: Mapping[str, Digest]) -> None:
-    """Write the manifest: the checkpoint is whole with it.  Raises InputError if it cannot be written."""
+    """Write the manifest, which marks the checkpoint complete.  Raises InputError if it cannot be written."""
     write_json(checkpoint / MANIFEST, Manifest(files))
 
 
 def check_sizes(checkpoint: Path) -> Manifest | None:
-    """The manifest, if all files are there in their sizes; None for a checkpoint that has none.
+    """Check that all files exist with their sizes, and return the manifest; None for a checkpoint without one.
 
-    Raises DamagedError if a file is missing or of another size.
+    Raises DamagedError if a file is missing or has another size.
     """
     if not (checkpoint / MANIFEST).exists():
         for name in (PROGRESS, METADATA):
@@ -160,10 +160,10 @@ def check_sizes(checkpoint: Path) -> Manifest | None:
 
 
 def check_contents(checkpoint: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise DamagedError if one of these files is not what was written."""
+    """Raise DamagedError if the checksum of one of these files differs from the manifest."""
     for name in names:
         try:
-            same = Digest.of(checkpoint / name) == manifest.files[name]
+            same = Digest.from_file(checkpoint / name) == manifest.files[name]
         except OSError as error:
             raise DamagedError(checkpoint, f"{name} cannot be read: {error.strerror}") from error
         if not same:

@@ -1,8 +1,8 @@
-"""State of a Pipeline in a checkpoint: parameters and their optimizers' states, by Hugging Face name.
+"""State of a Pipeline in a checkpoint: parameters and optimizer states, by Hugging Face name.
 
-Names are the same under every partition, so a checkpoint can be resumed under another plan.  States that have their
-parameter's shape are resumed under another division, too; those in a form of their own, such as codes of 8 bits and
-their scales, belong to the part of the parameter that a rank has.
+Names do not depend on the partition, so a checkpoint can be resumed under another plan.  States in the shape of their
+parameter can also be resharded; others, such as 8-bit codes and their scales, belong to one shard of the parameter and
+cannot.
 """
 
 from __future__ import annotations
@@ -22,110 +22,110 @@ from debubble.training.checkpoint.dcp_planners import PART_MARK
 AVERAGE = "average."
 """Prefix of the entries with moving averages of parameters."""
 GROUP_MARK = ".group."
-"""Stands between a parameter's name and that of a number of its group."""
+"""Separator between a parameter's name and the name of a number of its param group."""
 GROUP_SETTINGS = frozenset({"params", "lr", "weight_decay"})
-"""Entries of groups that the options of a run say, for each group or step its own."""
+"""Entries of param groups that follow from the run's options and are not saved."""
 
 
 def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
-    """This rank's shards of the run's tensors, live: the pipeline trains on what is loaded into them.
+    """This rank's shards of the run's live tensors; loading into them changes the pipeline.
 
-    Numbers that an optimizer keeps as Python's own, and those of its groups, are copies: see `take_numbers`.
+    Python numbers in optimizer states and param groups are copies: see `restore_numbers`.
     """
     pipeline.finish_update()
     state: dict[str, TensorShard] = {}
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
-    group_of = _groups(pipeline)
+    group_of = _group_of_parameter(pipeline)
     for optimizer in pipeline.optimizers:
-        make_states(optimizer)
+        initialize_states(optimizer)
     if pipeline.averages is not None:
         pipeline.averages.begin()
-    for name, parameter, piece in pipeline.device_part.shards():
-        state[f"model.{name}"] = piece
+    for name, parameter, shard in pipeline.device_part.shards():
+        state[f"model.{name}"] = shard
         average = None if pipeline.averages is None else pipeline.averages.get(parameter)
         if average is not None:
-            state[AVERAGE + name] = piece._replace(tensor=average)
+            state[AVERAGE + name] = shard._replace(tensor=average)
         if parameter in optimizer_of:
-            for what, value in optimizer_of[parameter].state[parameter].items():
-                state.update(_entries(f"optimizer.{name}.{what}", value, piece))
-            for what, value in group_numbers(optimizer_of[parameter], group_of[parameter]).items():
-                state[f"optimizer.{name}{GROUP_MARK}{what}"] = TensorShard.unsharded(value)
+            for key, value in optimizer_of[parameter].state[parameter].items():
+                state.update(_entries(f"optimizer.{name}.{key}", value, shard))
+            for key, value in group_numbers(optimizer_of[parameter], group_of[parameter]).items():
+                state[f"optimizer.{name}{GROUP_MARK}{key}"] = TensorShard.unsharded(value)
     return state
 
 
 def group_numbers(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The numbers of a group that its steps have changed, such as the count of steps of schedule-free optimizers.
+    """The numbers of a param group that differ from the optimizer's defaults, such as a schedule-free step count.
 
-    The others are settings, which follow from the options of a run.
+    All other entries are settings, which follow from the run's options.
     """
     numbers = {}
-    for what, value in group.items():
+    for key, value in group.items():
         single = isinstance(value, Tensor) and not value.dim()
         if (
-            what not in GROUP_SETTINGS
+            key not in GROUP_SETTINGS
             and (single or isinstance(value, int | float))
-            and value != optimizer.defaults.get(what)
+            and value != optimizer.defaults.get(key)
         ):
             exact = {bool: torch.bool, int: torch.int64, float: torch.float64}.get(type(value))
-            numbers[what] = torch.as_tensor(value, dtype=exact).detach().clone()
+            numbers[key] = torch.as_tensor(value, dtype=exact).detach().clone()
     return numbers
 
 
-def take_numbers(pipeline: Pipeline, state: Mapping[str, TensorShard]) -> None:
-    """Give the optimizers the numbers that were loaded into `state`, where they keep Python's own, or in groups."""
+def restore_numbers(pipeline: Pipeline, state: Mapping[str, TensorShard]) -> None:
+    """Copy numbers loaded into `state` back to optimizer states and param groups that hold them as Python numbers."""
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
-    group_of = _groups(pipeline)
+    group_of = _group_of_parameter(pipeline)
     for name, parameter, _ in pipeline.device_part.shards():
-        beginning = f"optimizer.{name}{GROUP_MARK}"
-        for entry in [entry for entry in state if entry.startswith(beginning)] if parameter in group_of else ():
-            _put(group_of[parameter], entry.removeprefix(beginning), state[entry].tensor)
+        prefix = f"optimizer.{name}{GROUP_MARK}"
+        for entry in [entry for entry in state if entry.startswith(prefix)] if parameter in group_of else ():
+            _set_entry(group_of[parameter], entry.removeprefix(prefix), state[entry].tensor)
     for name, parameter, _ in pipeline.device_part.shards():
         states = optimizer_of[parameter].state[parameter] if parameter in optimizer_of else {}
-        for what, value in states.items():
+        for key, value in states.items():
             if isinstance(value, int | float):
-                states[what] = type(value)(state[f"optimizer.{name}.{what}"].tensor.item())
+                states[key] = type(value)(state[f"optimizer.{name}.{key}"].tensor.item())
 
 
-def _groups(pipeline: Pipeline) -> dict[Tensor, dict[str, Any]]:
-    """The group of each parameter in its optimizer."""
+def _group_of_parameter(pipeline: Pipeline) -> dict[Tensor, dict[str, Any]]:
+    """Parameter -> its optimizer's param group."""
     groups = (group for optimizer in pipeline.optimizers for group in optimizer.param_groups)
     return {parameter: group for group in groups for parameter in group["params"]}
 
 
-def make_states(optimizer: Optimizer) -> None:
-    """Let an optimizer make the states of parameters that it has never stepped, by steps that change nothing else."""
+def initialize_states(optimizer: Optimizer) -> None:
+    """Create the states of parameters that an optimizer has never stepped, without changing anything else."""
     parameters = [p for p in parameters_of(optimizer) if p not in optimizer.state]
     if not parameters:
         return
     gradients = {p: p.grad for p in parameters_of(optimizer)}
-    groups = [{what: copied(value) for what, value in group.items()} for group in optimizer.param_groups]
+    groups = [{key: copied(value) for key, value in group.items()} for group in optimizer.param_groups]
     for parameter in gradients:
         parameter.grad = None
-    for parameter in parameters:  # one by one, so that there is one copy at a time
+    for parameter in parameters:  # one by one, so that only one copy exists at a time
         before = parameter.detach().clone()
         parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         parameter.grad = None
         parameter.detach().copy_(before)
         for group, entries in zip(optimizer.param_groups, groups, strict=True):
-            for what in group.keys() - entries.keys():
-                del group[what]
-            for what, value in entries.items():
-                _put(group, what, value)
+            for key in group.keys() - entries.keys():
+                del group[key]
+            for key, value in entries.items():
+                _set_entry(group, key, value)
     for parameter, gradient in gradients.items():
         parameter.grad = gradient
 
 
-def _put(group: dict[str, Any], what: str, value: Any) -> None:
-    """Set a group's entry, in place where it is a tensor."""
-    if isinstance(group.get(what), Tensor):
-        group[what].copy_(value)
+def _set_entry(group: dict[str, Any], key: str, value: Any) -> None:
+    """Set an entry of a param group, in place if it is a tensor."""
+    if isinstance(group.get(key), Tensor):
+        group[key].copy_(value)
     else:
-        group[what] = value.item() if isinstance(value, Tensor) else value
+        group[key] = value.item() if isinstance(value, Tensor) else value
 
 
-def _entries(name: str, value: Any, piece: TensorShard) -> Iterator[tuple[str, TensorShard]]:
-    """One of an optimizer's states of a part of a parameter, as the tensors that a checkpoint has of it."""
+def _entries(name: str, value: Any, shard: TensorShard) -> Iterator[tuple[str, TensorShard]]:
+    """The tensors by which a checkpoint represents one optimizer state of a parameter's shard."""
     if isinstance(value, int | float):
         yield name, TensorShard.unsharded(torch.tensor(value, dtype=torch.float64))
     elif isinstance(value, Tensor):
@@ -133,9 +133,9 @@ def _entries(name: str, value: Any, piece: TensorShard) -> Iterator[tuple[str, T
         inner = inner_tensors(tensor)
         if not tensor.dim():
             yield name, TensorShard.unsharded(tensor)
-        elif not inner and tensor.shape == piece.tensor.shape:
-            yield name, piece._replace(tensor=tensor)
-        elif piece.blocks:
-            place = " ".join(f"{block.offsets}+{block.size}" for block in piece.blocks)
-            for number, part in enumerate(inner or [tensor]):
-                yield f"{name}.{number}{PART_MARK}{place}", TensorShard.unsharded(part)
+        elif not inner and tensor.shape == shard.tensor.shape:
+            yield name, shard._replace(tensor=tensor)
+        elif shard.blocks:
+            blocks = " ".join(f"{block.offsets}+{block.size}" for block in shard.blocks)
+            for number, component in enumerate(inner or [tensor]):
+                yield f"{name}.{number}{PART_MARK}{blocks}", TensorShard.unsharded(component)

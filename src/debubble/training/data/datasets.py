@@ -1,6 +1,6 @@
-"""Samples of a run: packed text, or a Dataset of the user's own, made by a process of torch's DataLoader.
+"""Samples of a run: packed text, or a user's Dataset that a DataLoader process reads.
 
-Sample i of a run is the same whatever the number of ranks, the partition, or the restarts before it.
+Sample i does not depend on the number of ranks, the partition or restarts.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from debubble.training.user_code import Dataset, current_folder_last
 
 @dataclass(frozen=True)
 class TextSamples:
-    """Windows of a text."""
+    """Packed windows of text."""
 
     sequences: Sequences
     separator: int | None = None
-    """The token that ends a text where tokens attend to their own text alone; None: to all before them."""
+    """The end-of-text token if attention is restricted to a token's own text; None: tokens attend across texts."""
     separate = False
-    """True if a process of its own is to make the batches, as that may take long."""
+    """Whether batches are made in a separate process, because that may take long."""
 
     def __len__(self) -> int:
         return self.sequences.per_epoch
 
     def batch(self, first: int, *, count: int) -> Entries:
-        """Samples `first` to `first + count` of the endless row: [count, length + 1], or a mapping with positions."""
+        """Samples `first` to `first + count` of the run: [count, length + 1], or a mapping with positions."""
         return self._entries(self.sequences.batch(first, count=count))
 
-    def rows(self, places: Sequence[int]) -> Entries:
-        """[places, length + 1], or a mapping with positions."""
-        return self._entries(self.sequences.windows(np.array(places)))
+    def rows(self, indices: Sequence[int]) -> Entries:
+        """The windows at these indices: [indices, length + 1], or a mapping with positions."""
+        return self._entries(self.sequences.windows(np.array(indices)))
 
     def _entries(self, windows: Tokens) -> Entries:
-        """The tokens of windows, with positions that count from the beginning of each text if there is a separator."""
+        """The tokens of windows, with positions relative to the start of each text if there is a separator."""
         tokens = torch.from_numpy(windows)
         if self.separator is None:
             return tokens
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        place = torch.arange(inputs.shape[1]).expand_as(inputs)
+        position = torch.arange(inputs.shape[1]).expand_as(inputs)
         begins = torch.nn.functional.pad(inputs[:, :-1] == self.separator, (1, 0), value=True)
-        begun = torch.where(begins, place, 0).cummax(1).values
-        return {"input_ids": inputs, "targets": targets, "position_ids": place - begun}
+        start = torch.where(begins, position, 0).cummax(1).values
+        return {"input_ids": inputs, "targets": targets, "position_ids": position - start}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSamples:
-    """The items of a Dataset, all once per epoch, each epoch shuffled anew.
+    """The items of a Dataset, reshuffled every epoch.
 
-    While an item is made, the random numbers of torch, numpy and Python follow from the seed and the sample; afterwards
-    their generators are as they were.  Meant for a process of its own: threads share these generators.
+    While an item is made, the generators of torch, numpy and Python are seeded by the run's seed and the sample, and
+    restored afterwards.  Meant for a separate process, because threads share these generators.
     """
 
     dataset: Dataset
@@ -81,35 +81,35 @@ class DatasetSamples:
             raise InputError("The dataset has no items.")
 
     def batch(self, first: int, *, count: int) -> Entries:
-        """The items in parallel: [count, length + 1], or a mapping with [count, length] each."""
-        places = shuffled_indices(first, count=count, per_epoch=len(self.dataset), seed=self.seed)
-        return _side_by_side([self._item(first + i, int(place)) for i, place in enumerate(places)])
+        """The stacked items: [count, length + 1], or a mapping with [count, length] each."""
+        indices = shuffled_indices(first, count=count, per_epoch=len(self.dataset), seed=self.seed)
+        return _stack([self._item(first + i, int(index)) for i, index in enumerate(indices)])
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def rows(self, places: Sequence[int]) -> Entries:
-        """The items at these places of the dataset, as `batch` has them."""
-        return _side_by_side([self._item(place, place) for place in places])
+    def rows(self, indices: Sequence[int]) -> Entries:
+        """The items at these indices of the dataset, stacked as in `batch`."""
+        return _stack([self._item(index, index) for index in indices])
 
-    def _item(self, sample: int, place: int) -> Any:
-        with _random_numbers(random.Random(f"{self.seed} {sample}").getrandbits(32)):
+    def _item(self, sample: int, index: int) -> Any:
+        with _seeded_generators(random.Random(f"{self.seed} {sample}").getrandbits(32)):
             try:
-                item = self.dataset[place]
+                item = self.dataset[index]
             except DebubbleError:
                 raise
             except Exception as error:
-                raise UserCodeError.from_error(error, f"Item {place} of the dataset cannot be made") from error
-            return _as_tensors(item, place, self.sequence_length)
+                raise UserCodeError.from_error(error, f"Item {index} of the dataset cannot be made") from error
+            return _as_tensors(item, index, self.sequence_length)
 
 
 SampleSource = TextSamples | DatasetSamples
-"""The samples of a run: once, in order, or as an endless row in which every epoch has all of them."""
+"""A source of samples: by index in order, or as an endless shuffled sequence of epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSet:
-    """All samples of a source once, in order, in batches for the replicas of a run."""
+    """All samples of a source once, in order, in batches for data-parallel replicas."""
 
     source: SampleSource
     rows: int
@@ -117,20 +117,20 @@ class ValidationSet:
     replicas: int = 1
 
     def batches(self, replica: int) -> Iterator[Mapping[str, Tensor]]:
-        """A replica's batches, [rows, length] each; what the last one lacks is filled with rows without targets."""
+        """A replica's batches, [rows, length] each; the last one is padded with rows without targets."""
         last = len(self.source) - 1
         for first in range(0, last + 1, self.rows * self.replicas):
-            places = range(first + self.rows * replica, first + self.rows * (replica + 1))
-            entries = self.source.rows([min(place, last) for place in places])
+            indices = range(first + self.rows * replica, first + self.rows * (replica + 1))
+            entries = self.source.rows([min(index, last) for index in indices])
             if isinstance(entries, Tensor):
                 entries = {"input_ids": entries[:, :-1], "targets": entries[:, 1:]}
             name = "labels" if "labels" in entries else "targets"
             targets = entries[name].clone()
-            targets[torch.tensor(places) > last] = IGNORED
+            targets[torch.tensor(indices) > last] = IGNORED
             yield {**entries, name: targets}
 
 
-def _side_by_side(items: Sequence[Any]) -> Entries:
+def _stack(items: Sequence[Any]) -> Entries:
     forms = {tuple(item) if isinstance(item, Mapping) else None for item in items}
     if len(forms) > 1:
         raise InputError("The items of the dataset differ in form: all must be tokens, or have the same entries.")
@@ -140,8 +140,8 @@ def _side_by_side(items: Sequence[Any]) -> Entries:
 
 
 @contextmanager
-def _random_numbers(seed: int) -> Iterator[None]:
-    """Let the generators of this process follow from a seed."""
+def _seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the generators of this process, and restore them afterwards."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -154,50 +154,50 @@ def _random_numbers(seed: int) -> Iterator[None]:
         random.setstate(before[2])
 
 
-def _as_tensors(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor]:
-    """An item as tensors.  Raises InputError if it has another form or length, or numbers that are not whole."""
+def _as_tensors(item: Any, index: int, length: int) -> Tensor | Mapping[str, Tensor]:
+    """Convert an item to tensors.  Raises InputError for a wrong form or length, or numbers that are not integers."""
     if isinstance(item, Mapping):
-        check_entries(item, f"Item {place} of the dataset")
-        entries = {name: _whole_numbers(item[name], place) for name in sorted(item)}
+        check_entries(item, f"Item {index} of the dataset")
+        entries = {name: _integers(item[name], index) for name in sorted(item)}
         shapes = {name: list(entry.shape) for name, entry in entries.items()}
         if "input_ids" in entries and set(map(tuple, shapes.values())) == {(length,)}:
             return entries
     elif isinstance(item, Tensor | np.ndarray | Sequence):
-        tokens = _whole_numbers(item, place)
+        tokens = _integers(item, index)
         shapes = {"tokens": list(tokens.shape)}
         if shapes["tokens"] == [length + 1]:
             return tokens
     else:
         shapes = {type(item).__name__: []}
     raise InputError(
-        f"Item {place} of the dataset has {shapes}: it must be {length + 1} tokens, or a mapping with 'input_ids' and"
+        f"Item {index} of the dataset has {shapes}: it must be {length + 1} tokens, or a mapping with 'input_ids' and"
         f" 'labels' or 'targets' of {length} each."
     )
 
 
-def _whole_numbers(values: Any, place: int) -> Tensor:
-    """The numbers as torch's kernels take them.  Raises InputError if they are not whole."""
+def _integers(values: Any, index: int) -> Tensor:
+    """Convert values to an int64 tensor.  Raises InputError if they are not integers."""
     try:
-        found = torch.as_tensor(values)
+        numbers = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"Item {place} of the dataset is no array of numbers: {error}.") from error
-    if found.is_floating_point() or found.is_complex():
-        dtype = str(found.dtype).removeprefix("torch.")
-        raise InputError(f"Item {place} of the dataset has numbers of {dtype}: tokens are whole numbers.")
-    return found.long()
+        raise InputError(f"Item {index} of the dataset is no array of numbers: {error}.") from error
+    if numbers.is_floating_point() or numbers.is_complex():
+        dtype = str(numbers.dtype).removeprefix("torch.")
+        raise InputError(f"Item {index} of the dataset has numbers of {dtype}: tokens are whole numbers.")
+    return numbers.long()
 
 
 READING_PHASE, STARTING_PHASE = "reads data", "starts the process that reads data"
-"""Phases of a rank; the second one takes as long as Python does to import what the dataset needs."""
+"""Phases of a rank's status; the second one includes the process's import of the dataset's modules."""
 PREFETCHED_BATCHES = 2
-"""Batches that are made before they are asked for."""
+"""Number of batches that the DataLoader process prepares in advance."""
 
 
 class Prefetcher:
-    """Samples made ahead, by a process of torch's DataLoader where they ask for one.
+    """Prefetches batches, in a DataLoader process if the samples need one.
 
-    Batches are asked for from `stride` samples after the one before, as training does; after any other leap the process
-    begins anew.  It is spawned: a rank has threads, which a forked process would lack while their locks are taken.
+    Consecutive batches must start `stride` samples apart, as in training; any other start restarts the process.  It is
+    spawned, because a fork of a rank with threads may inherit locks that are never released.
     """
 
     def __init__(self, samples: SampleSource, *, stride: int) -> None:
@@ -207,7 +207,7 @@ class Prefetcher:
 
     @property
     def phase(self) -> str:
-        """The status of a rank that asks for the next batch."""
+        """The phase of a rank that waits for the next batch."""
         return READING_PHASE if self._next is not None or not self._samples.separate else STARTING_PHASE
 
     def batch(self, first: int, *, count: int) -> Entries:
@@ -225,7 +225,7 @@ class Prefetcher:
         return made
 
     def close(self) -> None:
-        """End the process: it does not hear of an end that garbage collection brings, which then takes seconds."""
+        """End the process at once; leaving it to garbage collection would take seconds."""
         self._batches, self._next = iter(()), None
 
     def _batches_from(self, first: int, count: int) -> Iterator[Entries | DebubbleError]:
@@ -238,7 +238,7 @@ class Prefetcher:
             prefetch_factor=PREFETCHED_BATCHES if separate else None,
             multiprocessing_context="spawn" if separate else None,
             worker_init_fn=_end_with_rank,
-            generator=torch.Generator(),  # or else it draws a seed from the one of the training
+            generator=torch.Generator(),  # otherwise it draws a seed from the default generator, which training uses
         )
         try:
             with current_folder_last(), warnings.catch_warnings():  # the process looks for modules where this one does
@@ -253,7 +253,7 @@ class Prefetcher:
 
 @dataclass(frozen=True)
 class _Batches(torch.utils.data.Dataset[Entries | DebubbleError]):
-    """Batches by their first sample; a DebubbleError is an answer, so that it arrives as it is."""
+    """Batches by their first sample; a DebubbleError is returned, so that it reaches the rank unchanged."""
 
     samples: SampleSource
     count: int

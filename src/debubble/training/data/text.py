@@ -1,7 +1,6 @@
-"""Text as packed sequences of tokens, in an order that depends on nothing but the seed.
+"""Text as packed sequences of tokens, in an order that depends on the seed only.
 
-Sample i of a run is the same whatever the number of ranks, the partition, or the restarts before it: what a
-checkpoint must remember of the data is one number.
+Sample i does not depend on the number of ranks, the partition or restarts, so a checkpoint stores a single number.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from debubble.ir import InputError
 from debubble.training.data.tokenizer import HfTokenizer, is_text
 
 VOCABULARY = 256
-"""Size of the vocabulary of bytes; token 0, which no text contains, ends each file."""
+"""Size of the byte vocabulary; token 0, which no text contains, ends each file."""
 
 Tokens = npt.NDArray[np.int64]
 
-_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 
 
 def load_tokens(path: Path | None = None, tokenizer: HfTokenizer | None = None) -> npt.NDArray[Any]:
     """Read a file, the text files of a directory, or (None) the sources of Python's standard library.
 
-    All files come after each other, each followed by the token that ends a text.  Tokens are the tokenizer's, or bytes.
-    Raises InputError if there is nothing to read.
+    Files are concatenated, each followed by the end-of-text token.  Tokens are the tokenizer's, or bytes.  Raises
+    InputError if there is nothing to read.
     """
     try:
         files = [file for file in _files(path) if file.stat().st_size and is_text(file)]
@@ -50,7 +49,7 @@ def tokens_of(text: str, tokenizer: HfTokenizer | None) -> list[int]:
 
 
 def text_of(tokens: Sequence[int], tokenizer: HfTokenizer | None) -> str:
-    """The text of some tokens; bytes that are no text become replacement characters."""
+    """Decode tokens; invalid bytes become replacement characters."""
     if tokenizer is not None:
         return tokenizer.decode(tokens)
     return bytes(token if token < VOCABULARY else 0xFF for token in tokens).decode(errors="replace")
@@ -60,7 +59,7 @@ def _files(path: Path | None) -> list[Path]:
     """The file, those of the directory, or (None) the sources of Python's standard library."""
     if path is None:
         root = Path(sysconfig.get_path("stdlib"))
-        return sorted(p for p in root.rglob("*.py") if not _SKIPPED.intersection(p.relative_to(root).parts))
+        return sorted(p for p in root.rglob("*.py") if not _SKIPPED_FOLDERS.intersection(p.relative_to(root).parts))
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
     if path.exists():
@@ -70,7 +69,7 @@ def _files(path: Path | None) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """The samples of a run: every window of `sequence_length` tokens once per epoch, each epoch shuffled anew."""
+    """The samples of a run: every window of `sequence_length` tokens once per epoch, reshuffled every epoch."""
 
     tokens: npt.NDArray[Any]
     sequence_length: int
@@ -89,28 +88,28 @@ class Sequences:
         return (len(self.tokens) - 1) // self.sequence_length
 
     def batch(self, first: int, *, count: int) -> Tokens:
-        """Samples `first` to `first + count`, [count, length + 1]: each token is to predict the next."""
+        """Samples `first` to `first + count`, [count, length + 1]: inputs and shifted targets overlap."""
         return self.windows(shuffled_indices(first, count=count, per_epoch=self.per_epoch, seed=self.seed))
 
     def windows(self, windows: Tokens) -> Tokens:
-        """Windows by their places in the text, [windows, length + 1]."""
+        """Windows by their indices in the text, [windows, length + 1]."""
         positions = windows[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
         tokens: Tokens = self.tokens[positions].astype(np.int64)
         return tokens
 
 
 def shuffled_indices(first: int, *, count: int, per_epoch: int, seed: int) -> npt.NDArray[np.int64]:
-    """Indices below `per_epoch` of the `count` samples from `first` on: each once per epoch, in a new order."""
+    """Indices, below `per_epoch`, of `count` samples from `first` on, in a new order every epoch."""
     epochs, places = np.divmod(np.arange(first, first + count), per_epoch)
     indices = np.empty(count, dtype=np.int64)
     for epoch in np.unique(epochs):
-        here = epochs == epoch
-        indices[here] = _order(int(epoch), per_epoch, seed)[places[here]]
+        in_epoch = epochs == epoch
+        indices[in_epoch] = _order(int(epoch), per_epoch, seed)[places[in_epoch]]
     return indices
 
 
-@lru_cache(maxsize=2)  # of the epoch that ends and of the one that begins
+@lru_cache(maxsize=2)  # the epoch that ends and the one that begins
 def _order(epoch: int, per_epoch: int, seed: int) -> npt.NDArray[Any]:
-    """The order of an epoch's samples, 4 bytes each where that is enough: a run has some ten millions."""
+    """The order of an epoch's samples, in 4 bytes each if possible, because a run may have ten million."""
     order = np.random.default_rng([seed, epoch]).permutation(per_epoch)
     return order.astype(np.uint32) if per_epoch <= 2**32 else order

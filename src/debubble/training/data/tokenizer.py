@@ -1,4 +1,4 @@
-"""Makes one long array of tokens of text files, bytes or a Hugging Face tokenizer's, and keeps it in a cache."""
+"""Tokenizes text files with a Hugging Face tokenizer into one array, which is cached on disk."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 VERSION = 1
 PIECE_CHARACTERS = 2**20
-"""Characters that are tokenized at a time; pieces end at line ends."""
+"""Characters per tokenized piece; pieces end at line ends."""
 PIECES_PER_CALL = 64
-"""Pieces that the tokenizer is given at a time, which it divides among its threads."""
+"""Pieces per call of the tokenizer, which distributes them over its threads."""
 
 
 @dataclass(frozen=True)
 class HfTokenizer:
-    """A `tokenizer.json`, or a folder with one and perhaps a `tokenizer_config.json`.
+    """A `tokenizer.json`, or a folder with one and optionally a `tokenizer_config.json`.
 
-    `end` is the model's token that ends a text, for tokenizers that do not say which theirs is.
+    `end` is the model's end-of-text token, for tokenizers that do not name one.
     """
 
     path: Path
@@ -61,15 +61,15 @@ class HfTokenizer:
 
     @cached_property
     def separator(self) -> int | None:
-        """The token that ends each text."""
+        """The end-of-text token."""
         config = self._file.with_name("tokenizer_config.json")
         settings = parse(json.loads, config.read_bytes(), f"{config} is no JSON") if config.is_file() else {}
         named = settings.get("eos_token") if isinstance(settings, dict) else None
         text = named.get("content") if isinstance(named, dict) else named
         if not isinstance(text, str | None):
             raise InputError(f"{config} names an end of texts that is no text: {text!r}.")
-        found: int | None = None if text is None else self._tokenizer.token_to_id(text)
-        return self.end if found is None else found
+        token: int | None = None if text is None else self._tokenizer.token_to_id(text)
+        return self.end if token is None else token
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a short text."""
@@ -82,20 +82,20 @@ class HfTokenizer:
         return text
 
     def tokens(self, files: Sequence[Path]) -> npt.NDArray[Any]:
-        """All files after each other, each ended by the separator; kept on disk and read as it is needed."""
+        """The tokens of all files, each ended by the separator, as a memory map of the cached file."""
         dtype = np.dtype(np.uint16 if self.vocabulary <= 2**16 else np.uint32)
-        place = user_cache("tokens") / f"{self._fingerprint(files)}.{dtype.name}"
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            # A folder of its own, which goes however this ends; renaming takes the file out of it.
-            with tempfile.TemporaryDirectory(dir=place.parent) as folder:
-                unfinished = Path(folder) / place.name
+        cached = user_cache("tokens") / f"{self._fingerprint(files)}.{dtype.name}"
+        if not cached.exists():
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            # A temporary folder that is always removed; renaming moves the finished file out of it.
+            with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
+                unfinished = Path(folder) / cached.name
                 with unfinished.open("wb") as file:
-                    for part in self._encode(files):
-                        file.write(np.array(part, dtype=dtype).tobytes())
-                unfinished.rename(place)
-        empty = not place.stat().st_size
-        return np.zeros(0, dtype=dtype) if empty else np.memmap(place, dtype=dtype, mode="r")
+                    for ids in self._encode(files):
+                        file.write(np.array(ids, dtype=dtype).tobytes())
+                unfinished.rename(cached)
+        empty = not cached.stat().st_size
+        return np.zeros(0, dtype=dtype) if empty else np.memmap(cached, dtype=dtype, mode="r")
 
     def _encode(self, files: Sequence[Path]) -> Iterator[list[int]]:
         for file in files:
@@ -115,7 +115,7 @@ class HfTokenizer:
 
 
 def is_text(file: Path) -> bool:
-    """Tell whether the file's beginning has no zero byte, which no text contains."""
+    """Tell whether the start of a file has no zero byte, which no text contains."""
     with file.open("rb") as opened:
         return b"\0" not in opened.read(PIECE_CHARACTERS)
 

@@ -1,4 +1,4 @@
-"""Reports of steps while a run continues: a progress bar or lines on standard error, and figures for other programs."""
+"""Step reports of a running job: progress bar or lines on standard error, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from debubble.simulator.timeline import BUSY_KINDS
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One step, over all ranks."""
+    """Metrics of one step over all ranks."""
 
     step: int
-    """Steps done, this one included."""
+    """Number of steps done, including this one."""
     loss: float
     gradient_norm: float
     """Norm of all gradients before they were clipped; inf or NaN if the step was skipped."""
@@ -34,19 +34,19 @@ class StepReport:
     peak_memory: tuple[float, ...]
     """Per device, static memory and activations, in bytes."""
     busy: tuple[float, ...]
-    """Per device, seconds of computing in a step."""
+    """Per device, seconds of compute in a step."""
     loss_scale: float | None = None
-    """In fp16, the factor of the loss after the step."""
+    """In fp16, the loss scale after the step."""
     mfu: float | None = None
-    """Share of the devices' peak that the model's own operations take; None if the plan does not say the peak."""
+    """Model FLOPs utilization; None if the plan does not state the devices' peak."""
     bubble_fraction: float | None = None
-    """Share of the devices' time in the pipeline in which they did not compute."""
+    """Fraction of the devices' pipeline time without compute."""
     rolled_back: int = 0
-    """Devices that had updated their parameters too early and took it back."""
+    """Number of devices that rolled back a premature optimizer step."""
     validation_loss: float | None = None
     """Mean loss of the validation set after the step, if it was computed."""
     sample: str | None = None
-    """The prompt with what the model has made of it after the step, if it was asked."""
+    """The prompt and its continuation after the step, if one was sampled."""
     news: tuple[str, ...] = ()
     """Sentences on the update, and on switches of the schedule after this step."""
 
@@ -63,15 +63,15 @@ class DeviceWork(NamedTuple):
     """Work of one device in one step, in seconds."""
 
     busy: float
-    """Computing time, recomputation included."""
+    """Compute time, including recomputation."""
     start: float
     """First start on any lane."""
     end: float
     """Last end on any lane."""
 
     @staticmethod
-    def of(events: Sequence[TraceEvent]) -> DeviceWork:
-        """The work in a device's own events."""
+    def from_events(events: Sequence[TraceEvent]) -> DeviceWork:
+        """The work in a device's events."""
         computing = [e for e in events if e.lane is Lane.COMPUTE and Op.parse(e.name).kind in BUSY_KINDS]
         busy = sum(e.end - e.start for e in computing)
         return DeviceWork(busy, min(e.start for e in events), max(e.end for e in events))
@@ -81,15 +81,15 @@ NO_WORK = DeviceWork(0.0, 0.0, 0.0)
 
 
 def bubble_fraction(devices: Sequence[DeviceWork]) -> float:
-    """1 - busy / (devices x makespan), as a timeline has it, without gathering the whole trace."""
+    """1 - busy / (devices x makespan), as in a timeline, without gathering the full trace."""
     makespan = max(d.end for d in devices) - min(d.start for d in devices)
     return 1 - sum(d.busy for d in devices) / (len(devices) * makespan)
 
 
 MIN_BAR_WIDTH = 140
-"""Characters of a terminal's line from which a bar of the steps stands before the figures."""
+"""Minimum terminal width in characters for a progress bar before the figures."""
 LINE_INTERVAL = 10
-"""Steps between the lines that are printed where standard error is piped."""
+"""Steps between printed lines if standard error is not a terminal."""
 
 
 Show = Callable[[StepReport], None]
@@ -98,9 +98,9 @@ Show = Callable[[StepReport], None]
 
 @contextmanager
 def display(*, steps: int, done: int) -> Iterator[Show]:
-    """Show a bar of the steps, and each validation loss, sample and news; where standard error is piped, some steps."""
+    """Show a progress bar, validation losses, samples and news; without a terminal, a line every few steps."""
     console = Console(stderr=True, highlight=False)
-    # On a narrow terminal the last figures are cut off, and not the step or the time that is left.
+    # On a narrow terminal the last figures are cut off, not the step or the remaining time.
     figures = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
     bar_of_steps = [BarColumn(20)] if console.width >= MIN_BAR_WIDTH else []
     columns = (
@@ -126,7 +126,7 @@ def display(*, steps: int, done: int) -> Iterator[Show]:
 
 @contextmanager
 def tensorboard(folder: Path, *, done: int) -> Iterator[Show]:
-    """Write every step's figures to a folder; what an earlier run wrote of the steps after `done` is hidden."""
+    """Write every step's figures to a TensorBoard folder; earlier entries of steps after `done` are purged."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder), purge_step=done + 1) as writer:
@@ -134,7 +134,7 @@ def tensorboard(folder: Path, *, done: int) -> Iterator[Show]:
         def show(report: StepReport) -> None:
             for name, figure in figures(report).items():
                 writer.add_scalar(name, figure, report.step)
-            writer.flush()  # whatever ends the run: the steps before its last checkpoint can be seen
+            writer.flush()  # so that no step is lost however the run ends
 
         yield show
 
@@ -152,7 +152,7 @@ def weights_and_biases(project: str, settings: Mapping[str, Any]) -> Iterator[Sh
 
 
 def figures(report: StepReport) -> dict[str, float]:
-    """A step's figures by name; those that are not known are left out."""
+    """A step's figures by name, without those that are unknown."""
     known = {
         "train/loss": report.loss,
         "train/gradient_norm": report.gradient_norm,

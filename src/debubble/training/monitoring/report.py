@@ -1,4 +1,4 @@
-"""Summary of a run: its figures, and the plan against what was measured."""
+"""Summary of a run: its figures, and the comparison of plan and measurement."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from debubble.views import Scene, views
 from debubble.views.comparison import Comparison, as_dict, compare, render
 
 WARM_UP_STEPS = 3
-"""First steps of a run that say nothing of its speed."""
+"""Number of first steps that are excluded from the slowdown."""
 MIN_DRIFT = 0.05
-"""Drift of the steps' length over a run that its summary mentions."""
+"""Minimum relative slowdown or speed-up over a run that the summary mentions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class TrainingSummary:
         return Group(Text(trained, style="bold"), *saved, *memory, Text(), render(self.comparison))
 
     def _allocator_sentence(self, peaks: Sequence[AllocatorPeaks]) -> str:
-        """Planned, allocated and reserved bytes of the device that reserves the most."""
+        """A sentence on planned, allocated and reserved bytes of the device with the most reserved memory."""
         fullest = max(range(len(peaks)), key=lambda device: peaks[device].reserved)
         planned = self.comparison.peak_memory[fullest].predicted
         allocated, reserved = peaks[fullest]
@@ -89,7 +89,7 @@ class TrainingSummary:
 
     @property
     def slowdown(self) -> float | None:
-        """Median step of the run's last quarter over that of its first, the very first steps apart."""
+        """Median step time of the run's last quarter over that of its first, without the warm-up steps."""
         seconds = [report.seconds for report in self.reports[WARM_UP_STEPS:]]
         quarter = len(seconds) // 4
         return median(seconds[-quarter:]) / median(seconds[:quarter]) if quarter else None
@@ -109,7 +109,7 @@ def print_comparison(comparison: Comparison, *, json: bool) -> None:
 
 
 def compare_timelines(plan: Plan, trace: Trace, *, html: Path | None) -> Comparison:
-    """Plan against measurement; the timelines under each other go to `html`."""
+    """Compare plan and measurement, and write both timelines to `html` if set."""
     if html is not None:
         write_whole(html, views["html"](Scene.pair(plan, trace)))
     return compare(plan, trace)

@@ -1,7 +1,7 @@
-"""The record of a run: lines of JSON that its first rank appends and `debubble watch` reads.  Needs no torch.
+"""The record of a run: JSON lines that rank 0 appends and `debubble watch` reads.  Needs no torch.
 
-A line is a start, a step or an end.  A run that is resumed starts again in the same file, and its steps replace those
-that were taken after its checkpoint.
+A line is a start, a step or an end.  A resumed run appends another start to the same file; its steps replace those
+after its checkpoint.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class RunStart(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"
     plan: str
     """Path of the plan file."""
     done: int
-    """Steps before this start."""
+    """Steps done before this start."""
     steps: int
-    """Steps at the run's end."""
+    """Total steps of the run."""
     process: int
-    """Process number of the first rank."""
+    """Process id of rank 0."""
     host: str
     cores: int | None = None
-    """CPU cores that its devices share; None: they are GPUs, or an earlier version did not tell."""
+    """CPU cores that its devices share; None: they are GPUs, or an earlier version did not write it."""
 
 
 class RunStep(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="step"):
-    """A step; names as in `StepReport`, and None for what is not finite."""
+    """A step, with fields as in `StepReport`; values that are not finite are None."""
 
     time: float
-    """Unix time at its end."""
+    """Unix time at the end of the step."""
     step: int
     loss: float | None
     gradient_norm: float | None
@@ -59,8 +59,8 @@ class RunStep(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     validation_loss: float | None = None
 
     @staticmethod
-    def of(report: StepReport) -> RunStep:
-        """The step that has just been reported."""
+    def from_report(report: StepReport) -> RunStep:
+        """The entry of a step that has just ended."""
         names = [name for name in RunStep.__struct_fields__ if name != "time"]
         return RunStep(time=time.time(), **{name: getattr(report, name) for name in names})
 
@@ -69,9 +69,9 @@ class RunEnd(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
     """The end of the run."""
 
     error: str | None
-    """The error that ended it; None: it took all its steps."""
+    """The error that ended the run; None: it took all its steps."""
     stopped: bool = False
-    """True if that was a signal, after which it saved a checkpoint."""
+    """Whether a signal ended it, after which it saved a checkpoint."""
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def record(file: Path, *, plan: Path, done: int, steps: int, cores: int | None =
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab+") as stream:
         stream.seek(0)
-        stream.truncate(stream.read().rfind(b"\n") + 1)  # a run that was killed may have left part of a line
+        stream.truncate(stream.read().rfind(b"\n") + 1)  # a killed run may have left an incomplete line
 
         def append(line: RunStart | RunStep | RunEnd) -> None:
             stream.write(encode(line) + b"\n")
@@ -92,7 +92,7 @@ def record(file: Path, *, plan: Path, done: int, steps: int, cores: int | None =
         )  # fmt: skip
         append(begun)
         try:
-            yield lambda report: append(RunStep.of(report))
+            yield lambda report: append(RunStep.from_report(report))
         except BaseException as error:
             append(RunEnd(error=str(error) or type(error).__name__, stopped=isinstance(error, StoppedError)))
             raise
@@ -100,7 +100,7 @@ def record(file: Path, *, plan: Path, done: int, steps: int, cores: int | None =
 
 
 def has_begun(run: Path) -> bool:
-    """Tell whether there is the file of a record, or a folder of checkpoints that has one, with a line in it."""
+    """Tell whether the record, a file or in a folder of checkpoints, exists and is not empty."""
     file = _file_of(run)
     return file.is_file() and file.stat().st_size > 0
 
@@ -110,13 +110,13 @@ def _file_of(run: Path) -> Path:
 
 
 class RunRecord:
-    """The record as far as it is written; `read` reads on.
+    """A reader of a record that may still grow; `read` reads new lines.
 
     Args:
         run: The file, or the folder of checkpoints that has it.
 
     Raises:
-        InputError: There is no such file, or it is no record.
+        InputError: If there is no such file, or it is not a record.
     """
 
     def __init__(self, run: Path) -> None:
@@ -130,22 +130,22 @@ class RunRecord:
         self.start = starts[-1]
 
     def read(self) -> list[RunStart]:
-        """Read the lines that were added.  Returns the starts among them.  Raises InputError if one is none."""
+        """Read new lines and return the starts among them.  Raises InputError for an invalid line."""
         starts = []
         for line in self._lines():
             try:
-                read = decode_json(line, RunStart | RunStep | RunEnd)  # type: ignore[arg-type]  # a union
+                entry = decode_json(line, RunStart | RunStep | RunEnd)  # type: ignore[arg-type]  # a union
             except DecodeError as error:
                 raise InputError(f"{self.file} is not the record of a run of `debubble train`: {error}.") from error
-            match read:
+            match entry:
                 case RunStart():
-                    self.steps, self.end = [step for step in self.steps if step.step <= read.done], None
-                    self.start = read
-                    starts.append(read)
+                    self.steps, self.end = [step for step in self.steps if step.step <= entry.done], None
+                    self.start = entry
+                    starts.append(entry)
                 case RunStep():
-                    self.steps.append(read)
+                    self.steps.append(entry)
                 case RunEnd():
-                    self.end = read
+                    self.end = entry
         return starts
 
     def _lines(self) -> list[bytes]:
@@ -158,20 +158,20 @@ class RunRecord:
                 f"The record {self.file} cannot be read: {error.strerror}.  RUN is the folder that `debubble train` got"
                 " with --checkpoint, or the file of --metrics."
             ) from error
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.splitlines()
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.splitlines()
 
     @property
     def state(self) -> str:
-        """`running`, `ended` (with all its steps), `stopped` (by a signal), `failed`, or `died` (without a word)."""
+        """`running`, `ended` (after all steps), `stopped` (by a signal), `failed`, or `died` (without an end entry)."""
         if self.end is not None:
             return "ended" if self.end.error is None else "stopped" if self.end.stopped else "failed"
         return "running" if self.start.host != socket.gethostname() or _lives(self.start.process) else "died"
 
 
 def _lives(process: int) -> bool:
-    """Tell whether there is a process of this number."""
+    """Tell whether a process of this id exists."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""A run compared with its plan: pace, loss, memory, and the device that the others wait for.  Needs no torch."""
+"""A run compared with its plan: step time, loss, memory and the slowest device.  Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from debubble.simulator.shared_cores import run_shared
 from debubble.training.monitoring.run_record import RunRecord, RunStep
 
 RECENT_STEPS = 20
-"""Steps whose median is the pace."""
+"""Number of last steps whose median is the current step time."""
 SLOWDOWN_RATIO = 1.1
-"""A device that takes so many times as long as planned, and as the others for the same work, is slow itself."""
+"""A device is slow if its measured over planned time exceeds 1, and that of the other devices, by this factor."""
 MIN_WAITING_SHARE = 0.05
-"""Share of the step that devices may wait beyond what is planned."""
+"""Increase of the bubble fraction over the plan's from which waiting is reported."""
 
 
 class DeviceState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,12 +61,12 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Annotated[str | None, Meta(description="Why it does, and what the others wait for.")]
 
     @staticmethod
-    def of(record: RunRecord, plan: Plan | None, *, now: float) -> WatchedRun:
-        """The state that the record tells.
+    def from_record(record: RunRecord, plan: Plan | None, *, now: float) -> WatchedRun:
+        """Derive the state of a run from its record.
 
         Args:
-            record: Read as far as it is written.
-            plan: The run's; None: it is not known.
+            record: The record, read to its end.
+            plan: The run's plan, if it is known.
             now: Unix time.
         """
         start, steps = record.start, record.steps
@@ -77,16 +77,16 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         validated = [step.validation_loss for step in steps if step.validation_loss is not None]
         mfu = [step.mfu for step in recent if step.mfu is not None]
         if plan is not None and last is not None and len(last.busy) != plan.devices:
-            plan = None  # the file has another plan by now
+            plan = None  # the file now has another plan
         timeline = None if plan is None else _planned_timeline(plan, start.cores)
         devices = [] if last is None else _devices(last, _typical_busy(recent), plan, timeline)
         slowest = max(range(len(devices)), key=lambda d: devices[d].busy) if devices else None
         bubble = None if last is None else last.bubble_fraction
         planned_bubble = None if timeline is None else timeline.bubble_fraction
-        waits = None
+        waiting = None
         if bubble is not None and planned_bubble is not None and bubble > planned_bubble + MIN_WAITING_SHARE:
-            waits = f"devices wait {bubble:.0%} of the step, {planned_bubble:.0%} by the plan"
-        reason = None if slowest is None else _reason(devices, slowest, waits)
+            waiting = f"devices wait {bubble:.0%} of the step, {planned_bubble:.0%} by the plan"
+        reason = None if slowest is None else _reason(devices, slowest, waiting)
         done = start.done if last is None else last.step
         return WatchedRun(
             state=record.state,
@@ -113,13 +113,13 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _planned_timeline(plan: Plan, cores: int | None) -> Timeline:
-    """A step as the plan has it, or on the cores that its devices share."""
+    """The plan's simulated step, on shared cores if there are any."""
     timeline = plan.simulate()
     return timeline if cores is None else run_shared(timeline.program, cores=cores)
 
 
 def plan_of(record: RunRecord) -> Plan | None:
-    """The run's plan, simulated, if its file is still there."""
+    """Load and simulate the run's plan; None if its file is missing or invalid."""
     try:
         plan = Plan.load(Path(record.start.plan))
         plan.simulate()
@@ -129,7 +129,7 @@ def plan_of(record: RunRecord) -> Plan | None:
 
 
 def _typical_busy(steps: Sequence[RunStep]) -> list[float]:
-    """The median seconds of computing of each device in these steps."""
+    """Per device, the median compute seconds in these steps."""
     return [median(times) for times in zip(*(step.busy for step in steps), strict=True)]
 
 
@@ -153,29 +153,28 @@ def _devices(
     ]  # fmt: skip
 
 
-EQUAL_SHARE = 0.99
-"""Share of a device's planned work from which another's is as much."""
+EQUAL_WORK_RATIO = 0.99
+"""Two devices have the same planned work if the ratio is above this."""
 
 
-def _reason(devices: list[DeviceState], slowest: int, waits: str | None) -> str:
-    """Why this device computes longest: by itself, by the plan, or for nothing that is seen; and why others wait."""
+def _reason(devices: list[DeviceState], slowest: int, waiting: str | None) -> str:
+    """State why this device computes longest (the device itself, the plan, or unknown), and why others wait."""
     ratios = [device.busy / device.planned_busy for device in devices if device.planned_busy]
     if len(devices) == 1 or len(ratios) < len(devices):
         words = "it computes longest"
     else:
-        others = median(ratio for device, ratio in enumerate(ratios) if device != slowest)
-        if ratios[slowest] > SLOWDOWN_RATIO * max(others, 1.0):
+        peer_ratio = median(ratio for device, ratio in enumerate(ratios) if device != slowest)
+        if ratios[slowest] > SLOWDOWN_RATIO * max(peer_ratio, 1.0):
             return "; ".join(
                 [
-                    f"it takes {ratios[slowest]:.2f} times as long as planned, the others {others:.2f} times: look at"
-                    " its clock, its heat and other processes on it",
-                    *([] if waits is None else [waits]),
+                    f"it takes {ratios[slowest]:.2f} times as long as planned, the others {peer_ratio:.2f} times:"
+                    " look at its clock, its heat and other processes on it",
+                    *([] if waiting is None else [waiting]),
                 ]
             )
         planned = devices[slowest].planned_busy or 0.0
-        most = max(device.planned_busy or 0.0 for device in devices)
-        given = (
-            "it the most" if planned == most else "others as much" if planned > EQUAL_SHARE * most else "others more"
-        )
-        words = f"the plan gives {given} work"
-    return words if waits is None else f"{words}; {waits}: look at messages, loading of data and the host"
+        max_planned = max(device.planned_busy or 0.0 for device in devices)
+        same = "others as much" if planned > EQUAL_WORK_RATIO * max_planned else "others more"
+        share = "it the most" if planned == max_planned else same
+        words = f"the plan gives {share} work"
+    return words if waiting is None else f"{words}; {waiting}: look at messages, loading of data and the host"

@@ -1,9 +1,8 @@
-"""Decides by which plan a run continues: from what was measured, and what a search has found.
+"""Controller of online scheduling: decides which plan a run continues with.
 
-It works in windows of steps.  At the end of each, what was measured may show that the last switch made steps slower:
-then it is rolled back.  Or that costs have drifted: then a new search begins.  Or the search may have found an order
-that is predicted to be faster: then it is adopted, on trial for a window.  Rank 0 decides between two steps, and all
-ranks continue by its plan.  Needs no torch.
+It works in windows of steps.  At the end of a window it rolls back the last switch if steps have become slower, starts
+a new search if the measured costs have drifted, and adopts the search's best plan, on trial for one window, if that is
+predicted to be faster.  Rank 0 decides between two steps, and all ranks switch to its plan.  Needs no torch.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ from debubble.training.online.unit_costs import measured_profile
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Settings of when to measure, search and switch."""
+    """Thresholds for measuring, searching and switching."""
 
     settling: int = 2
-    """Steps after a switch, and at the start, that say nothing yet."""
+    """Steps after the start and after a switch that are not measured."""
     window: int = 8
-    """Steps that are measured together."""
-    least_gain: float = 0.02
-    """Predicted share of a step for which a switch is worth its trouble."""
+    """Steps per measurement window."""
+    min_gain: float = 0.02
+    """Minimum predicted relative gain of a switch."""
     drift: float = 0.2
-    """Relative change of a stage's times after which a new search begins; two windows in a row must agree on it."""
-    memory: float = 0.01
-    """Share of a device's memory limit by which a measured peak may exceed the predicted one before a search begins."""
+    """Relative change of a stage's times that starts a new search; two consecutive windows must agree on it."""
+    memory_excess: float = 0.01
+    """Fraction of a device's memory limit by which a measured peak must exceed the prediction to start a search."""
     effort: float = 300.0
-    """Effort of a search, in seconds of the reference machine; the paper's for up to 8 devices."""
+    """Effort of a search, in seconds of the reference machine; OptPipe's for up to 8 devices."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,19 @@ class SwitchTrial:
     seconds: list[float]
     """Seconds of each step before it."""
     costs: StageCosts | None
-    """Costs that the search assumed before it."""
+    """Costs that the search assumed before the switch."""
 
 
 class Controller:
     """Decides after every step whether to continue with another plan.
 
     Args:
-        plan: What runs.
-        search: Begins a search for better orders of a plan, with the measured costs in it, and in so many steps that
-            are left for better partitions; with 0 units stay in their stages.
-        journal: What happens is noted there.
-        policy: Settings.
-        steps: Steps of the run, in which moving units must pay; None: units stay in their stages.
+        plan: The running plan.
+        search: Starts a search for a plan with measured costs and a number of remaining steps, over which moving units
+            must amortize; 0: units stay in their stages.
+        journal: The log of searches and switches.
+        policy: Thresholds.
+        steps: Total steps of the run, over which moving units must amortize; None: units stay in their stages.
     """
 
     def __init__(
@@ -91,27 +90,27 @@ class Controller:
         steps: int | None = None,
     ) -> None:
         self.plan = plan
-        """The plan that runs."""
+        """The running plan."""
         self.journal = journal
-        self._begin, self._policy, self._steps_of_run = search, policy or Policy(), steps
+        self._start_search, self._policy, self._steps_of_run = search, policy or Policy(), steps
         self._settling = self._policy.settling
         self._seconds: list[float] = []
         self._steps: list[TraceStep] = []
         self._costs: StageCosts | None = None
         """Costs that the search assumes; None before the first search."""
         self._before: StageCosts | None = None
-        """Costs that the window before this one measured."""
+        """Costs measured in the previous window."""
         self._search: SearchProcess | None = None
-        self._found: BetterOrder | None = None
-        """Newest answer of the search."""
+        self._best: BetterOrder | None = None
+        """Newest result of the search."""
         self._predicted: float | None = None
-        """Seconds per step of what runs, as the search sees it; None while what runs is what it started from."""
+        """Predicted seconds per step of the running plan; None while the search's initial plan runs."""
         self._best_rejected = math.inf
-        """Seconds per step predicted for the fastest plan that was rolled back: only faster ones are tried."""
+        """Predicted seconds per step of the fastest plan that was rolled back; only faster plans are tried."""
         self._trial: SwitchTrial | None = None
 
     def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:
-        """The plan to continue with, if it is another one, now that `step` steps are done."""
+        """Record a step, and return the plan to switch to, if any, after `step` steps."""
         if self._settling:
             self._settling -= 1
             return None
@@ -138,12 +137,13 @@ class Controller:
             trial, self._trial = self._trial, None
             measured = effect(trial.seconds, self._seconds)
             lost = measured.after - measured.before
-            if measured.worse and math.isfinite(trial.predicted.before) and self._pays(step, trial.before, lost):
+            comparable = measured.worse and math.isfinite(trial.predicted.before)
+            if comparable and self._worth_moving(step, trial.before, lost):
                 self._best_rejected, self._predicted = trial.predicted.after, trial.predicted.before
                 self._costs = trial.costs
-                self._note(step, "taken back", trial.before, predicted=trial.predicted, measured=measured)
+                self._log_switch(step, "taken back", trial.before, predicted=trial.predicted, measured=measured)
                 return trial.before
-            self._note(step, "kept", self.plan, predicted=trial.predicted, measured=measured)
+            self._log_switch(step, "kept", self.plan, predicted=trial.predicted, measured=measured)
         self._search_if_drifted(step)
         return self._adopt_if_better(step)
 
@@ -159,29 +159,28 @@ class Controller:
         costs = with_excess(costs, excess)
         self.close()
         self._costs = costs
-        self._found, self._predicted, self._best_rejected = None, None, math.inf
-        most = max(excess)
-        why = (
-            f"device {excess.index(most)} holds {readable(most)} more than predicted" if self._exceeds(excess) else None
-        )
-        self.journal.note(JournalEntry(step=step, event="search", drift=change, reason=why))
+        self._best, self._predicted, self._best_rejected = None, None, math.inf
+        reason = None
+        if self._exceeds(excess):
+            reason = f"device {excess.index(max(excess))} holds {readable(max(excess))} more than predicted"
+        self.journal.note(JournalEntry(step=step, event="search", drift=change, reason=reason))
         try:
             measured = replace(self.plan, costs=costs, profile=self._profile(costs))
-            self._search = self._begin(measured, self._steps_left(step))
-        except (OSError, InputError) as error:  # no room for another process or its files
+            self._search = self._start_search(measured, self._steps_left(step))
+        except (OSError, InputError) as error:  # such as no memory for a process, or no disk space for its files
             self.journal.note(JournalEntry(step=step, event="search failed", reason=str(error)))
 
     def _profile(self, costs: StageCosts) -> Mapping[str, Any] | None:
-        """The units as they were measured; None where they cannot be priced, so that orders alone are searched."""
+        """The profile of the measured units; None if they cannot be priced: then only orders are searched."""
         try:
             return measured_profile(self.plan, costs, self._steps)
         except InputError:
             return None
 
     def _exceeds(self, excess: Sequence[float]) -> bool:
-        """Tell whether a device has so much more memory in use than predicted that another plan may be needed."""
+        """Tell whether a device's peak exceeds the prediction by more than the policy allows."""
         limits = [self.plan.costs.limit_of(device) for device in range(self.plan.devices)]
-        share = self._policy.memory
+        share = self._policy.memory_excess
         return any(limit is not None and more > share * limit for more, limit in zip(excess, limits, strict=True))
 
     def _adopt_if_better(self, step: int) -> Plan | None:
@@ -191,32 +190,32 @@ class Controller:
             self.journal.note(JournalEntry(step=step, event="search failed", reason=reason))
             self.close()
             return None
-        self._found = self._search.newest() or self._found
-        if self._found is None:
+        self._best = self._search.newest() or self._best
+        if self._best is None:
             return None
-        after = self._found.makespan
-        predicted = SwitchEffect(before=self._predicted or self._found.makespan_before, after=after, noise=0.0)
-        if after > (1 - self._policy.least_gain) * min(predicted.before, self._best_rejected):
+        after = self._best.makespan
+        predicted = SwitchEffect(before=self._predicted or self._best.makespan_before, after=after, noise=0.0)
+        if after > (1 - self._policy.min_gain) * min(predicted.before, self._best_rejected):
             return None
-        if not self._pays(step, self._found.plan, predicted.before - after):
+        if not self._worth_moving(step, self._best.plan, predicted.before - after):
             return None
         self._trial = SwitchTrial(self.plan, predicted, self._seconds, self._costs)
-        # What it recomputes has other costs; their times are those that the search was given.
-        self._costs = self._found.plan.costs
+        # Its recomputation changes the costs; the times are those that the search was given.
+        self._costs = self._best.plan.costs
         self._predicted = after
-        self._note(step, "adopted", self._found.plan, predicted=predicted)
-        return self._found.plan
+        self._log_switch(step, "adopted", self._best.plan, predicted=predicted)
+        return self._best.plan
 
     def _steps_left(self, step: int) -> int:
-        """Steps in which moving units has to pay."""
+        """Remaining steps over which moving units must amortize."""
         return 0 if self._steps_of_run is None else self._steps_of_run - step
 
-    def _pays(self, step: int, plan: Plan, saved: float) -> bool:
-        """Tell whether the seconds that the steps which are left save take longer than moving the plan's units."""
+    def _worth_moving(self, step: int, plan: Plan, saved: float) -> bool:
+        """Tell whether saving `saved` seconds per remaining step exceeds the time of moving units to the plan."""
         same = plan.lengths == self.plan.lengths
         return same or saved * self._steps_left(step) > move_seconds(self.plan, plan)
 
-    def _note(
+    def _log_switch(
         self, step: int, event: str, running: Plan, *, predicted: SwitchEffect, measured: SwitchEffect | None = None
     ) -> None:
         moved = running.lengths != self.plan.lengths
@@ -238,12 +237,12 @@ class OnlineScheduler:
 
     @staticmethod
     def start(pipeline: Pipeline, journal: Journal, *, steps: int | None = None) -> OnlineScheduler:
-        """Start with a search in a process of its own on rank 0's machine.  All ranks call it.
+        """Create the scheduler; its searches run in a separate process on rank 0's machine.  All ranks call it.
 
         Args:
-            pipeline: What trains.
-            journal: Rank 0 notes there what happens.
-            steps: Steps of the run, in which moving units between devices must pay; None: units stay.
+            pipeline: The pipeline that trains.
+            journal: The log of searches and switches, written by rank 0.
+            steps: Total steps of the run, over which moving units must amortize; None: units stay in their stages.
         """
         pipeline.measured.unit_times.enabled = True
         rank, ranks_here = pipeline.ranks.transport.rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -271,7 +270,7 @@ class OnlineScheduler:
         return () if self._controller is None else self._controller.journal.entries
 
     def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:
-        """The plan that all ranks have switched to, if they have, now that `step` steps are done.
+        """Let rank 0 decide after `step` steps, and return the plan that all ranks have switched to, if any.
 
         All ranks call it between two steps (see `Pipeline.switch_plan`).
         """

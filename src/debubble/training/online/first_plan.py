@@ -1,4 +1,4 @@
-"""The plan that an online run begins with where there is none: the least memory, as nothing is measured yet."""
+"""Initial plan of an online run without a plan file: minimal memory, because nothing is measured yet."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from debubble.models import Model
 from debubble.planners.plan_model import plan
 from debubble.plans import Plan
 
-RECOMPUTING, ANY = "dapple+", "auto"
-"""The planner of 1F1B that recomputes everything on an even partition, and the one that finds what fits."""
+RECOMPUTING_PLANNER, FALLBACK_PLANNER = "dapple+", "auto"
+"""Planners: 1F1B with full recomputation on an even partition, and the one that is used if that does not fit."""
 
 
 def least_memory_plan(
     model: Model, cluster: Cluster, *, micro_batches: int, memory_limit: str | None = None, **options: Any
 ) -> Plan:
-    """1F1B that recomputes everything, one stage per device; where that does not fit, a plan that does.
+    """1F1B with full recomputation, one stage per device; if that does not fit, the plan of `auto`.
 
     Args:
         model: The model.
-        cluster: Its devices, all of one pipeline.
+        cluster: The devices, all of one pipeline.
         micro_batches: Micro-batches per step.
-        memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
-        options: Those of RunOptions.
+        memory_limit: Bytes per device, or a text such as `20GiB`; None: the cluster's.
+        options: Fields of RunOptions.
 
     Raises:
-        InputError: For what does not go together.
+        InputError: If the arguments are inconsistent.
         InfeasibleError: If nothing fits.
     """
-    asked: dict[str, Any] = {"micro_batches": micro_batches, "memory_limit": memory_limit, "chunks": 1, **options}
+    arguments: dict[str, Any] = {"micro_batches": micro_batches, "memory_limit": memory_limit, "chunks": 1, **options}
     try:
-        return plan(model, cluster, planner=RECOMPUTING, **asked)
+        return plan(model, cluster, planner=RECOMPUTING_PLANNER, **arguments)
     except InfeasibleError:
-        return plan(model, cluster, planner=ANY, **asked)
+        return plan(model, cluster, planner=FALLBACK_PLANNER, **arguments)
 
 
 def save_first(plan: Plan, folder: Path | None) -> Path:
-    """Write the plan file among a run's checkpoints, or else into this user's cache: one for each model and run."""
+    """Write the plan file to the checkpoint folder, or to the user's cache, named by a hash of model and run."""
     assert plan.model_on_cluster is not None
     model, cluster = plan.model_on_cluster
     run = [dict(model.config), cluster.to_dict(), vars(plan.options), plan.micro_batches]

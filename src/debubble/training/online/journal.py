@@ -1,4 +1,4 @@
-"""Journal of an online run: a line of JSON and a sentence for each search and switch, and the plan that runs now."""
+"""Journal of an online run: a JSON line and a sentence per search and switch, and the file of the running plan."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from debubble.training.online.measurement import SwitchEffect
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """A search, a switch, or its effect."""
+    """The start of a search, a switch, or the outcome of a switch."""
 
     step: int
     """Steps done."""
     event: str
-    """`search` (one begins), `adopted`, `kept`, `taken back`, or `search failed`."""
+    """`search` (one starts), `adopted`, `kept`, `taken back` (rolled back), or `search failed`."""
     drift: float | None = None
-    """Relative change of measured costs since the search before (at first, from the plan's)."""
+    """Relative change of the measured costs since the previous search (at first, from the plan's costs)."""
     schedule: str | None = None
     """Name of the schedule that runs from now on."""
     predicted: SwitchEffect | None = None
@@ -33,13 +33,13 @@ class JournalEntry:
     units: tuple[int, ...] | None = None
     """Units per stage from now on, if some have moved."""
     reason: str | None = None
-    """Why a search failed, or what next to the times has changed when one begins."""
+    """Why a search failed, or what has changed besides times when one starts."""
 
     def __str__(self) -> str:
         match self.event:
             case "search":
-                held = "" if self.reason is None else f", and {self.reason}"
-                return f"step {self.step}: searching a better order; measured costs differ by {self.drift:.0%}{held}"
+                reason = "" if self.reason is None else f", and {self.reason}"
+                return f"step {self.step}: searching a better order; measured costs differ by {self.drift:.0%}{reason}"
             case "search failed":
                 return f"step {self.step}: the search for a better order failed ({self.reason}); training goes on"
         predicted = f"predicted {_words(self.predicted)}" if self.predicted else ""
@@ -48,22 +48,22 @@ class JournalEntry:
         return f"step {self.step}: {self.event} another order{units}: {predicted}{measured}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The entries that apply, by name."""
-        there = {name: value for name, value in vars(self).items() if value is not None}
-        effects = {name: _figures(value) for name, value in there.items() if isinstance(value, SwitchEffect)}
-        return {**there, **effects}
+        """The fields that are set, by name."""
+        present = {name: value for name, value in vars(self).items() if value is not None}
+        effects = {name: _figures(value) for name, value in present.items() if isinstance(value, SwitchEffect)}
+        return {**present, **effects}
 
 
 @dataclass
 class Journal:
-    """Writes entries after each other into `log`, and the running plan into `plan`."""
+    """Appends entries to the file `log`, and writes the running plan to the file `plan`."""
 
     log: Path
     plan: Path
     entries: list[JournalEntry] = field(default_factory=list)
 
     def note(self, entry: JournalEntry) -> None:
-        """Keep it, and append it to the log."""
+        """Append an entry to `entries` and to the log."""
         self.entries.append(entry)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as file:

@@ -1,4 +1,4 @@
-"""Measured costs of a run's operations, how far they have drifted, and whether a switch has made steps faster."""
+"""Measured costs of a run's operations, their drift, and the effect of a switch on the step time."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.trace import TraceEvent, TraceStep
 from debubble.simulator import simulate
 
-TIMED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L, Kind.D, Kind.S, Kind.P)
-"""Kinds that have a time of their own in the costs; messages are a matter of two devices."""
+TIMED_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L, Kind.D, Kind.S, Kind.P)
+"""Kinds whose times are measured on one device; messages involve two."""
 
 
 def measured_costs(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceStep]) -> StageCosts:
-    """The costs with the times that some steps of the schedule took: medians over steps and micro-batches.
+    """Scale the costs' times to some measured steps of the schedule: medians over steps and micro-batches.
 
-    Sizes stay.  A whole backward is divided as it was assumed to be, and what did not run keeps its time; except
-    recomputation, which repeats forwards and is as fast as they are.
+    Sizes stay.  A fused backward keeps its assumed division into I and W.  Kinds that did not run keep their times,
+    except recomputation, which is scaled like forwards.
     """
     events = [{Op.parse(event.name): event for event in step.events} for step in steps]
     speed = _speeds(schedule, costs, events)
     messages = _message_times(events)
 
     def scaled(times: Sequence[Number], *kinds: Kind) -> list[float]:
-        found = ([speed[kind, s] for kind in kinds if (kind, s) in speed] for s in range(costs.stages))
-        return [float(time) * (speeds[0] if speeds else 1.0) for time, speeds in zip(times, found, strict=True)]
+        first = (next((speed[kind, s] for kind in kinds if (kind, s) in speed), 1.0) for s in range(costs.stages))
+        return [float(time) * factor for time, factor in zip(times, first, strict=True)]
 
     hosted = schedule.host_steps
     return costs.replace(
@@ -49,21 +49,21 @@ def measured_costs(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceS
 def memory_excess(schedule: Schedule, costs: StageCosts, steps: Sequence[TraceStep]) -> list[float]:
     """Bytes per device by which the peak of some steps exceeded the predicted one; 0 where it did not."""
     predicted = simulate(schedule, costs.with_limit(None)).peak_memory
-    held = [(sample.device, sample.bytes) for step in steps for sample in step.memory]
-    peaks = [max((size for at, size in held if at == device), default=0) for device in range(schedule.devices)]
+    samples = [sample for step in steps for sample in step.memory]
+    peaks = [max((s.bytes for s in samples if s.device == device), default=0) for device in range(schedule.devices)]
     return [max(0.0, peak - float(expected)) for peak, expected in zip(peaks, predicted, strict=True)]
 
 
 def with_excess(costs: StageCosts, excess: Sequence[float]) -> StageCosts:
-    """The costs with so many more bytes per device that are always there."""
+    """The costs with the excess, in bytes per device, added to static memory."""
     static = costs.static if len(costs.static) == len(excess) else costs.static * len(excess)
     return costs.replace(static=[size + more for size, more in zip(static, excess, strict=True)])
 
 
 def drift(before: StageCosts, after: StageCosts) -> float:
-    """Largest relative change of a stage's times: the sum of their differences over the sum of what they were.
+    """Largest relative change of a stage's times: the sum of absolute differences over the sum of the old times.
 
-    Costs that all change alike make no other order better: their common factor does not count.
+    A common factor of all times is ignored, because it does not change which order is best.
     """
     old, new = _times(before), _times(after)
     factor = sum(map(sum, new)) / sum(map(sum, old))
@@ -85,21 +85,21 @@ def _times(costs: StageCosts) -> list[tuple[float, ...]]:
 def _speeds(
     schedule: Schedule, costs: StageCosts, steps: Sequence[Mapping[Op, TraceEvent]]
 ) -> dict[tuple[Kind, int], float]:
-    """Median of measured over assumed times, by kind and stage."""
-    op_costs, again = OpCosts.from_schedule(schedule, costs), schedule.explicit_recompute
+    """(kind, stage) -> median of measured over assumed times."""
+    op_costs, explicit = OpCosts.from_schedule(schedule, costs), schedule.explicit_recompute
     ratios: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for events in steps:
         for op, event in events.items():
-            if op.kind in TIMED and (assumed := float(op_costs.time(op, explicit=op[1:] in again))):
+            if op.kind in TIMED_KINDS and (assumed := float(op_costs.time(op, explicit=op[1:] in explicit))):
                 ratios[op.kind, op.stage].append((event.end - event.start) / assumed)
-    return {key: median(found) for key, found in ratios.items()}
+    return {key: median(values) for key, values in ratios.items()}
 
 
 def _message_times(steps: Sequence[Mapping[Op, TraceEvent]]) -> dict[int, float]:
-    """Time of a message between a stage and the next, from the start of the send to the arrival.
+    """Stage -> time of a message to or from the next stage, from the start of the send to the end of the receive.
 
-    It is the mean of both directions: a difference between the devices' clocks cancels.  Of a step's messages the
-    quickest counts, as one that came before it was needed may be noted when it was.
+    It is the mean of both directions, so that clock offsets between devices cancel.  The fastest message of a step
+    counts, because the end of a receive may be recorded late if the message is not needed at once.
     """
     times: dict[tuple[int, Kind], list[float]] = defaultdict(list)
     for events in steps:
@@ -114,15 +114,15 @@ def _message_times(steps: Sequence[Mapping[Op, TraceEvent]]) -> dict[int, float]
         for key, time in quickest.items():
             times[key].append(time)
     directions: dict[int, list[float]] = defaultdict(list)
-    for (stage, _), found in times.items():
-        directions[stage].append(median(found))
+    for (stage, _), times_of_direction in times.items():
+        directions[stage].append(median(times_of_direction))
     return {stage: max(0.0, fmean(medians)) for stage, medians in directions.items()}
 
 
 TOLERANCE = 0.01
-"""Share of a step by which two measurements of the same schedule may differ however quiet the machine is."""
-CONFIDENCE = 2.0
-"""Standard errors beyond which a difference is no chance."""
+"""Relative difference of step times that is always attributed to noise."""
+MIN_STANDARD_ERRORS = 2.0
+"""Number of standard errors above which a difference is significant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,33 +132,33 @@ class SwitchEffect:
     before: float
     after: float
     noise: float
-    """Seconds by which the two would differ by chance."""
+    """Seconds by which the two may differ by chance."""
 
     @property
     def gain(self) -> float:
-        """Share of a step that was saved; negative if it takes longer."""
+        """Relative reduction of the step time; negative if steps are slower."""
         return 1 - self.after / self.before
 
     @property
     def worse(self) -> bool:
-        """True if steps take longer, by more than chance."""
+        """Whether steps are significantly slower."""
         return self.after - self.before > max(self.noise, TOLERANCE * self.before)
 
 
 def effect(before: Sequence[float], after: Sequence[float]) -> SwitchEffect:
-    """Compare the seconds of some steps before a switch with those of some steps after it.
+    """Compare the step times before and after a switch.
 
-    A few slow steps (another process, a checkpoint) move neither medians nor their spread.
+    It uses medians, on which a few slow steps (another process, a checkpoint) have no effect.
     """
     return SwitchEffect(
         before=median(before),
         after=median(after),
-        noise=CONFIDENCE * math.hypot(standard_error(before), standard_error(after)),
+        noise=MIN_STANDARD_ERRORS * math.hypot(standard_error(before), standard_error(after)),
     )
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the median, from the median deviation, as of a normal distribution."""
+    """Standard error of the median, estimated from the median absolute deviation under normality."""
     middle = median(values)
     sigma = 1.4826 * median(abs(value - middle) for value in values)
     return 1.2533 * sigma / math.sqrt(len(values))

@@ -1,7 +1,6 @@
-"""Plans that keep more or less for their backwards than the one that runs: other recomputation, other offloads.
+"""Variants of the running plan with other recomputation or other offload fractions.
 
-Stages, devices and micro-batches stay.  Sizes are those of the model's units; times are those of the plan's costs,
-which the run has measured.
+Stages, devices and micro-batches stay.  Sizes come from the model's units, times from the plan's measured costs.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ FULL, NONE = "full", "none"
 
 
 def recomputation_variants(plan: Plan) -> Iterator[Plan]:
-    """Plans in which stages recompute in full inside their backwards, or not at all: all of them, or one by one.
+    """Plans in which all stages, or a single one, recompute in full inside their backwards, or not at all.
 
-    Their orders are the plan's, which may take too much memory now.  There are none where some micro-batches recompute
-    deeper than others.
+    They keep the plan's order, which may now exceed the memory limit.  There are none if recomputation differs between
+    micro-batches.
     """
     units = units_of(plan)
     if units is None or plan.schedule.deeper:
@@ -36,7 +35,7 @@ def recomputation_variants(plan: Plan) -> Iterator[Plan]:
 
 
 def offload_variants(plan: Plan) -> Iterator[Plan]:
-    """Plans whose offloads move whole activations, or half of each."""
+    """Plans whose offloads move full activations, or half of each."""
     if plan.costs.offload is None:
         return
     halves: Mapping[int, Number] = dict.fromkeys(range(plan.schedule.stages), 0.5)
@@ -50,7 +49,7 @@ def _recomputation(plan: Plan) -> tuple[object, ...]:
 
 
 def _with_strategy(plan: Plan, units: Units, changed: Collection[int], strategy: str) -> Plan:
-    """The plan in which all units of some stages have this strategy of recomputation."""
+    """The plan in which all units of the `changed` stages use one recomputation strategy."""
     before = partition_named(plan.partition, units)
     uniform = Partition.cut(units, map(len, plan.partition), strategy=strategy)
     after = Partition(uniform[s] if s in changed else stage for s, stage in enumerate(before))
@@ -58,27 +57,27 @@ def _with_strategy(plan: Plan, units: Units, changed: Collection[int], strategy:
     old, new = (
         units.stage_costs(partition, schedule.placement, on_host=schedule.host_steps) for partition in (before, after)
     )
-    others = schedule.fused_recompute.difference(changed)
+    unchanged = schedule.fused_recompute.difference(changed)
     return replace(
         plan,
         partition=units.planned(after),
         costs=_reprice(plan.costs, old, new, changed),
         schedule=replace(
             schedule.without_explicit_recompute(changed),
-            fused_recompute=others | (after.recomputing.intersection(changed)),
+            fused_recompute=unchanged | (after.recomputing.intersection(changed)),
             recompute_fraction={s: f for s, f in schedule.recompute_fraction.items() if s not in changed},
         ),
     )
 
 
 def _reprice(measured: StageCosts, before: StageCosts, after: StageCosts, changed: Collection[int]) -> StageCosts:
-    """The measured costs, in which some stages keep and recompute what `after` says, as fast as they compute forwards.
+    """The measured costs with the recomputation of `after` on the `changed` stages, at the measured forward speed.
 
-    `before`: the costs that the units have without the change.
+    `before` and `after` are the costs of the units without and with the change.
     """
 
-    def merged(own: Collection[Number], new: Collection[Number]) -> tuple[Number, ...]:
-        return tuple(b if s in changed else a for s, (a, b) in enumerate(zip(own, new, strict=True)))
+    def merged(old: Collection[Number], new: Collection[Number]) -> tuple[Number, ...]:
+        return tuple(b if s in changed else a for s, (a, b) in enumerate(zip(old, new, strict=True)))
 
     pace = [a / b if b else 1 for a, b in zip(measured.forward, before.forward, strict=True)]
     dropped = tuple(measured.dropped_bytes(s) for s in range(measured.stages))

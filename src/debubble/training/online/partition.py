@@ -1,8 +1,8 @@
-"""Plans whose stages have other units than those of the plan that runs, and what moving the units takes.
+"""Variants of the running plan with other partitions, and the time of moving units.
 
-Stages, devices, micro-batches and the order of operations stay.  A stage is as fast, compared with what its units were
-planned to take, as the run has measured, whatever units it has: that is right where devices differ, and a guess where
-units take other times than planned.
+Stages, devices, micro-batches and the order of operations stay.  The measured over planned time of a stage is assumed
+to hold for any units in it: that is exact if devices differ in speed, and a guess if units deviate from their planned
+times.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from debubble.planners.plan_model import plan_again
 from debubble.plans import Plan
 
 Price = Callable[[Plan], tuple[float, float]]
-"""Bytes by which a plan exceeds its memory limit, and the seconds of its step."""
+"""Function that returns the bytes by which a plan exceeds its memory limit, and its step time."""
 
 MIN_GAIN = 1e-3
-"""Share of a step by which one more move must make it faster."""
+"""Minimum relative gain in step time of a further move."""
 
 
 def units_of(plan: Plan) -> Units | None:
-    """The units of a plan's model; None for abstract costs, and for units that are not the model's or have no price."""
+    """The units of a plan's model; None for abstract costs, or if the units are unknown or cannot be priced."""
     described = plan.model_on_cluster
     if described is None:
         return None
@@ -42,22 +42,22 @@ def units_of(plan: Plan) -> Units | None:
 
 
 def better_partition(plan: Plan, price: Price) -> Plan | None:
-    """The plan with units moved from stage to stage, as long as that makes its order fit or its step faster.
+    """The plan improved by greedy moves of units, as long as they reduce the memory excess or the step time.
 
-    Every move takes a unit from one stage to another: those between hand one on.  The best of all moves is made first.
-    None if no move helps, or the plan's units are not known.
+    A move takes a unit from one stage to another; stages in between pass one on.  The best move is made first.  None if
+    no move helps, or the plan's units are not known.
     """
     units = units_of(plan)
     if units is None:
         return None
-    best, least = plan, price(plan)
+    best, best_price = plan, price(plan)
     while True:
-        others = [repartitioned(plan, move.lengths, units=units) for move in unit_moves(best.lengths)]
-        prices = [(price(other), other) for other in others if other is not None]
-        found, other = min(prices, key=lambda one: one[0], default=(least, best))
-        if not _better(found, least):
+        candidates = [repartitioned(plan, move.lengths, units=units) for move in unit_moves(best.lengths)]
+        prices = [(price(candidate), candidate) for candidate in candidates if candidate is not None]
+        lowest, candidate = min(prices, key=lambda one: one[0], default=(best_price, best))
+        if not _better(lowest, best_price):
             return None if best is plan else best
-        best, least = other, found
+        best, best_price = candidate, lowest
 
 
 def _better(price: tuple[float, float], before: tuple[float, float]) -> bool:
@@ -66,9 +66,9 @@ def _better(price: tuple[float, float], before: tuple[float, float]) -> bool:
 
 
 def move_seconds(before: Plan, after: Plan) -> float:
-    """Seconds that moving units from one plan's stages to the other's takes: pairs of ranks take turns.
+    """Seconds of moving units between the stages of two plans, one pair of ranks at a time.
 
-    Weights and optimizer states go over the cluster's links, which are as slow as measured messages were.
+    Weights and optimizer states are sent over the cluster's links, slowed down like the measured messages.
     """
     units, cluster, options = units_of(after), after.cluster, after.options
     if units is None or cluster is None or before.lengths == after.lengths:
@@ -83,7 +83,7 @@ def move_seconds(before: Plan, after: Plan) -> float:
         if a != b
     )
     computed = units.communication_between(after.schedule.placement)
-    paces = [float(time / own) for time, own in zip(after.costs.communication, computed, strict=True) if time and own]
+    paces = [float(a / b) for a, b in zip(after.costs.communication, computed, strict=True) if a and b]
     return speed.message(size, across_nodes=layout.across_nodes) * max(1.0, mean(paces or [1.0]))
 
 
@@ -93,10 +93,10 @@ def _devices(plan: Plan) -> list[int]:
 
 
 def repartitioned(plan: Plan, lengths: Sequence[int], *, units: Units | None = None) -> Plan | None:
-    """The plan with so many units per stage.
+    """The plan with `lengths` units per stage; a unit that is new to a stage recomputes like the stage's other units.
 
-    None if other stages would recompute then, its units are not known, or some micro-batches recompute deeper.  A unit
-    that is new to a stage recomputes as the stage's others do.
+    None if that changes which stages recompute, if the units are unknown, or recomputation differs between
+    micro-batches.
     """
     units = units or units_of(plan)
     if units is None or plan.schedule.deeper:
@@ -104,8 +104,8 @@ def repartitioned(plan: Plan, lengths: Sequence[int], *, units: Units | None = N
     placement, hosted = plan.schedule.placement, plan.schedule.host_steps
     before = partition_named(plan.partition, units)
     after = Partition(
-        [(index, dict(own).get(index) or _usual(units, own, index)) for index, _ in stage]
-        for own, stage in zip(before, Partition.cut(units, lengths), strict=True)
+        [(index, dict(old_stage).get(index) or _strategy_for(units, old_stage, index)) for index, _ in stage]
+        for old_stage, stage in zip(before, Partition.cut(units, lengths), strict=True)
     )
     if after.recomputing != before.recomputing:
         return None
@@ -114,9 +114,9 @@ def repartitioned(plan: Plan, lengths: Sequence[int], *, units: Units | None = N
 
 
 def replanned(plan: Plan, *, effort: float) -> Plan | None:
-    """The plan that `auto` makes with a plan's profile for its placement; devices are as fast as measured.
+    """The plan of `auto` for the plan's profile and placement, with the measured speed of devices.
 
-    None if a run of the plan cannot continue with it.
+    None if a run of the plan cannot switch to it.
     """
     if plan.profile is None:
         return None
@@ -124,39 +124,39 @@ def replanned(plan: Plan, *, effort: float) -> Plan | None:
     try:
         units = units_of(plan)
         answer = plan_again(plan, chunks=placement.chunks, profile=plan.profile, effort=effort)
-    except DebubbleError:  # the job cannot be planned, or nothing fits: the orders of the plan itself are searched
+    except DebubbleError:  # the job cannot be planned, or nothing fits
         return None
     if units is None or not answer.reorders(plan):
         return None
     old, new = (
-        units.stage_costs(partition_named(each.partition, units), placement, on_host=plan.schedule.host_steps)
-        for each in (plan, answer)
+        units.stage_costs(partition_named(p.partition, units), placement, on_host=plan.schedule.host_steps)
+        for p in (plan, answer)
     )
     return replace(answer, costs=_at_pace(plan.costs, old, new))
 
 
-def _usual(units: Units, stage: Sequence[tuple[int, str]], new: int) -> str:
-    """The strategy of a unit that is new to a stage: that of one of its type, or else of any other."""
+def _strategy_for(units: Units, stage: Sequence[tuple[int, str]], new: int) -> str:
+    """The strategy of a unit that is new to a stage: that of a unit of its type, or else of any unit."""
     unit = units.units[new]
-    alike = [strategy for index, strategy in stage if units.units[index].type == unit.type]
-    return next((s for s in (*alike, *(s for _, s in stage)) if s in unit.strategies), "none")
+    same_type = [strategy for index, strategy in stage if units.units[index].type == unit.type]
+    return next((s for s in (*same_type, *(s for _, s in stage)) if s in unit.strategies), "none")
 
 
 def _at_pace(measured: StageCosts, before: StageCosts, after: StageCosts) -> StageCosts:
-    """The costs of other units, as far from what they were planned to be as the measured ones are.
+    """The costs of other units, scaled by measured over planned costs of the running stages.
 
     Args:
-        measured: Of the stages that run.
-        before: Of these, as the units have them.
-        after: Of the others, as the units have them.
+        measured: Measured costs of the running stages.
+        before: Planned costs of the running stages.
+        after: Planned costs of the new stages.
     """
 
     def changed(name: str) -> Sequence[Number] | None:
-        own: Sequence[Number] | None = getattr(measured, name)
+        current: Sequence[Number] | None = getattr(measured, name)
         old, new = getattr(before, name), getattr(after, name)
-        if own is None or old is None or new is None:
-            return own
-        return [a * c / b if b else c for a, b, c in zip(own, old, new, strict=True)]
+        if current is None or old is None or new is None:
+            return current
+        return [a * c / b if b else c for a, b, c in zip(current, old, new, strict=True)]
 
     devices = len(after.static)
     static = [measured.static_of(d) - before.static_of(d) + after.static_of(d) for d in range(devices)]

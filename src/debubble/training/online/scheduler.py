@@ -1,12 +1,11 @@
-"""Searches next to a training run: `python -m debubble.training.online.scheduler FOLDER EFFORT STEPS_LEFT`.
+"""Search process of online scheduling: `python -m debubble.training.online.scheduler FOLDER EFFORT STEPS_LEFT`.
 
-It reads `plan.json` in the folder, whose costs are the measured ones, and replaces `found.json` whenever it has found a
-faster order, of the same stages or of some with other units.  It imports no torch, computes with one thread, and ends
-when its parent does.
+It reads `plan.json` in the folder, which has the measured costs, and replaces `found.json` whenever it has found a
+faster order, for the same or another partition.  It imports no torch, uses one thread, and ends with its parent.
 
-Only orders that add up floating-point numbers as the plan does are taken, so that losses stay the same bit for bit:
-every operator computes the same from the same inputs whenever it runs, and a split backward computes what a whole one
-does. All that an order of operations could change is the order of sums.
+Only orders that keep the plan's order of floating-point sums are accepted, so that losses stay bitwise equal.  An
+operator's result does not depend on when it runs, and a split backward computes the same as a fused one, so the order
+of sums is all that an order of operations could change.
 """
 
 from __future__ import annotations
@@ -37,21 +36,22 @@ if TYPE_CHECKING:
     from debubble.search.problem import Incumbent, OrderProblem
 
 Terms = list[tuple[str, int]]
+"""(name, micro-batch) of the terms of a sum, in the order of addition."""
 
 
 def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
-    """Sums of floating-point numbers in a step of the schedule, each with its terms in order.
+    """The floating-point sums of a step, with their terms in order.
 
-    A unit's linear operators add their gradients in its stage's B or W, all others in its B or I; a tied table on one
-    device gets both from two stages; the last stage adds losses.
+    Linear operators accumulate gradients in B or W, all others in B or I; a tied embedding on one device accumulates
+    those of two stages; the last stage sums losses.
     """
     first, last, device_of = 0, schedule.stages - 1, plan.schedule.placement.device_of
     tied = plan.model is not None and plan.model.tied and device_of[first] == device_of[last]
     sums: dict[str, Terms] = {}
     ends = [0, *accumulate(plan.lengths)]
 
-    def add(to: str, term: str, micro_batch: int) -> None:
-        sums.setdefault(to, []).append((term, micro_batch))
+    def add(name: str, term: str, micro_batch: int) -> None:
+        sums.setdefault(name, []).append((term, micro_batch))
 
     for order in schedule.orders:
         for kind, stage, j in order:
@@ -65,34 +65,34 @@ def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
                 add(f"other {stage}", "gradient", j)
                 if tied and stage == first:
                     add("table", "embedding", j)
-    # All units of a stage add up alike: they share its lists.
+    # All units of a stage share its sums.
     of_units = {
-        f"{what} of unit {unit}": sums[of_stage]
+        f"{operators} of unit {unit}": sums[of_stage]
         for stage in range(schedule.stages)
-        for what in ("linear", "other")
-        if (of_stage := f"{what} {stage}") in sums
+        for operators in ("linear", "other")
+        if (of_stage := f"{operators} {stage}") in sums
         for unit in range(ends[stage], ends[stage + 1])
     }
     return of_units | {name: terms for name, terms in sums.items() if name in ("loss", "table")}
 
 
-PLAN, FOUND = "plan.json", "found.json"
-PLAN_EFFORT = 10.0
-"""Most effort of a plan made anew, in seconds of the reference machine: that of `debubble plan`."""
+PLAN, RESULT = "plan.json", "found.json"
+MAX_PLAN_EFFORT = 10.0
+"""Maximum effort of replanning, in seconds of the reference machine: that of `debubble plan`."""
 
 
 def check_searchable(plan: Plan, option: str = "--online") -> None:
-    """Refuse a plan with more than the search of an option can order.  Raises InputError with one sentence."""
+    """Raise InputError if the plan has operations that the search of an option cannot order."""
     if plan.schedule.slices > 1:
         raise InputError(f"{option} orders whole sequences, but the plan divides them into slices: train it without.")
     stages = plan.schedule.host_steps
     alongside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOST_STEP)}
-    kept = plan.schedule.without_host_steps().with_host_steps(stages).operations
-    hosted = {op for op in kept if op.stage in stages and op.kind in HOST_STEP}
-    if left := sorted({op.kind.value for op in alongside - hosted}):
+    searchable = plan.schedule.without_host_steps().with_host_steps(stages).operations
+    hosted = {op for op in searchable if op.stage in stages and op.kind in HOST_STEP}
+    if unsupported := sorted({op.kind.value for op in alongside - hosted}):
         raise InputError(
             f"{option} orders F, B, I, W, R, O and L, and steps on hosts behind them, but the plan also has"
-            f" {', '.join(left)}: train it without."
+            f" {', '.join(unsupported)}: train it without."
         )
     if plan.schedule.peers:
         raise InputError(f"{option} orders offloads to the host, but the plan's go to peer devices: train it without.")
@@ -100,13 +100,13 @@ def check_searchable(plan: Plan, option: str = "--online") -> None:
 
 @dataclass(frozen=True)
 class BetterOrder:
-    """Another order of a plan's operations, or another partition of its units, which is faster for the same costs."""
+    """A plan with another order of operations, or another partition, that is predicted to be faster."""
 
     plan: Plan
     makespan: float
-    """Seconds per step that are predicted for it."""
+    """Predicted seconds per step."""
     makespan_before: float
-    """Seconds per step of the plan that its search began with; inf if that exceeds the memory limit."""
+    """Predicted seconds per step of the search's initial plan; inf if that exceeds the memory limit."""
 
 
 class _File(msgspec.Struct):
@@ -115,7 +115,7 @@ class _File(msgspec.Struct):
     plan: PlanFile
     makespan: float
     makespan_before: float | None
-    """None: inf, which JSON has not."""
+    """None: inf, which JSON cannot represent."""
 
 
 def save_order(order: BetterOrder, path: Path) -> None:
@@ -132,33 +132,33 @@ def load_order(path: Path) -> BetterOrder:
 
 
 def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator[BetterOrder]:
-    """Plans that are faster and faster for the plan's costs, of the same devices and with equal losses.
+    """Improving plans for the same devices, with bitwise equal losses.
 
-    Half of the effort is for other orders, the rest for orders of plans that divide the units otherwise, that are made
-    anew, if the plan has a profile, or that keep more or less for their backwards.  The search starts from the plan's
-    own order and from those published schedules that add up in the same order.
+    Half of the effort is for other orders of the plan; the rest is for orders of other plans: with moved units,
+    replanned if there is a profile, and with other recomputation or offload.  The search starts from the plan's order
+    and from published schedules with the same order of sums.
 
     Args:
-        plan: What runs, with the costs that were measured.
-        effort: Work of the search, in seconds of the reference machine.
-        steps_left: Steps in which moving units has to pay; 0: units stay in their stages.
+        plan: The running plan with measured costs.
+        effort: Effort of the search, in seconds of the reference machine.
+        steps_left: Remaining steps over which moving units must amortize; 0: units stay in their stages.
     """
     from debubble.training.online.memory_variants import offload_variants, recomputation_variants
     from debubble.training.online.partition import better_partition, move_seconds, replanned
 
     repartitioned = better_partition(plan, _price) if steps_left else None
     variants = [*recomputation_variants(plan), *offload_variants(plan)]
-    others = len(variants) + (repartitioned is not None) + (plan.profile is not None)
-    own = effort / 2 if others else effort
+    other_plans = len(variants) + (repartitioned is not None) + (plan.profile is not None)
+    local_effort = effort / 2 if other_plans else effort
 
     def candidates() -> Iterator[Plan]:
         yield plan
         if repartitioned is not None:
             yield repartitioned
-        # It takes seconds, in which a run may have adopted what came before.
-        anew = replanned(plan, effort=min(PLAN_EFFORT, effort / 4))
-        if anew is not None and (steps_left or anew.lengths == plan.lengths):
-            yield anew
+        # Replanning takes seconds, in which the run may already adopt an earlier candidate.
+        remade = replanned(plan, effort=min(MAX_PLAN_EFFORT, effort / 4))
+        if remade is not None and (steps_left or remade.lengths == plan.lengths):
+            yield remade
         yield from variants
 
     try:
@@ -168,23 +168,23 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator
     sums, begin = summation(plan, plan.schedule), time.perf_counter()
     refusal: InfeasibleError | None = None
     for candidate in candidates():
-        share = own if candidate is plan else (effort - own) / others
+        share = local_effort if candidate is plan else (effort - local_effort) / other_plans
         moves = candidate.lengths != plan.lengths
         moving = move_seconds(plan, candidate) / steps_left if moves else 0.0
         try:
-            for found in _orders(candidate, sums, effort=share):
-                schedule = replace(found.schedule, name="searched")
-                if found.value + moving < best and summation(candidate, schedule) == sums:
-                    best = found.value + moving
+            for incumbent in _orders(candidate, sums, effort=share):
+                schedule = replace(incumbent.schedule, name="searched")
+                if incumbent.value + moving < best and summation(candidate, schedule) == sums:
+                    best = incumbent.value + moving
                     better = replace(
                         candidate,
                         planner="optpipe",
                         schedule=schedule.with_host_steps(plan.schedule.host_steps),
-                        lower_bound=found.bound,
+                        lower_bound=incumbent.bound,
                         solve_seconds=time.perf_counter() - begin,
                         candidates=(),
                     )
-                    yield BetterOrder(better, float(found.value), float(start))
+                    yield BetterOrder(better, float(incumbent.value), float(start))
         except InfeasibleError as error:
             refusal = error
     if refusal is not None and best == math.inf:
@@ -200,7 +200,7 @@ def _problem(plan: Plan) -> OrderProblem:
 
 
 def _price(plan: Plan) -> tuple[float, float]:
-    """Bytes by which a plan exceeds its memory limit, and the seconds of its step."""
+    """Bytes by which a plan exceeds its memory limit, and its step time."""
     schedule, costs = plan.schedule, plan.costs
     try:
         return 0.0, float(_problem(plan).value(schedule.without_host_steps()))
@@ -212,7 +212,7 @@ def _price(plan: Plan) -> tuple[float, float]:
 
 
 def _orders(plan: Plan, sums: Mapping[str, Terms], *, effort: float) -> Iterator[Incumbent]:
-    """Orders of a plan's operations, better and better, from its own and from published ones with these `sums`.
+    """Improving orders of a plan, starting from its own and from published ones with the same `sums`.
 
     Raises InfeasibleError if none fits the memory limit.
     """
@@ -220,20 +220,20 @@ def _orders(plan: Plan, sums: Mapping[str, Terms], *, effort: float) -> Iterator
     from debubble.search.effort import Effort
     from debubble.search.optimize import optimize
 
-    problem, own = _problem(plan), plan.schedule.without_host_steps()
-    starts = [schedule for schedule in (own, *initial(problem, Effort(0))) if summation(plan, schedule) == sums]
+    problem, current = _problem(plan), plan.schedule.without_host_steps()
+    starts = [schedule for schedule in (current, *initial(problem, Effort(0))) if summation(plan, schedule) == sums]
     return optimize(problem, starts=starts, effort=effort)
 
 
 def main(folder: Path, effort: float, steps_left: int) -> None:
-    """Search until the optimum is proven or the effort is spent."""
+    """Search until optimality is proven or the effort is spent."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     for better in better_orders(Plan.load(folder / PLAN), effort=effort, steps_left=steps_left):
-        save_order(better, folder / FOUND)
+        save_order(better, folder / RESULT)
 
 
 def _end_with_parent(folder: Path) -> None:
-    """The parent never writes: when reading ends, it is gone, and nobody wants the files any more."""
+    """Wait for the end of standard input, to which the parent never writes; then remove the files and exit."""
     os.read(sys.stdin.fileno(), 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

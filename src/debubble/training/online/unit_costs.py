@@ -1,7 +1,7 @@
-"""The units of a model with the times that a run has measured: a profile made within the running pipeline.
+"""Profile of a model's units from the times measured in the running pipeline.
 
-Forwards are measured unit by unit; a backward as far as recomputation cuts it into segments.  Equal units share what is
-measured of any of them, and the units of a segment share its time as they were assumed to.
+Forwards are measured per unit, backwards per segment between recomputations.  Equal units share their measurements, and
+the time of a segment is divided among its units in proportion to their assumed times.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from debubble.plans import Plan
 from debubble.training.online.partition import units_of
 
 UnitKind = tuple[str, float, float, float]
-"""The type and the assumed times of a unit: units that share them are measured together."""
+"""Type and assumed times of a unit; units of the same kind share measurements."""
 
 
 def measured_profile(plan: Plan, costs: StageCosts, steps: Sequence[TraceStep]) -> Mapping[str, Any] | None:
-    """The content of a profile with the times of some steps of a plan; the plan's own if they measured no units.
+    """The content of a profile from some measured steps; the plan's own profile if they measured no units.
 
     Args:
-        plan: What ran.
-        costs: Its costs as they were measured, with the times of messages and offloads.
-        steps: What was measured of it.
+        plan: The plan that ran.
+        costs: Its measured costs, with the times of messages and offloads.
+        steps: The measured steps.
     """
     units = units_of(plan) if any(step.units for step in steps) else None
     if units is None or units.on_devices:
         return plan.profile
     times = _median_times(steps)
-    forward = _paces(_ran(plan, units, times, Kind.F, {}))
-    whole = _paces(_ran(plan, units, times, Kind.B, forward))
-    split = _paces(_ran(plan, units, times, Kind.I, forward))
+    forward = _paces(_measured_runs(plan, units, times, Kind.F, {}))
+    fused = _paces(_measured_runs(plan, units, times, Kind.B, forward))
+    split = _paces(_measured_runs(plan, units, times, Kind.I, forward))
     messages = [float(time) for time in costs.communication if time]
 
     def measured(unit: Unit) -> Unit:
         pace = forward.get(_kind(unit), 1.0)
-        back = whole.get(_kind(unit), split.get(_kind(unit), pace))
+        back = fused.get(_kind(unit), split.get(_kind(unit), pace))
         return _at_pace(unit, pace, split.get(_kind(unit), back), back)
 
     return units_to_dict(
@@ -59,19 +59,19 @@ def measured_profile(plan: Plan, costs: StageCosts, steps: Sequence[TraceStep]) 
 
 
 def _median_times(steps: Sequence[TraceStep]) -> list[UnitTime]:
-    """The median over steps of the time of each run of units."""
-    found: defaultdict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+    """The median over steps of the time of each segment of units."""
+    times: defaultdict[tuple[str, int, int, int], list[float]] = defaultdict(list)
     for unit in (unit for step in steps for unit in step.units):
-        found[unit[:4]].append(unit.seconds)
-    return [UnitTime(*units, median(seconds)) for units, seconds in found.items()]
+        times[unit[:4]].append(unit.seconds)
+    return [UnitTime(*units, median(seconds)) for units, seconds in times.items()]
 
 
-def _ran(
+def _measured_runs(
     plan: Plan, units: Units, times: Sequence[UnitTime], kind: Kind, forward: Mapping[UnitKind, float]
 ) -> Iterator[tuple[Sequence[Unit], float]]:
-    """Units that ran together in operations of a kind, and how much longer they took than assumed.
+    """Segments of units that ran in operations of a kind, with their measured over assumed time.
 
-    What they recompute inside a backward takes as much longer as their forwards, and is not part of that.
+    Recomputation inside a backward is subtracted, scaled like the units' forwards.
     """
     partition, schedule = partition_named(plan.partition, units), plan.schedule
     explicit = {stage for stage, _ in schedule.explicit_recompute}
@@ -80,12 +80,12 @@ def _ran(
             continue
         ran = [(units.units[index], name) for index, name in partition[time.stage][time.first :][: time.length]]
         assumed = sum(_time(unit, kind) for unit, _ in ran)
-        again = 0.0
+        recompute = 0.0
         if kind is not Kind.F and time.stage in schedule.fused_recompute:
-            again = sum(float(unit.strategies[name].recompute) * forward.get(_kind(unit), 1.0) for unit, name in ran)
+            recompute = sum(float(u.strategies[name].recompute) * forward.get(_kind(u), 1.0) for u, name in ran)
         if assumed:
-            rest = time.seconds - again
-            yield [unit for unit, _ in ran], rest / assumed if rest > 0 else time.seconds / (assumed + again)
+            rest = time.seconds - recompute
+            yield [unit for unit, _ in ran], rest / assumed if rest > 0 else time.seconds / (assumed + recompute)
 
 
 def _time(unit: Unit, kind: Kind) -> float:
@@ -96,12 +96,12 @@ def _time(unit: Unit, kind: Kind) -> float:
 
 
 def _paces(ran: Iterator[tuple[Sequence[Unit], float]]) -> dict[UnitKind, float]:
-    """Measured over assumed times of units, by what ran with the fewest others."""
-    found: defaultdict[UnitKind, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Kind of unit -> median of measured over assumed times, from the shortest segments with such a unit."""
+    by_kind: defaultdict[UnitKind, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for together, pace in ran:
         for unit in together:
-            found[_kind(unit)][len(together)].append(pace)
-    return {kind: median(by_length[min(by_length)]) for kind, by_length in found.items()}
+            by_kind[_kind(unit)][len(together)].append(pace)
+    return {kind: median(by_length[min(by_length)]) for kind, by_length in by_kind.items()}
 
 
 def _kind(unit: Unit) -> UnitKind:
@@ -109,7 +109,7 @@ def _kind(unit: Unit) -> UnitKind:
 
 
 def _at_pace(unit: Unit, forward: float, backward_input: float, backward_weight: float) -> Unit:
-    """The unit whose times are as much longer as said; it recomputes at the pace of its forward."""
+    """The unit with its times multiplied by these factors; recomputation is scaled like the forward."""
     return replace(
         unit,
         forward=float(unit.forward) * forward,
@@ -125,7 +125,7 @@ def _at_pace(unit: Unit, forward: float, backward_input: float, backward_weight:
 
 
 def _bandwidth(units: Units, assumed: StageCosts, measured: StageCosts) -> Number | None:
-    """Bytes per second of the host link, as much faster than assumed as measured offloads were."""
+    """Bytes per second of the host link, scaled by assumed over measured offload times."""
     if units.offload_bandwidth is None or assumed.offload is None or measured.offload is None:
         return units.offload_bandwidth
     paces = [float(a / b) for a, b in zip(assumed.offload, measured.offload, strict=True) if a and b]

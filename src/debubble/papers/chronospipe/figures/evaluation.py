@@ -1,11 +1,11 @@
-"""ChronosPipe's section 6: memory and throughput next to other methods, Figures 9 to 12."""
+"""ChronosPipe, section 6, Figures 9 to 12: memory and throughput compared with other methods."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from debubble.ir.stage_costs import CommunicationModel
-from debubble.papers.chronospipe.figures import own_plans
+from debubble.papers.chronospipe.figures import planner_runs
 from debubble.papers.chronospipe.figures.memory_model import (
     ALL,
     CHRONOS,
@@ -36,7 +36,7 @@ from debubble.papers.drawings import Bars, Lines
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Exhibit, Table, number
 
-PAPER = PrintedPaper.of("chronospipe")
+PAPER = PrintedPaper.load("chronospipe")
 
 
 def _throughput(
@@ -48,9 +48,9 @@ def _throughput(
     paper: str,
     chosen: CommunicationModel = "receiver",
 ) -> Claim:
-    """A throughput in percent of another's, with the messages that the text describes; others next to it."""
+    """The claim of a throughput in percent of the reference; the reason lists the other communication models."""
     shares = {k: 100 * v for k, v in throughputs(method, reference, p, m).items()}
-    others = ", ".join(f"{value:.1f}% {MESSAGES[model]}" for model, value in shares.items())
+    alternatives = ", ".join(f"{value:.1f}% {MESSAGES[model]}" for model, value in shares.items())
     return PAPER.claim(
         "throughput.share",
         [shares[chosen]],
@@ -58,7 +58,7 @@ def _throughput(
         kind="qualitative" if " to " in paper and chosen == "receiver" else "printed",
         statement=statement,
         messages=MESSAGES[chosen],
-        others=others,
+        others=alternatives,
     )
 
 
@@ -104,7 +104,7 @@ def figure_9a() -> Iterator[Exhibit]:
 
 
 def largest_model(method: Method) -> int:
-    """Layers that fit at PP8 TP8: a multiple of the number of stages."""
+    """The largest number of layers that fits at PP8 TP8, a multiple of the number of stages."""
     step = 8 * method.chunks
     layers = step
     while _total(method, layers + step) <= LIMIT:
@@ -126,7 +126,7 @@ def total_of(shape: Shape, method: Method) -> float:
 
 def figure_9b() -> Iterator[Exhibit]:
     """The largest models."""
-    published = {each: PAPER.printed["figure-9b"][each.name] for each in (PLAIN, HALF, CHRONOS, RECOMP, ALL)}
+    published = {method: PAPER.printed["figure-9b"][method.name] for method in (PLAIN, HALF, CHRONOS, RECOMP, ALL)}
     largest = {method: largest_model(method) for method in published}
     rows = tuple(
         (method.name, layers, largest[method], round(layers / 40, 2), round(largest[method] / largest[PLAIN], 2))
@@ -139,7 +139,7 @@ def figure_9b() -> Iterator[Exhibit]:
         printed=list(map(str, published.values())),
         names=", ".join(method.name for method in published),
     )
-    yield PAPER.claim("figure-9b.all", [largest[ALL] / largest[each] for each in (PLAIN, HALF)])
+    yield PAPER.claim("figure-9b.all", [largest[ALL] / largest[method] for method in (PLAIN, HALF)])
     yield table
     yield Bars(
         title=table.title,
@@ -151,14 +151,14 @@ def figure_9b() -> Iterator[Exhibit]:
 
 
 def savings_10() -> Table:
-    """GPT3-175B at 16K."""
+    """Memory savings on GPT3-175B at 16K tokens."""
     layers, hidden, tokens, tensor = 96, 12288, 16384, 8
     layer = 32 * tokens * hidden / tensor / GB
     states = 18 * 175e9 / 64 / GB
     plain = layers * layer + states
 
-    def saving(method: Method, kept: float = 1.0) -> float:
-        return round(plain / (layers * layer * kept * method.activations(8) + states * method.states), 2)
+    def saving(method: Method, stored: float = 1.0) -> float:
+        return round(plain / (layers * layer * stored * method.activations(8) + states * method.states), 2)
 
     return PAPER.table(
         "savings-10",
@@ -172,8 +172,8 @@ def savings_10() -> Table:
 
 
 def figure_10() -> Iterator[Exhibit]:
-    """Other ways to recompute."""
-    fitted, ours = savings_10(), own_plans.figure_10()
+    """Other recomputation methods."""
+    fitted, ours = savings_10(), planner_runs.figure_10()
     speeds = {row[:2]: row[4] for row in ours.rows}
     yield PAPER.claim("figure-10.saving", [row[2] for row in fitted.rows])
     yield PAPER.claim("figure-10.speed-chronos", [fitted.rows[1][4]])
@@ -190,7 +190,7 @@ def figure_10() -> Iterator[Exhibit]:
 
 METHODS_11 = (PLAIN, INTERLEAVED, CHRONOS, HALF, INTERLEAVED_HALF, RECOMP, ALL)
 LENGTHS = (2, 4, 8, 16)
-"""Thousands of tokens; the text names 8K alone."""
+"""Sequence lengths in thousands of tokens; the text names 8K only."""
 
 
 def figure_11() -> Iterator[Exhibit]:
@@ -216,9 +216,9 @@ def figure_11() -> Iterator[Exhibit]:
     sizes: dict[str, list[str]] = {}
     for method in METHODS_11:
         # ZeRO-1 over two replicas halves the 12 bytes that Chronos-Offload moves.
-        kept = states - float(method.on_host) * parameters * (STATE_BYTES - 6) / 2 / GB
-        each = [32 * LAYER * length / 4 * method.activations(4) + kept for length in LENGTHS]
-        sizes[method.name] = [f"{gb:.1f}" if gb <= LIMIT else f"{gb:.1f} OOM" for gb in each]
+        device_states = states - float(method.on_host) * parameters * (STATE_BYTES - 6) / 2 / GB
+        totals = [32 * LAYER * length / 4 * method.activations(4) + device_states for length in LENGTHS]
+        sizes[method.name] = [f"{gb:.1f}" if gb <= LIMIT else f"{gb:.1f} OOM" for gb in totals]
     memory = PAPER.table(
         "figure-11-gb-per",
         tuple((name, *cells) for name, cells in sizes.items()),
@@ -270,7 +270,7 @@ def savings_12() -> Table:
 
 def figure_12() -> Iterator[Exhibit]:
     """Other dense models."""
-    table, ours = savings_12(), own_plans.figure_12()
+    table, ours = savings_12(), planner_runs.figure_12()
     speeds = {row[:2]: row[4] for row in ours.rows}
     fit = [row[0] for row in table.rows if row[2] <= LIMIT]
     methods = (HALF, FULL, RECOMP, ALL)
@@ -292,14 +292,14 @@ def figure_12() -> Iterator[Exhibit]:
     yield Bars(
         title="Figure 12: GB per device, layers only",
         groups=[shape.name for shape in MODELS_12],
-        series={each.name: [total_of(shape, each) for shape in MODELS_12] for each in methods},
+        series={method.name: [total_of(shape, method) for shape in MODELS_12] for method in methods},
         unit="GB",
         limit=LIMIT,
     )
     yield Bars(
         title="Figure 12: speed over 1F1B + R = 100% in 32 GB, planned",
         groups=[shape.name for shape in MODELS_12],
-        series={planner: [speeds[shape.name, planner] for shape in MODELS_12] for planner in own_plans.PLANNERS_12},
+        series={planner: [speeds[shape.name, planner] for shape in MODELS_12] for planner in planner_runs.PLANNERS_12},
         paper={"chronos": [1.15] * 3},
         unit="speed",
     )

@@ -1,11 +1,10 @@
-"""The memory model after ChronosPipe's figures: what a layer holds, and how much of it each schedule keeps.
+"""Memory model of ChronosPipe's figures: bytes per layer, and the fraction of m_a that each schedule stores.
 
-Activations of one layer and token, with flash attention, norms and activation function recomputed, and the inputs of
-the column-parallel products not divided over the tensor-parallel ranks (section 6.1), and with Megatron's second copy
-of attention's result: 4 h + (6 q + 4 kv + 4 ffn) / t bytes, or 2 ffn without a gate.  Model states: 18 bytes per
-parameter.
+Activations of one layer and token take 4 h + (6 q + 4 kv + 4 ffn) / t bytes, or 2 ffn without a gate.  That assumes
+FlashAttention, recomputed norms and activation function, inputs of ColumnLinear not divided over the TP ranks (section
+6.1), and Megatron's second copy of the attention output.  Model states take 18 bytes per parameter.
 
-What a schedule keeps is simulated: its peak on device 0 in blocks, of p v blocks that all layers have.
+The fraction that a schedule stores is simulated: device 0's peak in blocks of m_a / (p v).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from functools import cache
 
 from debubble.ir import Number, StageCosts
 from debubble.ir.stage_costs import CommunicationModel
-from debubble.papers.chronospipe.offload import KEPT_BYTES, STATE_BYTES, offload_states
+from debubble.papers.chronospipe.offload import DEVICE_BYTES, STATE_BYTES, offload_states
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
 
@@ -28,19 +27,19 @@ LIMIT = 32
 MESSAGE = Fraction(104, 1000)
 """T_c in T_unit (section 6.1)."""
 LAYER_STATES = STATE_BYTES * 42e9 / 48 / 64 / GB
-"""GB of states per layer of the model, on each of 64 devices: 48 layers have 42 B parameters."""
+"""GB of model states per layer on each of 64 devices, from 42 B parameters in 48 layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder, as far as its memory goes."""
+    """The dimensions of a decoder that determine its memory."""
 
     name: str
     layers: int
     hidden: int
     queries: int
     keys: int
-    """Width of the keys, and of the values."""
+    """Width of the keys, equal to that of the values."""
     ffn: int
     gated: bool
 
@@ -50,7 +49,7 @@ class Shape:
         return self.hidden * (2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.ffn)
 
     def layer_activation(self, tokens: int) -> float:
-        """GB on one device."""
+        """GB of one layer's activations on one device."""
         divided = 6 * self.queries + 4 * self.keys + (4 if self.gated else 2) * self.ffn
         return tokens * (4 * self.hidden + divided / TENSOR) / GB
 
@@ -65,37 +64,37 @@ LAYER = LLAMA2_70B.layer_activation(2 * 4096)
 """GB of one layer's activations."""
 
 HOST_STEP = Fraction(4 * 10_000, 4545)
-"""T_unit of D and S of a chunk, fitted to Figure 14's 45.45% at PP4: the 4 T_unit of two idle backwards are that."""
+"""T_unit of a chunk's D and S, fitted to Figure 14: the two idle backwards (4 T_unit) at PP4 hide 45.45% of it."""
 PARAMETER_LOAD = HOST_STEP / 2
 """T_unit of P: half of D and S, as Figure 8 draws it."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A schedule with its recomputation and offload, as the figures compare them."""
+    """A schedule with its recomputation and offload, as compared in the figures."""
 
     name: str
     schedule: str
     chunks: int
     recomputed: Fraction = Fraction(0)
-    """Share of the layers that recompute in full: of every stage alike, or the shallow chunks of Chronos-Recomp."""
+    """R, the fraction of layers that recompute in full, equal on all stages; in Chronos-Recomp the shallow chunks."""
     on_host: Fraction = Fraction(0)
-    """Share of the model whose optimizer states the host holds."""
+    """Fraction of the model whose optimizer states are offloaded."""
 
     @property
     def states(self) -> float:
-        """Share of the model's states that stays on the device."""
-        return float(1 - self.on_host * (1 - Fraction(KEPT_BYTES, STATE_BYTES)))
+        """Fraction of the model states that stays on the device."""
+        return float(1 - self.on_host * (1 - Fraction(DEVICE_BYTES, STATE_BYTES)))
 
     def run(self, p: int, m: int, *, message: Number = 0, model: CommunicationModel = "latency") -> Timeline:
-        """Simulated with times in T_unit = T_fwd / (2 p), and activations in shares of m_a."""
+        """Simulate the method with times in T_unit = T_fwd / (2 p) and activations as fractions of m_a."""
         v = self.chunks
-        each, block = Fraction(2, v), Fraction(1, p * v)
+        duration, block = Fraction(2, v), Fraction(1, p * v)
         costs = StageCosts.of(
             stages=p * v,
-            forward=each,
-            backward_input=each,
-            backward_weight=each,
+            forward=duration,
+            backward_input=duration,
+            backward_weight=duration,
             activation=block,
             # The paper counts 1F1B with recomputation without the layer that is being recomputed.
             recompute_workspace=0,
@@ -112,7 +111,7 @@ class Method:
         return simulate(made, costs)
 
     def activations(self, p: int) -> float:
-        """Share of m_a that device 0 holds at its peak."""
+        """Device 0's peak of activations as a fraction of m_a."""
         return _activations(self, p)
 
 
@@ -133,5 +132,5 @@ ALL = Method("ChronosPipe ALL", "chronos-recomp", 2, Fraction(1, 2), on_host=Fra
 
 
 def percent(share: float) -> str:
-    """A share as a person reads it."""
+    """Format a fraction as a percentage."""
     return f"{100 * share:.4g}%"

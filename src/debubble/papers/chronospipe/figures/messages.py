@@ -1,4 +1,4 @@
-"""Throughputs that ChronosPipe states, under every model of how its messages behave."""
+"""Throughputs that ChronosPipe states, under every model of P2P communication."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from debubble.papers.chronospipe.figures.memory_model import ALL, CHRONOS, FULL,
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 
-PAPER = PrintedPaper.of("chronospipe")
+PAPER = PrintedPaper.load("chronospipe")
 
 MESSAGES: Mapping[CommunicationModel, str] = {
     "blocking": "with blocking messages",
     "receiver": "where the receiver waits",
     "latency": "with asynchronous ones",
 }
-"""Models of messages.  In the middle one the receiver waits from when it asks for the message, with a
-recomputation next to it, and the sender continues; section 4.2 argues so for the gradients of chunk 2."""
+"""Communication model -> its description.  With `receiver` the sender continues and the receiver waits from its
+receive on, overlapped with recomputation, as section 4.2 argues for the gradients of chunk 2."""
 
 
 def throughputs(method: Method, reference: Method, p: int, m: int) -> dict[CommunicationModel, float]:
-    """A method's throughput as a share of another's, by what its messages do."""
+    """Communication model -> a method's throughput relative to a reference."""
     return {
         model: float(reference.run(p, m, message=MESSAGE, model=model).makespan)
         / float(method.run(p, m, message=MESSAGE, model=model).makespan)
@@ -30,7 +30,7 @@ def throughputs(method: Method, reference: Method, p: int, m: int) -> dict[Commu
 
 
 def throughput(method: Method, reference: Method, p: int, m: int) -> str:
-    """Say what a method's throughput is of another's, by what its messages do."""
+    """A sentence with a method's throughput relative to a reference under every communication model."""
     shares = throughputs(method, reference, p, m)
     *first, last = (f"{100 * shares[model]:.1f}% {words}" for model, words in MESSAGES.items())
     return (
@@ -48,11 +48,11 @@ COMPARED = (
     ("13", CHRONOS, PLAIN, 4, 64, "about 94 (6 points)"),
     ("13", RECOMP, HALF, 4, 64, "at least 97 (3 points)"),
 )
-"""Figure, method, what it is compared with, p, m, and the paper's percentage."""
+"""Figure, method, reference, p, m, and the paper's percentage."""
 
 
 def message_models() -> Table:
-    """The throughputs of Figures 9a, 11, 12 and 13 under every model of messages."""
+    """The throughputs of Figures 9a, 11, 12 and 13 under every communication model."""
     rows: list[tuple[Cell, ...]] = []
     for figure, method, reference, p, m, paper in COMPARED:
         shares = throughputs(method, reference, p, m)

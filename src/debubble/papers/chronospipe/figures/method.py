@@ -1,4 +1,4 @@
-"""ChronosPipe's sections 1 to 5: memory under 1F1B, Chronos-Pipe, -Recomp, its ZeRO-2 variant and -Offload."""
+"""ChronosPipe, sections 1 to 5: memory under 1F1B, Chronos-Pipe, Chronos-Recomp, ZeRO-2 variant, Chronos-Offload."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from debubble.papers.registry import Exhibit, Table, number
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
 
-PAPER = PrintedPaper.of("chronospipe")
+PAPER = PrintedPaper.load("chronospipe")
 
-A100 = 80
-"""GB of the device of Figure 1."""
+A100_MEMORY = 80
+"""GB of an A100, the device of Figure 1."""
 
 
 def figure_1() -> Iterator[Exhibit]:
-    """Memory under 1F1B, and what it leaves lying."""
+    """Memory under 1F1B, and the unused memory of its last stage."""
     rows = []
     for scale, length, activation, states in PAPER.printed["figure-1"]:
         layers = scale * LLAMA2_70B.layers
-        # As the paper, whose layers hold 0.44 GB: rounded before they are counted.
+        # The paper rounds a layer's activations (0.44 GB) before it multiplies.
         layer = round(LLAMA2_70B.layer_activation(2 * 1024 * length), 2)
         ours = layers * layer * PLAIN.activations(8)
         state = 18 * 70e9 * scale / 64 / GB
@@ -60,8 +60,8 @@ def figure_1() -> Iterator[Exhibit]:
     ends = PLAIN.run(4, 16).peak_memory
     yield PAPER.claim("figure-1.activations", [row[2] for row in table.rows])
     yield PAPER.claim("figure-1.states", [row[4] for row in table.rows])
-    large = [row[0] for row in table.rows if row[6] > A100]
-    yield PAPER.claim("figure-1.out-of-memory", listed(large), a100=A100)
+    large = [row[0] for row in table.rows if row[6] > A100_MEMORY]
+    yield PAPER.claim("figure-1.out-of-memory", listed(large), a100=A100_MEMORY)
     yield PAPER.claim("figure-1.peaks", [float(ends[0]), float(ends[-1])])
     yield table
     yield Bars(
@@ -70,13 +70,13 @@ def figure_1() -> Iterator[Exhibit]:
         series={"activations": [row[2] for row in table.rows], "model states": [row[4] for row in table.rows]},
         unit="GB",
         stacked=True,
-        limit=A100,
+        limit=A100_MEMORY,
     )
-    yield _drawn(("1F1B, p = 4", "1f1b", STAGES))
+    yield _timelines(("1F1B, p = 4", "1f1b", STAGES))
 
 
 def figure_2() -> Iterator[Exhibit]:
-    """Interleaved 1F1B, and orders in groups."""
+    """Interleaved 1F1B and breadth-first schedules."""
     peaks = [INTERLEAVED.activations(p) for p in (4, 8, 16)]
     yield PAPER.claim("figure-2.peak-interleaved", peaks)
     runs = {p: INTERLEAVED.run(p, 4 * p) for p in (4, 8)}
@@ -85,7 +85,7 @@ def figure_2() -> Iterator[Exhibit]:
     )
     yield PAPER.claim("figure-2.bubble", [_bubble(run) / _bubble(PLAIN.run(p, 4 * p)) for p, run in runs.items()])
     yield PAPER.claim("figure-2.traffic", [_reduced_and_gathered()])
-    yield _drawn(
+    yield _timelines(
         ("Interleaved 1F1B, v = 2 (Figure 2a)", "interleaved", CHUNKS),
         ("Breadth-first, v = 2 (Figure 2b)", "breadth-first", CHUNKS),
     )
@@ -96,7 +96,7 @@ def _bubble(run: Timeline) -> float:
 
 
 def _reduced_and_gathered() -> float:
-    """Time to sum a unit's gradients and to gather its weights, over the first alone, by the cost model."""
+    """Time of gradient reduction plus weight gathering over that of gradient reduction, by our cost model."""
     cluster = Cluster.parse("64xH100-80GB")
     options = RunOptions(sequence_length=4096, tensor=8, data=8, zero=3)
     unit = model_units(models["llama2-70b"], cluster, options, pipeline=1).units[2]
@@ -104,7 +104,7 @@ def _reduced_and_gathered() -> float:
 
 
 def times_and_peaks() -> Table:
-    """Section 4: peaks and times of every p."""
+    """Section 4: step times and peaks for several p."""
     rows = []
     for p in (4, 8, 12, 16):
         m = 64
@@ -127,16 +127,16 @@ def figure_5() -> Iterator[Exhibit]:
     yield PAPER.claim("figure-5.message-bubbles", overhead)
     yield PAPER.claim("figure-5.times-as-many", [_messages_of(v) / _messages_of(1) for v in (2, 3, 4)])
     yield table
-    yield _drawn(("1F1B", "1f1b", STAGES), ("Chronos-Pipe, v = 2 (Figure 5a)", "chronos", CHUNKS))
+    yield _timelines(("1F1B", "1f1b", STAGES), ("Chronos-Pipe, v = 2 (Figure 5a)", "chronos", CHUNKS))
     yield _messages()
 
 
 LONG_PIPELINE = 128
-"""Stages from which on a peak is its limit, to a percent."""
+"""A p at which the peak is within a percent of its limit for large p."""
 
 
 def _messages_of(chunks: int) -> float:
-    """Time that blocking messages of 0.05 T_unit cost a pipeline of four devices."""
+    """Time that blocking messages of T_c = 0.05 T_unit add to a step of four devices."""
     method = PLAIN if chunks == 1 else Method("", "chronos", chunks)
     waiting, free = (method.run(4, 128, message=time, model="blocking").makespan for time in (0.05, 0))
     return float(waiting - free)
@@ -151,7 +151,7 @@ def figure_6() -> Iterator[Exhibit]:
     yield PAPER.claim("figure-6.saved", [(1 - (RECOMP.activations(8) - 1 / 16)) / (1 - HALF.activations(8))])
     yield PAPER.claim("figure-6.equation-8", [k for p, k in delays.items() if p not in (4, 32)], printed=["1"] * 8)
     yield PAPER.table("figure-6", tuple((p, 1 if 8 <= p <= 40 else 0, k) for p, k in delays.items()))
-    yield _drawn(
+    yield _timelines(
         ("Chronos-Recomp, p = 4 (Figure 6a)", "chronos-recomp", CHUNKS),
         ("Chronos-Recomp, p = 8 (Figure 6b)", "chronos-recomp", StageCosts.of(stages=16)),
     )
@@ -165,7 +165,7 @@ def figure_7() -> Iterator[Exhibit]:
     reductions = sum(op.kind is Kind.G for order in made.orders for op in order)
     yield PAPER.claim("figure-7.peak", more)
     yield PAPER.claim("figure-7.reductions", [reductions / (8 * 8)])
-    yield _drawn(("ZeRO-2 variant, g = 2", "chronos-zero2", StageCosts.of(stages=8, gradient_reduce=2)))
+    yield _timelines(("ZeRO-2 variant, g = 2", "chronos-zero2", StageCosts.of(stages=8, gradient_reduce=2)))
 
 
 def figure_8() -> Iterator[Exhibit]:
@@ -178,32 +178,34 @@ def figure_8() -> Iterator[Exhibit]:
         "figure-8.equation-6", [row[4] for row in table.rows], printed=[str(row[3]) for row in table.rows]
     )
     yield PAPER.claim(
-        "figure-8.equations-5", [available_offload(LARGE) / LARGE, available_upload(LARGE) / LARGE], large=LARGE
+        "figure-8.equations-5",
+        [window(LARGE_P) / LARGE_P for window in (available_offload, available_upload)],
+        large=LARGE_P,
     )
     yield PAPER.claim("figure-8.share-model", [100 * (1 - (1 - ALL.states) * 2)])
     yield table
     yield _offload()
 
 
-LARGE = 1000
-"""Stages that are many."""
+LARGE_P = 1000
+"""A large p, at which equations (4) and (6) are close to their limits."""
 
 
 def _windows(p: int) -> tuple[int, ...]:
-    """Idle backwards of device 0 in the cool-down and idle forwards in the warm-up, each by the paper and simulated."""
+    """Device 0's idle backwards (cool-down) and idle forwards (warm-up), each by the paper's formula and simulated."""
     run = CHRONOS.run(p, 2 * p + 2)
     idle = int(step_window(run, device=0, chunk=1) / 2), int(upload_window(run))
     return available_offload(p), idle[0], available_upload(p), idle[1]
 
 
 STAGES = StageCosts.of(stages=4, forward=2, backward_input=2, backward_weight=2, activation=2)
-"""1F1B's stages in T_unit, next to chunks that take half."""
+"""Costs of four 1F1B stages in T_unit."""
 CHUNKS = StageCosts.of(stages=8)
-"""The stages of two chunks on each of 4 devices."""
+"""Costs in T_unit of eight stages, two chunks on each of 4 devices."""
 
 
-def _drawn(*lines: tuple[str, str, StageCosts]) -> Timelines:
-    """Schedules under each other: the title of each, its name, and the costs of its stages."""
+def _timelines(*lines: tuple[str, str, StageCosts]) -> Timelines:
+    """Simulated timelines of (title, schedule name, stage costs)."""
     timelines = {}
     for title, name, costs in lines:
         entry = schedules[name]
@@ -211,18 +213,18 @@ def _drawn(*lines: tuple[str, str, StageCosts]) -> Timelines:
         timelines[title] = simulate(
             entry(devices=devices, micro_batches=8, chunks=entry.default_chunks, costs=costs), costs
         )
-    return Timelines.of(timelines)
+    return Timelines.from_timelines(timelines)
 
 
 def _messages() -> Timelines:
-    """Figure 5b: Chronos-Pipe with messages that take time."""
+    """Figure 5b: Chronos-Pipe with nonzero T_c under every communication model."""
     models: dict[CommunicationModel, str] = {
         "blocking": "messages block both ends",
         "receiver": "the receiver waits",
         "latency": "asynchronous messages",
     }
     slow = CHUNKS.replace(communication=Fraction(1, 4))
-    return _drawn(
+    return _timelines(
         *(
             (f"Chronos-Pipe, T_c = T_unit / 4, {words}", "chronos", slow.replace(communication_model=model))
             for model, words in models.items()
@@ -231,12 +233,12 @@ def _messages() -> Timelines:
 
 
 def _offload() -> Timelines:
-    """Figure 8, and the activations of the shallow chunk offloaded next to it."""
+    """Figure 8, without and with the activations of the shallow chunk offloaded."""
     costs = CHUNKS.replace(gradient_offload=1.5, host_step=2.5, parameter_load=2, offload=2)
     made = schedules["chronos"](devices=4, micro_batches=8, chunks=2, costs=costs)
     states = offload_states(made, chunks=[1])
     both = offload_activations(states, chunks=[0], costs=costs)
-    return Timelines.of(
+    return Timelines.from_timelines(
         {
             "Chronos-Offload of chunk 1 (Figure 8)": simulate(states, costs),
             "With the activations of chunk 0 offloaded beside it": simulate(both, costs),

@@ -1,4 +1,4 @@
-"""Obscura's section 9 and the abstract: the speed-ups, memory and bubbles of Figures 12 to 16."""
+"""Obscura, abstract and section 9: the speed-ups, memory and bubbles of Figures 12 to 16."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from debubble.papers.obscura.figures.fit import (
     STATIC,
     computed_forward,
     computed_gpt,
-    of_layers,
+    model_with_layers,
     problem,
 )
 from debubble.papers.obscura.figures.runs import (
@@ -39,7 +39,7 @@ from debubble.papers.registry import Cell, Exhibit, Table
 from debubble.planners.baselines.even_splits import bpipe_variants
 from debubble.planners.problem import ModelUnits, Problem, Solution, peer_bandwidth
 
-PAPER = PrintedPaper.of("obscura")
+PAPER = PrintedPaper.load("obscura")
 
 FITTED = "memory and recompute times are fitted to other figures of the paper"
 MICRO_BATCHES = (16, 32, 64, 128)
@@ -64,14 +64,14 @@ def speed_ups() -> Table:
     """Speed-up over DAPPLE+ of Obscura as printed, of the planner's best plan, and of the paper's baselines."""
     rows: list[tuple[Cell, ...]] = []
     for family, size, m in itertools.product(("Llama-2", "GPT-3"), LAYERS, MICRO_BATCHES):
-        given, left_alone = problem(family, size, m), size == "13B"
-        own = (None if left_alone else speed_up(given, build) for build in (as_printed, planned("obscura")))
+        job, left_alone = problem(family, size, m), size == "13B"
+        obscura = (None if left_alone else speed_up(job, build) for build in (as_printed, planned("obscura")))
         baselines = (
-            None if left_alone and name == "Strawman" else fitting_speed_up(given, build)
+            None if left_alone and name == "Strawman" else fitting_speed_up(job, build)
             for name, build in BASELINES_12.items()
         )
         slow = None if left_alone else speed_up(problem(family, size, m, messages=True), as_printed)
-        rows.append((family, size, m, PAPER_12.get((family, size, m)), *own, slow, *baselines))
+        rows.append((family, size, m, PAPER_12.get((family, size, m)), *obscura, slow, *baselines))
     return PAPER.table("speed-ups", rows)
 
 
@@ -82,7 +82,7 @@ def abstract() -> Iterator[Exhibit]:
 
 
 GROUPS_12 = (("18B and 23B", ("18B", "23B"), (16, 32, 64)), ("28B", ("28B",), (16, 32)), ("28B", ("28B",), (64,)))
-"""Sizes, their names and numbers of micro-batches for which the paper states speed-ups together."""
+"""(name, sizes, numbers of micro-batches) of settings for which the paper states a joint speed-up."""
 
 
 def figure_12() -> Iterator[Exhibit]:
@@ -92,8 +92,8 @@ def figure_12() -> Iterator[Exhibit]:
     sizes = [(family, size) for family in ("Llama-2", "GPT-3") for size in LAYERS]
     at_32 = [rows[family, size, 32] for family, size in sizes]
     shown = ("DAPPLE", "OHP-CMB", "BPipe", "Strawman", "as printed", "best plan")
-    yield from _obscuras_speed_ups(rows)
-    yield from _baselines_speed_ups(rows)
+    yield from _obscura_claims(rows)
+    yield from _baseline_claims(rows)
     yield table
     yield gpt_3()
     yield Bars(
@@ -104,7 +104,7 @@ def figure_12() -> Iterator[Exhibit]:
     )
 
 
-def _obscuras_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
+def _obscura_claims(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
     because = {"Llama-2": FITTED, "GPT-3": f"{FITTED}, of GPT-3 to the 1.30 alone"}
     unhidden = "; at 23B with 64 micro-batches a few points of recomputation are left unhidden"
     for family, (name, sizes, batches) in itertools.product(because, GROUPS_12):
@@ -122,7 +122,7 @@ def _obscuras_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
         )
 
 
-def _baselines_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
+def _baseline_claims(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
     llama = {key[1:]: row for key, row in rows.items() if key[0] == "Llama-2"}
 
     def fitting(name: str) -> str:
@@ -130,7 +130,7 @@ def _baselines_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
 
     yield PAPER.claim("figure-12.sizes-dapple", fitting("DAPPLE"))
     yield PAPER.claim("figure-12.sizes-ohp", fitting("OHP-CMB"))
-    keeping = [size for size in LAYERS if fits(problem("Llama-2", size, 32), lambda given: bpipe_variants(given)[0])]
+    keeping = [size for size in LAYERS if fits(problem("Llama-2", size, 32), lambda job: bpipe_variants(job)[0])]
     yield PAPER.claim("figure-12.sizes-bpipe", ", ".join(keeping))
     for family, comparable, because in (
         ("Llama-2", "", "its transfers between devices are hidden wholly here"),
@@ -150,51 +150,51 @@ def _baselines_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
             comparable=comparable,
         )
     strawman = [[llama[size, m]["Strawman"] for m in MICRO_BATCHES] for size in ("18B", "23B", "28B")]
-    falls = all(_falling(speed_ups) for speed_ups in (*strawman, *zip(*strawman, strict=True)))
+    falls = all(_strictly_decreasing(speed_ups) for speed_ups in (*strawman, *zip(*strawman, strict=True)))
     yield PAPER.claim("figure-12.strawman-up", falls)
     faster = [rows[family, "13B", m]["DAPPLE"] > 1 for family in ("Llama-2", "GPT-3") for m in MICRO_BATCHES]
     yield PAPER.claim("figure-12.dapple-faster", all(faster))
 
 
-def _falling(speed_ups: Iterable[float | None]) -> bool:
-    """Tell whether each of them, none missing, is less than the one before."""
+def _strictly_decreasing(speed_ups: Iterable[float | None]) -> bool:
+    """Tell whether the values, none of them missing, are strictly decreasing."""
     return all(a is not None and b is not None and a > b for a, b in itertools.pairwise(speed_ups))
 
 
 def gpt_3() -> Table:
-    """GPT-3's figures with the recompute times of our own cost model, next to the fitted ones."""
+    """GPT-3's speed-ups with the recompute times of our cost model and with the fitted ones."""
     rows: list[tuple[Cell, ...]] = []
     ours: dict[str, tuple[float, float]] = {}
     for name, family in (("fitted to 1.30", GPT), ("our cost model", computed_gpt())):
-        given = problem(family, "28B", 64)
-        obscura, bpipe = ours[name] = speed_up(given, as_printed), speed_up(given, planned("bpipe"))
+        job = problem(family, "28B", 64)
+        obscura, bpipe = ours[name] = speed_up(job, as_printed), speed_up(job, planned("bpipe"))
         rows.append((name, round(family.mlp_time, 3), "1.30", obscura, "about 1.17", bpipe))
     return PAPER.table("computed-gpt", rows, gpt_3_sentence=gpt_3_sentence(ours))
 
 
 def gpt_3_sentence(speed_ups: Mapping[str, tuple[float, float]]) -> str:
-    """Say whether one recompute time, by name, has both speed-ups (Obscura's, BPipe's) within 2 points of the paper."""
-    said = []
+    """State per recompute time which speed-ups (Obscura's, BPipe's) are within 2 points of the paper."""
+    clauses = []
     for name, (obscura, bpipe) in speed_ups.items():
         near = {"Obscura": abs(obscura - 1.30) <= 0.02, "BPipe": abs(bpipe - 1.17) <= 0.02}
         which = [method for method, is_near in near.items() if is_near]
         subject = "both are" if len(which) == 2 else f"{which[0]} is" if which else "neither is"
-        said.append(f"{name}: {subject}")
-    return f"Within 2 points of the paper, by recompute time: {'; '.join(said)}."
+        clauses.append(f"{name}: {subject}")
+    return f"Within 2 points of the paper, by recompute time: {'; '.join(clauses)}."
 
 
 def figure_13() -> Iterator[Exhibit]:
     """Memory per stage at 28B."""
-    given = problem("Llama-2", "28B", 32)
-    keeping, recomputing = bpipe_variants(given)
+    job = problem("Llama-2", "28B", 32)
+    keeping, recomputing = bpipe_variants(job)
     methods = {
-        "DAPPLE": (planned("dapple")(given), "stages 6 and 7 fit in 80; stage 0 twice stage 7"),
-        "DAPPLE+": (planned("dapple+")(given), "about 20 unused"),
-        "OHP-CMB": (planned("ohp-cmb")(given), "does not fit"),
+        "DAPPLE": (planned("dapple")(job), "stages 6 and 7 fit in 80; stage 0 twice stage 7"),
+        "DAPPLE+": (planned("dapple+")(job), "about 20 unused"),
+        "OHP-CMB": (planned("ohp-cmb")(job), "does not fit"),
         "BPipe": (keeping, "106"),
         "BPipe, MLP": (recomputing, "about 76"),
-        "Strawman": (strawman_full(given), "stages 0-5 adjusted, like DAPPLE+"),
-        "Obscura": (as_printed(given), "stages 0-4 adjusted and close to 80, CMB on stage 5"),
+        "Strawman": (strawman_full(job), "stages 0-5 adjusted, like DAPPLE+"),
+        "Obscura": (as_printed(job), "stages 0-4 adjusted and close to 80, CMB on stage 5"),
     }
     table = PAPER.table(
         "figure-13",
@@ -225,14 +225,14 @@ def figure_13() -> Iterator[Exhibit]:
 
 
 def figure_14() -> Iterator[Exhibit]:
-    """Computing and bubbles at 23B."""
-    given = problem("Llama-2", "23B", 32)
+    """Computation and bubble time at 23B."""
+    job = problem("Llama-2", "23B", 32)
     forward = LAYERS["23B"] / DEVICES
     methods = {
-        "DAPPLE": planned("dapple")(given),
-        "DAPPLE+": planned("dapple+")(given),
-        "Strawman": strawman_full(given),
-        "Obscura": as_printed(given, balanced=False),
+        "DAPPLE": planned("dapple")(job),
+        "DAPPLE+": planned("dapple+")(job),
+        "Strawman": strawman_full(job),
+        "Obscura": as_printed(job, balanced=False),
     }
     times: dict[tuple[str, str], list[float]] = {}
     bubbles: dict[str, list[float]] = {}
@@ -251,7 +251,7 @@ def figure_14() -> Iterator[Exhibit]:
     less = [a - b for a, b in zip(times["DAPPLE", "bubble"][:3], bubble[:3], strict=True)]
     yield PAPER.claim(
         "figure-14.dapple-computing",
-        [times["DAPPLE+", what][0] / times["DAPPLE", what][0] for what in ("computing", "bubble", "step")],
+        [times["DAPPLE+", quantity][0] / times["DAPPLE", quantity][0] for quantity in ("computing", "bubble", "step")],
     )
     yield PAPER.claim(
         "figure-14.strawman-stages",
@@ -277,16 +277,16 @@ def figure_14() -> Iterator[Exhibit]:
     yield Bars(
         title=table.title,
         groups=[f"{name} {s}" for name in step for s in range(DEVICES)],
-        series={what: [time for name in step for time in times[name, what]] for what in ("computing", "bubble")},
+        series={kind: [time for name in step for time in times[name, kind]] for kind in ("computing", "bubble")},
         unit="forwards",
         stacked=True,
     )
 
 
 PEER_BANDWIDTH: Mapping[str, float] = {"Llama-2": 12.5e9, "GPT-3": 11e9}
-"""Bytes per second between two A800 at which BPipe loses what the paper says; its cluster has PCIe through the host."""
+"""Bytes per second between two A800 over host PCIe, fitted to BPipe's loss of throughput in the paper."""
 SIZES_15 = (32, 36, 40, 44)
-"""Layers of Figure 15's models; 32 are the 10.4B of the text."""
+"""Layers of Figure 15's models; 32 layers are the text's 10.4B."""
 
 
 def figure_15() -> Iterator[Exhibit]:
@@ -295,11 +295,11 @@ def figure_15() -> Iterator[Exhibit]:
     rows: list[tuple[Cell, ...]] = []
     lost: list[float] = []
     for family, layers in itertools.product(("Llama-2", "GPT-3"), SIZES_15):
-        model = of_layers(family, layers)
+        model = model_with_layers(family, layers)
         units = model_units(model, cluster, RunOptions(sequence_length=4096), pipeline=4)
-        given = _between_four(units)
-        ours = [fitting_speed_up(given, planned(name)) for name in ("dapple", "ohp-cmb", "bpipe", "obscura")]
-        printed = fitting_speed_up(given, as_printed) if ours[0] is None else None
+        job = _between_four(units)
+        ours = [fitting_speed_up(job, planned(name)) for name in ("dapple", "ohp-cmb", "bpipe", "obscura")]
+        printed = fitting_speed_up(job, as_printed) if ours[0] is None else None
         paper = "1.27 to 1.31" if ours[0] is None else None
         rows.append((family, f"{model.parameters / 1e9:.1f}B", paper, printed, *ours))
         if ours[0] is not None:
@@ -321,20 +321,20 @@ def figure_15() -> Iterator[Exhibit]:
 
 
 def _between_four(units: Units) -> Problem:
-    """Four devices; what is swapped waits for its whole forward, as in the paper."""
+    """The problem on four devices; as in the paper, an eviction starts after its full forward."""
     return Problem(devices=4, micro_batches=32, workload=ModelUnits(replace(units, streams=False)), chunks=1)
 
 
 def _message(units: Units, bandwidth: float) -> float:
-    """The time of a message between devices at a bandwidth."""
+    """The P2P message time at a bandwidth in bytes per second."""
     return float(units.communication) * float(peer_bandwidth(units)) / bandwidth
 
 
 def figure_16() -> Iterator[Exhibit]:
-    """The worth of each part."""
+    """Ablation: dependency relaxation, swapping-aware recomputation, partition adjustment."""
     parts: dict[str, Callable[[Problem], Solution]] = {
         "dependency relaxation (DR)": relaxed_full,
-        "DR + swapping-aware recomputation (SAR)": lambda given: as_printed(given, balanced=False),
+        "DR + swapping-aware recomputation (SAR)": lambda job: as_printed(job, balanced=False),
         "DR + SAR + partition adjustment": as_printed,
     }
     ours = {

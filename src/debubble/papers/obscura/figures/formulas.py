@@ -1,4 +1,4 @@
-"""Obscura's sections 5 to 8: the equations, Algorithm 1 and CMB-Identifying, checked against simulated pipelines."""
+"""Obscura, sections 5 to 8: equations, Algorithm 1 and CMB-Identifying, checked against simulated pipelines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from debubble.ir import StageCosts
 from debubble.papers.obscura.figures.fit import DEVICES, LAYERS, LLAMA, problem, units
 from debubble.papers.obscura.figures.runs import on_demand
 from debubble.papers.obscura.planner import Counts, adjustments
-from debubble.papers.obscura.schedule import most_migrated
+from debubble.papers.obscura.schedule import max_migrated
 from debubble.papers.obscura.step_model import identify, step_time, warm_ups
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Exhibit
@@ -16,11 +16,11 @@ from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.simulator import simulate
 
-PAPER = PrintedPaper.of("obscura")
+PAPER = PrintedPaper.load("obscura")
 
 
 def closed_forms() -> Iterator[Exhibit]:
-    """Equation (3), its cases, and the bubbles that hide recomputation."""
+    """Equations (2) to (6), checked by simulation over many p, m, k and r."""
     cases = [(p, m, k, r) for p in (2, 4, 6, 8) for m in (1, 7, 16, 33) for k in range(p) for r in (0, 0.25, 0.5, 1)]
     met = sum(abs(_simulated(p, m, k, r) - _equation_3(p, m, k, r)) < 1e-9 for p, m, k, r in cases)
     estimated = sum(abs(_step_model(p, m, k, r) - _equation_3(p, m, k, r)) < 1e-9 for p, m, k, r in cases)
@@ -58,24 +58,24 @@ def _equation_3(p: int, m: int, k: int, r: float) -> float:
 
 def _step_model(p: int, m: int, k: int, r: float) -> float:
     times = [r if s <= k else 0.0 for s in range(p)]
-    mu = warm_ups(p, m, adjusted=k + 1, migrated=most_migrated(p, k + 1))
+    mu = warm_ups(p, m, adjusted=k + 1, migrated=max_migrated(p, k + 1))
     return step_time(StageCosts.of(stages=p), times, micro_batches=m, warm_ups=mu)
 
 
 def _memory(p: int, m: int, k: int) -> bool:
-    """True if a stage has memory for W_s + A_s, with an a_s of its own, less where it recomputes."""
+    """Tell whether the simulated peak of every stage is W_s + mu_s a_s, with a_s^adj on adjusted stages."""
     costs = StageCosts.of(
         stages=p, activation=[10 + 2 * s for s in range(p)], activation_recomputed=[5 + s for s in range(p)],
         recompute_workspace=0, static=[100 - s for s in range(p)],
     )  # fmt: skip
     run = simulate(on_demand("obscura", devices=p, micro_batches=m, stages=k + 1), costs)
-    mu = warm_ups(p, m, adjusted=k + 1, migrated=most_migrated(p, k + 1))
-    kept = [costs.activation_recomputed[s] if s <= k else costs.activation[s] for s in range(p)]
-    return list(run.peak_memory) == [costs.static[s] + mu[s] * kept[s] for s in range(p)]
+    mu = warm_ups(p, m, adjusted=k + 1, migrated=max_migrated(p, k + 1))
+    stored = [costs.activation_recomputed[s] if s <= k else costs.activation[s] for s in range(p)]
+    return list(run.peak_memory) == [costs.static[s] + mu[s] * stored[s] for s in range(p)]
 
 
 def _hidden(p: int, m: int, k: int) -> int:
-    """Recomputations of stage k, r = f, that do not lengthen the step; the last ones of all stages always do."""
+    """Number of stage k's recomputations (r = f) that do not lengthen the step; the last one of a stage always does."""
     return int(m - (_simulated(p, m, k, 1) - 3 * (m + p - 1) - k))
 
 
@@ -94,9 +94,9 @@ def algorithm_1() -> Iterator[Exhibit]:
 
     trace = [(18,) * 8, *adjustments((18,) * 8, adjusted=3, micro_batches=128, times=times)]
     best, printed = max(map(speed_up, trace)), speed_up(trace[-2])
-    given = units("Llama-2", "23B")
-    first, second, *_, last = even_counts(given, DEVICES)
-    yield PAPER.claim("algorithm-1.half-layers", [len(given.units), first, second, last])
+    model = units("Llama-2", "23B")
+    first, second, *_, last = even_counts(model, DEVICES)
+    yield PAPER.claim("algorithm-1.half-layers", [len(model.units), first, second, last])
     yield PAPER.claim("algorithm-1.speed-up", [best], last=printed)
 
 

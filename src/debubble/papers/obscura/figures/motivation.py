@@ -1,4 +1,4 @@
-"""Obscura's sections 1 to 4: what recomputation costs, where memory goes, which bubbles hide it, and its parts."""
+"""Obscura, sections 1 to 4: the cost of recomputation, memory under 1F1B, and bubbles that hide recomputation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Exhibit, Table
 from debubble.simulator import Timeline, simulate
 
-PAPER = PrintedPaper.of("obscura")
+PAPER = PrintedPaper.load("obscura")
 
 
 def section_1() -> Iterator[Exhibit]:
@@ -54,7 +54,7 @@ FIGURE_5 = {
     "Strawman-1": ("strawman", 2),
 }
 PAPER_5: Mapping[str, int] = PAPER.printed["figure-5"]
-"""Percent that a step takes longer than without recomputation."""
+"""Increase of the step time over no recomputation, in percent."""
 
 
 def figure_5() -> Iterator[Exhibit]:
@@ -69,9 +69,9 @@ def figure_5() -> Iterator[Exhibit]:
     )
     slower = dict(zip(PAPER_5, table.column("ours"), strict=True))
     parts = {
-        "a": breakdown(("Recomp-Non", "Recomp-0", "Recomp-1", "Recomp-All"), part="a"),
-        "b": breakdown(("Strawman-0", "Strawman-1"), part="b"),
-        "c": breakdown(("Strawman-0", "Strawman-1"), part="c", recompute=LLAMA.mlp_time),
+        "a": breakdown(("Recomp-Non", "Recomp-0", "Recomp-1", "Recomp-All"), panel="a"),
+        "b": breakdown(("Strawman-0", "Strawman-1"), panel="b"),
+        "c": breakdown(("Strawman-0", "Strawman-1"), panel="c", recompute=LLAMA.mlp_time),
     }
     plain, strawman, mlp = parts["a"].by_key, parts["b"].by_key, parts["c"].by_key
     bubbles = float(fastest.forward_bubbles[0]), float(fastest.backward_bubbles[0])
@@ -98,8 +98,8 @@ def figure_5() -> Iterator[Exhibit]:
     yield from (table.bars("forwards", table.columns[2:], names="{} {}", stacked=True) for table in parts.values())
 
 
-def breakdown(names: Sequence[str], *, part: str, recompute: Number = 1) -> Table:
-    """Computation, bubbles and recomputation of each stage of pipelines of Figure 5."""
+def breakdown(names: Sequence[str], *, panel: str, recompute: Number = 1) -> Table:
+    """Computation, bubbles and recomputation per stage of the named pipelines of Figure 5."""
     rows: list[tuple[Cell, ...]] = []
     for name in names:
         run = four_stages(name, recompute)
@@ -109,15 +109,15 @@ def breakdown(names: Sequence[str], *, part: str, recompute: Number = 1) -> Tabl
                 run.recompute[stage],
             )  # fmt: skip
             rows.append((name, stage, *(round(float(time), 2) for time in parts)))
-    return PAPER.table("breakdown", rows, part=part)
+    return PAPER.table("breakdown", rows, part=panel)
 
 
 MESSAGE, BACKWARD = 0.068, 1.92
-"""Figure 5's messages, for which the receiver waits, and backwards, in forwards."""
+"""Fitted times of Figure 5's P2P messages (the receiver waits) and backwards, in forwards."""
 
 
 def four_stages(name: str, recompute: Number = 1, *, messages: bool = False) -> Timeline:
-    """A pipeline of Figure 5, its recomputation in forwards; with messages, fitted like the time of a backward."""
+    """Simulate a pipeline of Figure 5; `recompute` in forwards, `messages` uses the fitted MESSAGE and BACKWARD."""
     built, stages = FIGURE_5[name]
     schedule = on_demand(built, devices=4, micro_batches=13, stages=stages)
     costs = StageCosts.of(stages=4, recompute=recompute)

@@ -1,8 +1,8 @@
-"""OptPipe's Table 1: its settings, repaired, and what every method takes of time and memory in them on H100 costs.
+"""OptPipe's Table 1: its settings with repaired models, simulated for every method with H100 costs.
 
 The paper's Table 2 cannot be right: 1.5B and 3.6B have the same shape (which gives 3.9B), and a hidden size of 128
 gives 0.3B for 7.1B.  Here every model has the table's hidden size 2048, feed-forward 4096, 16 heads and 8 query groups;
-3.6B and 7.1B have its 128 and 256 layers, 1.5B and 14.2B as many as their names ask for.  Sequence length 1024,
+3.6B and 7.1B have its 128 and 256 layers, 1.5B and 14.2B the number that gives their size.  Sequence length 1024,
 no tensor or data parallelism, post-validation (the objective is the span).
 """
 
@@ -26,7 +26,7 @@ from debubble.schedules import schedules
 from debubble.search.problem import Objective, OrderProblem
 from debubble.simulator import Timeline, simulate
 
-PAPER = PrintedPaper.of("optpipe")
+PAPER = PrintedPaper.load("optpipe")
 PRINTED_LAYERS: Mapping[str, int] = PAPER.printed["printed_layers"]
 LAYERS: Mapping[str, int] = PAPER.printed["layers"]
 BASELINES: Mapping[str, str] = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB": "zb-h2", "ZB-V": "zb-v"}
@@ -38,13 +38,13 @@ LIMITED: Mapping[str, tuple[str, ...]] = {
     "zb limited": ("zb",),
     "V-shape limited": ("zb-v", "v-half", "v-min"),
 }
-"""Schedules that take the memory limit into their order, of several the fastest; the paper prints times of the first
-alone.  Those in a V have two stages per device."""
+"""Method -> schedules that respect the memory limit, of which the fastest counts; the paper prints times of the first
+method only.  V-shaped schedules have two stages per device."""
 AS_PRINTED: Mapping[str, str] = {"PipeOffload as printed": "pipeoffload", "AdaOffload as printed": "adaoffload"}
-"""The rules of two of them as the paper prints them, the first of which it measures."""
+"""Two of these methods with the rules as printed; the paper measures the first."""
 
 MOVES = 2_000_000
-"""Moves of the search for a single stage and micro-batch; a problem gets its share, so that all take about as long."""
+"""Moves of the search times stages times micro-batches, so that all problems take about the same time."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def device_memory(self) -> float:
-        """Bytes of one device."""
+        """Memory of one device in bytes."""
         return _cluster(self.devices).types[0].memory
 
     def costs(self, schedule: str) -> StageCosts:
@@ -67,7 +67,7 @@ class Setting:
 
     @cache  # noqa: B019 - a few dozen settings, each asked for several times
     def schedule(self, method: str) -> tuple[Schedule, StageCosts]:
-        """A baseline's schedule and costs, without regard to memory."""
+        """A baseline's schedule and costs, without a memory limit."""
         name = BASELINES[method]
         costs = self.costs(name)
         chunks = costs.stages // self.devices
@@ -75,14 +75,14 @@ class Setting:
         return built, costs
 
     def limited(self, costs: StageCosts, samples: float) -> StageCosts:
-        """Costs under room for the activations of so many samples of one device's layers."""
+        """Costs with a limit for the activations of `samples` samples of one device's layers."""
         capacity = samples / self.size * float(sum(costs.activation)) / self.devices
         limits = [costs.static_of(d) + capacity for d in range(self.devices)]
         return costs.with_limit(limits)
 
 
 def placement_of(schedule: str, devices: int) -> Placement:
-    """The stages on devices that a schedule of the library is for."""
+    """The placement of a schedule of the library."""
     if schedule.startswith("v-") or schedule == "zb-v":
         return Placement.v_shape(devices)
     return Placement.looped(devices, 2 if schedule == "interleaved" else 1)
@@ -94,7 +94,7 @@ def _cluster(devices: int) -> Cluster:
 
 
 def shape(layers: int, hidden: int = 2048) -> Model:
-    """A model of Table 2: GPT-like (no gate in the MLP), with the 8 query groups that it prints."""
+    """A model of Table 2: GPT-like (no gate in the MLP), with the table's 8 query groups."""
     return Model.from_hf(
         {
             "model_type": "starcoder2", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": 16,
@@ -108,7 +108,7 @@ def shape(layers: int, hidden: int = 2048) -> Model:
 def _units(devices: int, name: str, size: int) -> Units:
     model = shape(LAYERS[name])
     options = RunOptions(micro_batch_size=size, sequence_length=1024)
-    # As in the paper, an offload waits for its whole forward, and a backward for its whole reload.
+    # As in the paper, an offload waits for its full forward, and a backward for its full reload.
     return replace(model_units(model, _cluster(devices), options, pipeline=devices), streams=False)
 
 
@@ -120,45 +120,45 @@ def _stage_costs(devices: int, model: str, size: int, placement: Placement) -> S
 
 @cache
 def samples_needed(setting: Setting, method: str) -> float:
-    """Peak of a baseline's activations over the devices, in samples of one device's layers."""
+    """A baseline's peak of activations over the devices, in samples of one device's layers."""
     schedule, costs = setting.schedule(method)
     one = float(sum(costs.activation)) / setting.devices
-    op_costs, again = OpCosts.from_schedule(schedule, costs), schedule.explicit_recompute
-    return max(_most_kept(op_costs, again, order) for order in schedule.orders) / one * setting.size
+    op_costs, recomputed = OpCosts.from_schedule(schedule, costs), schedule.explicit_recompute
+    return max(_peak_activations(op_costs, recomputed, order) for order in schedule.orders) / one * setting.size
 
 
-def _most_kept(costs: OpCosts, recomputed: Container[tuple[int, int]], order: Sequence[Op]) -> float:
-    """Bytes; where nothing but compute changes memory, the list alone says it."""
-    memory = most = 0.0
+def _peak_activations(costs: OpCosts, recomputed: Container[tuple[int, int]], order: Sequence[Op]) -> float:
+    """Peak bytes of a device's activations, for an order without transfers."""
+    memory = peak = 0.0
     for op in order:
         explicit = op[1:] in recomputed
         memory += float(costs.allocates(op, explicit=explicit))
-        most = max(most, memory)
+        peak = max(peak, memory)
         memory -= float(costs.frees(op, explicit=explicit))
-    return most
+    return peak
 
 
 def fitted_samples(rows: Sequence[tuple[Setting, Mapping[str, float | None]]]) -> float:
-    """The room, in samples, under which most baselines fit where the paper's ran and break where they broke."""
+    """The capacity in samples that best reproduces which of the paper's baselines ran and which were out of memory."""
     needed = [(samples_needed(s, method), printed[method]) for s, printed in rows for method in BASELINES]
     sizes = sorted({need for need, _ in needed})
-    rooms = [(a * b) ** 0.5 for a, b in itertools.pairwise(sizes)] + [sizes[-1] * 1.05]
+    capacities = [(a * b) ** 0.5 for a, b in itertools.pairwise(sizes)] + [sizes[-1] * 1.05]
 
     def matches(capacity: float) -> int:
         return sum((need <= capacity) == (printed is not None) for need, printed in needed)
 
-    best: float = max(rooms, key=lambda capacity: (matches(capacity), capacity))
+    best: float = max(capacities, key=lambda capacity: (matches(capacity), capacity))
     return best
 
 
 @cache
 def attempt(setting: Setting, method: str, samples: float) -> Timeline | None:
-    """A baseline's timeline under the room; None if it does not fit."""
+    """A baseline's timeline under a capacity in samples; None if it does not fit."""
     if method in AS_PRINTED:
         return _limited(setting, AS_PRINTED[method], samples, variant="paper")
     if method in LIMITED:
-        found = (_limited(setting, name, samples) for name in LIMITED[method])
-        return min((timeline for timeline in found if timeline is not None), key=lambda t: t.span, default=None)
+        timelines = (_limited(setting, name, samples) for name in LIMITED[method])
+        return min((timeline for timeline in timelines if timeline is not None), key=lambda t: t.span, default=None)
     schedule, costs = setting.schedule(method)
     try:
         return simulate(schedule, setting.limited(costs, samples))
@@ -178,7 +178,7 @@ def _limited(setting: Setting, name: str, samples: float, **variant: Any) -> Tim
 def limited_schedule(
     name: str, costs: StageCosts, devices: int, micro_batches: int, *, objective: Objective, **variant: Any
 ) -> Schedule:
-    """A schedule of the library that takes the memory limit into its order."""
+    """A schedule of the library that respects the memory limit."""
     chunks = costs.stages // devices
     return schedules[name](
         devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs, objective=objective, **variant
@@ -187,9 +187,9 @@ def limited_schedule(
 
 @cache
 def searched(setting: Setting, samples: float) -> Timeline | None:
-    """OptPipe's timeline: the best order found from all baselines that fit; None if no order does.
+    """OptPipe's timeline: the best order found from the baselines that fit; None if no order fits.
 
-    The search is in the paper's placement, one stage per device, and in that of a baseline that still beats it.
+    It searches the paper's placement, one stage per device, and then that of any baseline that is still faster.
     """
     attempts = [attempt(setting, method, samples) for method in (*LIMITED, *BASELINES)]
     baselines = sorted((timeline for timeline in attempts if timeline is not None), key=lambda t: t.span)

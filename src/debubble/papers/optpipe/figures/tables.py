@@ -1,9 +1,9 @@
-"""OptPipe's Table 1 and Figures 4 to 6 next to ours.
+"""OptPipe's Table 1 and Figures 4 to 6, compared with our results.
 
-Table 1 is a measurement and partly implausible (see its note), so ours confirms what follows from schedules alone:
-which method runs out of memory where, and how the optimised schedule compares with every baseline that fits.  Next to
-the paper's baselines stand AdaOffload and, under the same limit, `zb` and the schedules in a V, which move nothing.
-Every sentence that compares is computed from the rows next to it.
+Table 1 is measured and partly implausible (see its note), so ours confirms only what follows from the schedules: which
+method runs out of memory in which setting, and how OptPipe compares with every baseline that fits.  Besides the
+paper's baselines there are AdaOffload and, under the same limit, `zb` and V-shaped schedules, which do not offload.
+Comparing sentences are computed from their rows.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from debubble.schedules import schedules
 from debubble.search.problem import OrderProblem
 from debubble.simulator import Timeline, simulate
 
-PAPER = PrintedPaper.of("optpipe")
+PAPER = PrintedPaper.load("optpipe")
 
-TOY = 4
-"""Figure 4's devices."""
+TOY_DEVICES = 4
+"""Number of devices of Figure 4's toy example."""
 V_SHAPE = "V-shape limited"
 LIMITED_AND_OPTPIPE = (*AS_PRINTED, *LIMITED, "OptPipe")
 OURS = (*METHODS, *(method for method in LIMITED if method not in METHODS), *AS_PRINTED)
-"""All that is simulated: the paper's methods, what else takes the limit into its order, and two rules as printed."""
+"""All simulated methods: the paper's, others that respect the limit, and two with the rules as printed."""
 PRINTED: Mapping[Setting, Mapping[str, float | None]] = {
     Setting(g, model, m, b): {name: None if t == "OOM" else t for name, t in zip(METHODS, times, strict=True)}
     for g, model, m, b, times in PAPER.printed["table-1"]
@@ -52,21 +52,21 @@ PRINTED: Mapping[Setting, Mapping[str, float | None]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One setting with what the paper printed and what we found, in ms."""
+    """One setting with the paper's times in ms and our timelines."""
 
     setting: Setting
     printed: Mapping[str, float | None]
     timelines: Mapping[str, Timeline]
-    """Ours, of the methods that fit the room."""
+    """Our timelines of the methods that fit."""
 
     @property
     def ours(self) -> Mapping[str, float | None]:
-        """Milliseconds of a step; None where memory runs out."""
+        """Method -> our step time in ms; None if it does not fit."""
         return {method: milliseconds(self.timelines.get(method)) for method in OURS}
 
     @property
     def fastest_baseline(self) -> str | None:
-        """The fastest of ours but OptPipe; None if nothing else fits."""
+        """Our fastest method besides OptPipe; None if nothing else fits."""
         times = {method: time for method, time in self.ours.items() if method != "OptPipe" and time is not None}
         return min(times, key=lambda method: times[method], default=None)
 
@@ -87,19 +87,19 @@ def row(setting: Setting) -> Row:
 
 
 def rows_of(settings: Iterable[Setting]) -> tuple[Row, ...]:
-    """The rows of several settings, which take minutes of one core: every core computes some."""
+    """The rows of several settings, computed on all cores because each takes minutes."""
     with ProcessPoolExecutor(max_workers=available_cores(), mp_context=get_context("spawn")) as pool:
         return tuple(pool.map(row, settings))
 
 
 @cache
 def capacity(devices: int, model: str) -> float:
-    """Samples whose activations fit a device, fitted to the paper's pattern of what runs out of memory."""
+    """Capacity of a device in samples, fitted to the paper's out-of-memory pattern."""
     return fitted_samples([(s, theirs) for s, theirs in PRINTED.items() if (s.devices, s.model) == (devices, model)])
 
 
 def milliseconds(timeline: Timeline | None) -> float | None:
-    """Time of a step, by its span; None if there is none."""
+    """Step time in ms, by the span; None without a timeline."""
     return None if timeline is None else 1000 * float(timeline.span)
 
 
@@ -113,7 +113,7 @@ def _rounded(time: float | None) -> str:
 
 
 def times(rows: tuple[Row, ...]) -> Table:
-    """Iteration times as printed next to ours."""
+    """Iteration times, printed / ours."""
 
     def cell(row: Row, method: str) -> str:
         return f"{_rounded(row.printed[method])} / {_rounded(row.ours[method])}"
@@ -122,7 +122,7 @@ def times(rows: tuple[Row, ...]) -> Table:
 
 
 def memory_pattern(rows: tuple[Row, ...]) -> Table:
-    """The cells in which the paper's method and ours differ in running out of memory."""
+    """The cells in which the paper's and our results differ in running out of memory."""
     cells = [(r, m) for r in rows for m in METHODS]
     different = [(r, m) for r, m in cells if (r.printed[m] is None) != (r.ours[m] is None)]
     listed = tuple(
@@ -133,9 +133,9 @@ def memory_pattern(rows: tuple[Row, ...]) -> Table:
 
 
 def advantage(rows: tuple[Row, ...]) -> Table:
-    """OptPipe next to the fastest baseline, what takes the limit into its order apart."""
-    slower = [name for name in OURS if name != "OptPipe" and any(is_slower(r, name) for r in rows)]
-    beaten = sum(any(is_slower(r, name) for name in slower) for r in rows)
+    """OptPipe compared with the fastest baseline and with the methods that respect the limit."""
+    slower = [name for name in OURS if name != "OptPipe" and any(is_beaten(r, name) for r in rows)]
+    beaten = sum(any(is_beaten(r, name) for name in slower) for r in rows)
     saved = [gain for r in rows if (gain := saving(r, r.fastest_baseline)) is not None]
     over = sum(_needed(r) > r.setting.device_memory for r in rows if "OptPipe" in r.timelines)
     than = f"slower than {' or '.join(slower)} in {beaten}" if slower else "slower than a baseline in 0"
@@ -155,49 +155,49 @@ def advantage(rows: tuple[Row, ...]) -> Table:
         ),
         than=than,
         count=len(rows),
-        saved=span_of(saved),
+        saved=format_range(saved),
         mean=sum(saved) / len(saved),
         none=saved.count(0),
         over=over,
     )
 
 
-PIPEOFFLOAD, TUNED = next(iter(AS_PRINTED)), "PipeOffload"
-"""The paper's PipeOffload, and ours, which is never slower."""
+PIPEOFFLOAD, TUNED_PIPEOFFLOAD = next(iter(AS_PRINTED)), "PipeOffload"
+"""The paper's PipeOffload, and our tuned one, which is never slower."""
 
 
 def rich_and_limited(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """The rows where another baseline fits in the paper, and the others."""
+    """The memory-rich rows (another baseline fits in the paper), and the memory-limited ones."""
     rich = [r for r in rows if any(r.printed.get(m) is not None for m in BASELINES)]
     return rich, [r for r in rows if r not in rich]
 
 
 def savings(rows: Sequence[Row], method: str) -> list[float]:
-    """Percents saved against a method, where it and OptPipe fit."""
+    """Time saved over a method in percent, for rows where it and OptPipe fit."""
     return [gain for r in rows if (gain := saving(r, method)) is not None]
 
 
-def losses_in_print(rows: Sequence[Row]) -> list[float]:
-    """Percents by which the paper's own OptPipe is slower than the fastest other of its table, where it is."""
+def printed_losses(rows: Sequence[Row]) -> list[float]:
+    """Percent by which the printed OptPipe is slower than the fastest printed baseline, for rows where it is slower."""
     fastest = [(r.printed["OptPipe"], min(t for m, t in r.printed.items() if t and m != "OptPipe")) for r in rows]
-    return [100 * (own / best - 1) for own, best in fastest if own is not None and own > best]
+    return [100 * (optpipe / best - 1) for optpipe, best in fastest if optpipe is not None and optpipe > best]
 
 
-def span_of(percents: Sequence[float]) -> str:
-    """The least and the greatest of some percentages, in words."""
-    return " to ".join(f"{each:g}" for each in sorted({min(percents), max(percents)})) + "%" if percents else "nothing"
+def format_range(percents: Sequence[float]) -> str:
+    """Format the range of some percentages, such as `3 to 5%`."""
+    return " to ".join(f"{p:g}" for p in sorted({min(percents), max(percents)})) + "%" if percents else "nothing"
 
 
-def is_slower(row: Row, method: str) -> bool:
-    """Tell whether OptPipe is slower than a baseline."""
-    own, other = row.ours["OptPipe"], row.ours[method]
-    return other is not None and (own is None or other < own * (1 - 1e-9))
+def is_beaten(row: Row, method: str) -> bool:
+    """Tell whether OptPipe is slower than a method that fits."""
+    optpipe, other = row.ours["OptPipe"], row.ours[method]
+    return other is not None and (optpipe is None or other < optpipe * (1 - 1e-9))
 
 
 def saving(row: Row, method: str | None) -> float | None:
-    """Percent of a baseline's time; None if one of the two does not fit."""
-    own, other = row.ours["OptPipe"], None if method is None else row.ours[method]
-    return None if own is None or other is None else round(100 * (1 - own / other), 1) + 0.0
+    """Time that OptPipe saves over a baseline in percent; None if one of the two does not fit."""
+    optpipe, other = row.ours["OptPipe"], None if method is None else row.ours[method]
+    return None if optpipe is None or other is None else round(100 * (1 - optpipe / other), 1) + 0.0
 
 
 def _needed(row: Row) -> float:
@@ -207,15 +207,15 @@ def _needed(row: Row) -> float:
 def _peak(row: Row) -> str | None:
     if "OptPipe" not in row.timelines:
         return None
-    needed, there = _needed(row), row.setting.device_memory
-    why = f", for the room is fitted: the device has {there / GIB:.0f}" if needed > there else ""
+    needed, available = _needed(row), row.setting.device_memory
+    why = f", the capacity is fitted and the device has {available / GIB:.0f}" if needed > available else ""
     return f"{needed / GIB:.1f}{why}"
 
 
 def _toy_problem(micro_batches: int, schedule: str) -> OrderProblem:
-    """Devices that take 1 for a forward, divided among the stages that a schedule gives them."""
-    placement = placement_of(schedule, TOY)
-    share = Fraction(TOY, placement.stages)
+    """The toy example for a schedule's placement; a device's forward takes 1 in total."""
+    placement = placement_of(schedule, TOY_DEVICES)
+    share = Fraction(TOY_DEVICES, placement.stages)
     costs = StageCosts.of(
         stages=placement.stages,
         forward=share,
@@ -230,12 +230,12 @@ def _toy_problem(micro_batches: int, schedule: str) -> OrderProblem:
 
 
 def toy(micro_batches: int) -> dict[str, Timeline]:
-    """Figure 4's methods."""
+    """Figure 4's methods on the toy example."""
     problem, v_shape = (_toy_problem(micro_batches, name) for name in ("1f1b", "zb-v"))
     limited = {method: _fastest(names, micro_batches) for method, names in LIMITED.items()}
     in_v = limited.pop(V_SHAPE)
     return {
-        **{f"{name} as printed": simulate(each, problem.costs) for name, each in printed_rules(micro_batches).items()},
+        **{f"{name} as printed": simulate(rule, problem.costs) for name, rule in printed_rules(micro_batches).items()},
         **limited,
         **_optimized("OptPipe", problem, [timeline.program.schedule for timeline in limited.values()]),
         V_SHAPE: in_v,
@@ -243,33 +243,33 @@ def toy(micro_batches: int) -> dict[str, Timeline]:
     }
 
 
-def printed_rules(micro_batches: int) -> dict[str, Schedule]:
-    """The rules of PipeOffload and AdaOffload as printed."""
-    entries, costs = ("PipeOffload", "AdaOffload"), _toy_problem(micro_batches, "1f1b").costs
+def printed_rules(m: int) -> dict[str, Schedule]:
+    """The schedules of PipeOffload and AdaOffload with the rules as printed."""
+    entries, costs = ("PipeOffload", "AdaOffload"), _toy_problem(m, "1f1b").costs
     return {
-        name: schedules[name.lower()](devices=TOY, micro_batches=micro_batches, chunks=1, costs=costs, variant="paper")
+        name: schedules[name.lower()](devices=TOY_DEVICES, micro_batches=m, chunks=1, costs=costs, variant="paper")
         for name in entries
     }
 
 
 def forwards_first(schedule: Schedule) -> list[int]:
-    """The forwards of each device before its first backward."""
+    """Number of forwards before the first backward, per device."""
     kinds = ([op.kind for op in order if op.kind in (Kind.F, Kind.I, Kind.B)] for order in schedule.orders)
-    return [next(at for at, kind in enumerate(each) if kind is not Kind.F) for each in kinds]
+    return [next(index for index, kind in enumerate(order) if kind is not Kind.F) for order in kinds]
 
 
 def _fastest(names: Sequence[str], micro_batches: int) -> Timeline:
-    """The fastest of some schedules that take the memory limit into their order."""
+    """The fastest of some schedules that respect the memory limit."""
     problems = {name: _toy_problem(micro_batches, name) for name in names}
     timelines = (
-        simulate(limited_schedule(name, each.costs, TOY, micro_batches, objective="makespan"), each.costs)
-        for name, each in problems.items()
+        simulate(limited_schedule(name, problem.costs, TOY_DEVICES, micro_batches, objective="makespan"), problem.costs)
+        for name, problem in problems.items()
     )
     return min(timelines, key=lambda timeline: timeline.makespan)
 
 
 def _optimized(name: str, problem: OrderProblem, starts: Sequence[Schedule]) -> dict[str, Timeline]:
-    """The best order that the search finds, under a name that says whether it is proven optimal."""
+    """The best order that the search finds; its name says whether optimality is proven."""
     from debubble.search.optimize import optimize
 
     *_, best = optimize(problem, starts=starts, effort=20.0)
@@ -277,19 +277,19 @@ def _optimized(name: str, problem: OrderProblem, starts: Sequence[Schedule]) -> 
 
 
 def toy_table(toys: Mapping[int, Mapping[str, Timeline]]) -> Table:
-    """Figure 4: how long each method takes, and how long its devices are idle."""
+    """Figure 4: makespan and idle time of every method."""
     rows: list[tuple[Cell, ...]] = []
     saved: dict[str, list[int]] = {}
     for m, methods in toys.items():
         idle = {name: float(timeline.makespan - 3 * m) for name, timeline in methods.items()}
         names = list(idle)
-        at = next(at for at, name in enumerate(names) if name.startswith("OptPipe"))
-        for rivals in (names[: at + 1], names[at + 1 :]):
-            *others, own = rivals
-            for name in others:
-                saved.setdefault(name, []).append(round(100 * (1 - idle[own] / idle[name])) if idle[name] else 0)
+        position = next(position for position, name in enumerate(names) if name.startswith("OptPipe"))
+        for rivals in (names[: position + 1], names[position + 1 :]):
+            *baselines, optpipe = rivals
+            for name in baselines:
+                saved.setdefault(name, []).append(round(100 * (1 - idle[optpipe] / idle[name])) if idle[name] else 0)
         rows += [(m, name, float(methods[name].makespan), idle[name]) for name in idle]
-    against = ", ".join(f"{span_of(each)} against {name}" for name, each in saved.items())
+    against = ", ".join(f"{format_range(gains)} against {name}" for name, gains in saved.items())
     halved = all(gain >= 50 for name in saved if name.endswith("as printed") for gain in saved[name])
     return PAPER.table("toy-table", rows, basis="exact" if halved else "measured", against=against)
 
@@ -301,13 +301,13 @@ def settings_of_figure_5(rows: Sequence[Row]) -> list[Row]:
 
 
 def peaks(row: Row, method: str) -> tuple[float, float, float]:
-    """The least, average and greatest peak over the devices, in GiB."""
-    each = [float(peak) / GIB for peak in row.timelines[method].peak_memory]
-    return min(each), sum(each) / len(each), max(each)
+    """The minimum, average and maximum peak over the devices, in GiB."""
+    device_peaks = [float(peak) / GIB for peak in row.timelines[method].peak_memory]
+    return min(device_peaks), sum(device_peaks) / len(device_peaks), max(device_peaks)
 
 
 def memory_use(rows: Sequence[Row]) -> Table:
-    """Figure 5: least, average and greatest peak over the devices, in GiB."""
+    """Figure 5: minimum, average and maximum peak over the devices, in GiB."""
     cells: list[tuple[Cell, ...]] = []
     more = 0
     for row in rows:
@@ -315,8 +315,8 @@ def memory_use(rows: Sequence[Row]) -> Table:
             " ".join(f"{gib:.1f}" for gib in peaks(row, method)) if method in row.timelines else None
             for method in LIMITED_AND_OPTPIPE
         )
-        there = row.setting.device_memory
-        over = f"no, the room is fitted: the device has {there / GIB:.0f}" if _needed(row) > there else "yes"
+        memory = row.setting.device_memory
+        over = f"no, the capacity is fitted and the device has {memory / GIB:.0f}" if _needed(row) > memory else "yes"
         cells.append((*_named(row), *figures, over))
         more += peaks(row, "OptPipe")[1] > peaks(row, PIPEOFFLOAD)[1]
     return PAPER.table(
@@ -327,14 +327,14 @@ def memory_use(rows: Sequence[Row]) -> Table:
     )
 
 
-def many_micro_batches(rows: tuple[Row, ...]) -> Table:
+def micro_batch_scaling(rows: tuple[Row, ...]) -> Table:
     """Figure 6: 7.1B on 8 GPUs, micro-batch size 8."""
     cells = tuple(
         (
             r.setting.micro_batches,
             *(None if (t := r.ours[m]) is None else round(t, 1) for m in LIMITED_AND_OPTPIPE),
             saving(r, PIPEOFFLOAD),
-            saving(r, TUNED),
+            saving(r, TUNED_PIPEOFFLOAD),
             saving(r, r.fastest_baseline),
             _peak(r),
         )
@@ -350,7 +350,7 @@ def many_micro_batches(rows: tuple[Row, ...]) -> Table:
         "many-micro-batches",
         cells,
         saving=saving(last, PIPEOFFLOAD),
-        saved=span_of(against),
+        saved=format_range(against),
         rivals=rivals,
-        fastest=span_of(fastest),
+        fastest=format_range(fastest),
     )

@@ -1,9 +1,9 @@
-"""OptPipe's mixed-integer program solved: by SCIP or HiGHS, which OR-Tools has, or by Gurobi where it is licensed.
+"""Solver of OptPipe's MILP: SCIP or HiGHS, which OR-Tools includes, or Gurobi where it is licensed.
 
-Source: OptPipe, sections 4.1.3 and 4.3: the solver begins with a schedule, and gives better and better ones.
+Source: OptPipe, sections 4.1.3 and 4.3: the solver is warm-started and reports improving schedules.
 
-Work is counted in simplex iterations, and what one solve may do is limited in nodes of its tree: so the same effort
-gives the same schedule on every machine, and the clock only limits.
+Effort is measured in simplex iterations, and every solve has a limit of branch-and-bound nodes, so the same effort
+gives the same schedule on every machine; the clock only enforces the deadline.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from debubble.search.problem import Incumbent
 
 Backend = Literal["SCIP", "HIGHS", "GUROBI"]
 
-GROWTH = 4
-"""Factor of nodes from one solve to the next."""
+NODE_LIMIT_GROWTH = 4
+"""Factor by which the node limit grows from one solve to the next."""
 TOLERANCE = 1e-6
-"""Relative error of a solver's bound."""
+"""Relative tolerance of the solver's bound."""
 
 _SOLVERS = {"SCIP": mathopt.SolverType.GSCIP, "HIGHS": mathopt.SolverType.HIGHS, "GUROBI": mathopt.SolverType.GUROBI}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MilpResult:
-    """A solver's answer: the best schedule that it found, if any, and a time that no schedule can beat.
+    """The result of a solve: the incumbent, if any, and a lower bound of the objective.
 
-    `complete` is True if it came to the end of its tree.
+    `complete` is True if the solver finished its search tree.
     """
 
     incumbent: Incumbent | None
@@ -60,10 +60,10 @@ def best_backend() -> Backend:
 def solve_milp(
     program: MilpModel, *, effort: Effort, backend: Backend = "SCIP", start: Schedule | None = None, nodes: int = 0
 ) -> MilpResult:
-    """Solve the program, from a schedule such as AdaOffload's (section 4.1.3) if there is one.
+    """Solve the MILP, warm-started from a schedule such as AdaOffload's (section 4.1.3) if `start` is set.
 
-    It stops after so many nodes of the tree (0: when it is done), or at the effort's deadline.  Raises InputError
-    if the solver is not there, and InfeasibleError if it proves that nothing fits.
+    The solve stops after `nodes` nodes (0: no limit), or at the effort's deadline.  Raises InputError if the solver is
+    not available, and InfeasibleError if it proves that nothing fits.
     """
     if program.reductions.triangles == "lazy":
         program.relaxation()
@@ -85,10 +85,10 @@ def solve_milp(
         raise InputError(f"{backend} cannot be used here ({error}); SCIP and HIGHS always can.") from None
     effort.deadline.check()
     effort.spend(ROW * program.rows + ITERATION * program.rows * result.solve_stats.simplex_iterations)
-    return _answer(program, result)
+    return _result(program, result)
 
 
-def _answer(program: MilpModel, result: Any) -> MilpResult:
+def _result(program: MilpModel, result: Any) -> MilpResult:
     reason = result.termination.reason.name
     if reason == "INFEASIBLE":
         raise InfeasibleError("The MILP has no solution: nothing fits the memory limit.")
@@ -113,24 +113,24 @@ def _answer(program: MilpModel, result: Any) -> MilpResult:
 def milp_incumbents(
     program: MilpModel, *, effort: Effort, start: Schedule | None = None, backend: Backend = "SCIP"
 ) -> Iterator[Incumbent]:
-    """Better and better schedules, in solves of ever more nodes that each begin with the last one's schedule.
+    """Improving schedules from solves with growing node limits, each warm-started from the previous incumbent.
 
-    The first of the stream is `start`; the last solve may take more than the effort.  Raises what `solve_milp` does.
+    The first one is `start`; the last solve may exceed the effort.  Raises the errors of `solve_milp`.
     """
     problem, best, bound, nodes = program.problem, None, 0.0, 1
     if start is not None:
         best = Incumbent(schedule=start, value=problem.value(start), bound=0, source="start")
         yield best
     while not effort.over:
-        answer = solve_milp(
+        result = solve_milp(
             program, effort=effort, backend=backend, start=None if best is None else best.schedule, nodes=nodes
         )
-        bound, found = max(bound, answer.bound), answer.incumbent
-        if found is not None and (best is None or found.value <= best.value):
-            best = found
+        bound, incumbent = max(bound, result.bound), result.incumbent
+        if incumbent is not None and (best is None or incumbent.value <= best.value):
+            best = incumbent
         if best is not None:
             best = replace(best, bound=max(best.bound, min(bound, best.value)))
             yield best
-        if answer.complete or (best is not None and best.optimal):
+        if result.complete or (best is not None and best.optimal):
             return
-        nodes *= GROWTH
+        nodes *= NODE_LIMIT_GROWTH

@@ -1,7 +1,7 @@
-"""SCOPE's pictures: the schedules of its background, the three kinds of bubbles, and a running example.
+"""SCOPE's schedules of the background section, the three kinds of bubbles, and a running example.
 
-The poster's pictures are not in its text.  The running example is ours: a model of 14 layers and a long head on four
-devices, with memory for about half of what 1F1B keeps.
+The running example is ours, since the poster's text does not describe its own: a model of 14 layers and a long head on
+four devices, with memory for about half of 1F1B's activations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from debubble.ir import Number, StageCosts
 from debubble.papers.drawings import Bars, Timelines
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
-from debubble.papers.scope.instance import LayerRun, layer_runs
+from debubble.papers.scope.instance import LayerType, layer_types
 from debubble.papers.scope.integer_program import ProgramAnswer, solve
 from debubble.planners import planners
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -23,16 +23,16 @@ from debubble.schedules import schedules
 from debubble.search.effort import Effort
 from debubble.simulator import Timeline, simulate
 
-PAPER = PrintedPaper.of("scope")
+PAPER = PrintedPaper.load("scope")
 
 DEVICES, MICRO_BATCHES = 4, 8
 LIMIT = 80
-"""Memory of a device."""
+"""Memory of a device, D_M, in units of which a layer stores 10 per micro-batch."""
 
 
 @dataclass(frozen=True)
 class ThreeBubbles:
-    """B_R, B_I and B_P of a 1F1B pipeline, and the step that they make up with the work."""
+    """B_R, B_I and B_P of a 1F1B pipeline, and its work without bubbles."""
 
     recomputation: float
     imbalance: float
@@ -41,32 +41,32 @@ class ThreeBubbles:
 
     @property
     def leaked(self) -> float:
-        """All three bubbles."""
+        """B_G = B_R + B_I + B_P."""
         return self.recomputation + self.imbalance + self.preparation
 
     @property
     def step(self) -> float:
-        """The step's time by the poster's sum."""
+        """The step time by the poster's sum."""
         return self.work + self.leaked
 
     @staticmethod
-    def of(timeline: Timeline) -> ThreeBubbles:
-        """The bubbles by the formulas, from each device's time per micro-batch."""
+    def from_timeline(timeline: Timeline) -> ThreeBubbles:
+        """Compute the bubbles by the formulas of `integer_program`, from each device's time per micro-batch."""
         m = timeline.program.schedule.micro_batches
         times = [float(busy) / m for busy in timeline.busy]
-        again = [float(time) / m for time in timeline.recompute]
+        recompute = [float(time) / m for time in timeline.recompute]
         p, longest = len(times), max(times)
         return ThreeBubbles(
-            recomputation=m * sum(again) / p,
+            recomputation=m * sum(recompute) / p,
             imbalance=m * (longest - sum(times) / p),
             preparation=sum(times) - longest,
-            work=m * (sum(times) - sum(again)) / p,
+            work=m * (sum(times) - sum(recompute)) / p,
         )
 
 
 @cache
 def solutions() -> dict[str, Solution]:
-    """The running example by the planner that the poster compares with, and by SCOPE."""
+    """The running example planned by Megatron-Even and by SCOPE."""
     problem = Problem(devices=DEVICES, micro_batches=MICRO_BATCHES, workload=ModelUnits(units()), chunks=1, effort=2.0)
     return {name: planners[name].find(problem) for name in ("megatron-even", "scope")}
 
@@ -97,17 +97,17 @@ def runs() -> dict[str, Timeline]:
     return {name: simulate(solution.schedule, solution.costs) for name, solution in solutions().items()}
 
 
-def program() -> tuple[list[LayerRun], ProgramAnswer]:
-    """The running example's layer types with their strategies, and the answer of its integer program."""
-    runs, schedule = layer_runs(units()), schedules["1f1b"](devices=DEVICES, micro_batches=MICRO_BATCHES)
-    return runs, solve(runs, schedule, limits=[LIMIT] * DEVICES, static=0.0, effort=Effort(2.0), seed=0)
+def program() -> tuple[list[LayerType], ProgramAnswer]:
+    """The running example's layer types, and the solution of its integer program."""
+    types, schedule = layer_types(units()), schedules["1f1b"](devices=DEVICES, micro_batches=MICRO_BATCHES)
+    return types, solve(types, schedule, limits=[LIMIT] * DEVICES, static=0.0, effort=Effort(2.0), seed=0)
 
 
 def bubbles_table() -> Table:
     """The three bubbles of the running example."""
     rows: list[tuple[Cell, ...]] = []
     for name, timeline in runs().items():
-        bubbles = ThreeBubbles.of(timeline)
+        bubbles = ThreeBubbles.from_timeline(timeline)
         figures = bubbles.work, bubbles.recomputation, bubbles.imbalance, bubbles.preparation, bubbles.step
         rows.append((name, *(round(figure, 2) for figure in figures), round(float(timeline.makespan), 2)))
     return PAPER.table("bubbles-table", rows)
@@ -115,18 +115,18 @@ def bubbles_table() -> Table:
 
 def drawn() -> Timelines:
     """The running example."""
-    return Timelines.of(runs())
+    return Timelines.from_timelines(runs())
 
 
 def bubbles_drawn() -> Bars:
-    """The three bubbles, on each other."""
+    """The three bubbles as stacked bars."""
     table = bubbles_table()
     return Bars(
         title="The three kinds of bubbles of the running example",
         groups=[row[0] for row in table.rows],
         series={
-            name: [row[at + 1] for row in table.rows]
-            for at, name in enumerate(("work", "recomputation", "imbalance", "preparation"))
+            name: [row[column + 1] for row in table.rows]
+            for column, name in enumerate(("work", "recomputation", "imbalance", "preparation"))
         },
         unit="forwards of a layer",
         stacked=True,
@@ -140,10 +140,10 @@ def background() -> Timelines:
         "1F1B": schedules["1f1b"](devices=4, micro_batches=8),
         "Interleaved 1F1B, v = 2": schedules["interleaved"](devices=4, micro_batches=8, chunks=2),
     }
-    return Timelines.of({title: simulate(each, _equal(each.stages)) for title, each in made.items()})
+    return Timelines.from_timelines({title: simulate(s, _equal(s.stages)) for title, s in made.items()})
 
 
 def _equal(stages: int) -> StageCosts:
-    """Stages that divide the same work."""
+    """Costs of equal stages with the same total work."""
     time = DEVICES / stages
     return StageCosts.of(stages=stages, forward=time, backward_input=time, backward_weight=time, activation=time)

@@ -1,13 +1,13 @@
-"""SCOPE's evaluation, as far as a cost model can repeat it.
+"""SCOPE's evaluation, repeated with a cost model.
 
-The poster gives speed-ups and utilisation of runs on up to 16,384 Ascend 910 devices, but no configuration.  Ours:
-16 pipeline stages, tensor parallelism 8, the rest data parallelism with ZeRO-1, sequences of 4,096 tokens (2,048 for
-models with learned positions), and the smallest micro-batch at which even 1F1B does not fit without recomputation.  A
-step has 16 micro-batches, but where the number of devices changes, where it has the same sequences on all of them.
+The poster gives speed-ups and utilization on up to 16,384 Ascend 910 devices, but no configuration.  Ours: 16 pipeline
+stages, tensor parallelism 8, the rest data parallelism with ZeRO-1, sequences of 4,096 tokens (2,048 for models with
+learned positions), and the smallest micro-batch at which 1F1B on the even partition needs recomputation.  A step has 16
+micro-batches; where the number of devices varies, the number of sequences per step is fixed instead.
 
-All planners see the same costs and may recompute what the table says: whole layers (`full`), also the cheap operators
-of a layer (`selective, full`), or any subset of operators (`all`).  What can be confirmed is the order of the planners
-and what their axes are worth, not the absolute times.
+All planners use the same costs and may recompute what the table says: full layers (`full`), also the cheap operators
+of a layer (`selective, full`), or any subset of operators (`all`).  This can confirm the order of the planners and the
+gain of each axis, but not absolute times.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from debubble.planners.partitioning.local_search import PartitionSearch
 from debubble.planners.problem import Solution
 from debubble.simulator import Repricer, simulate
 
-PAPER = PrintedPaper.of("scope")
+PAPER = PrintedPaper.load("scope")
 
 DEVICES, DEVICE = 16_384, "Ascend-910-64GB"
 PIPELINE = 16
 TENSOR = 8
 EFFORT = 2.0
-"""Effort of every planner that searches; see `debubble plan --effort`."""
+"""Search effort of every planner; see `debubble plan --effort`."""
 OPERATORS: Mapping[str, tuple[str, ...] | None] = {"full": DUAL, "selective, full": TRI, "all": None}
-"""Strategies that may be used next to `none`; None: every subset of a layer's operators."""
+"""Allowed strategies besides `none`; None: every subset of a layer's operators."""
 
 
 MODELS: Mapping[str, Model] = {
@@ -49,45 +49,45 @@ MODELS: Mapping[str, Model] = {
     **{name: Model.from_hf(config) for name, config in PAPER.printed["models"].items()},
 }
 MULTIMODAL = "Multi-modal-70B"
-"""LLaMA-70B after a vision tower, which are units, not a model."""
+"""LLaMA-70B after a vision tower; it exists only as units, not as a Model."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem of the poster: a model on some devices, and what may recompute there."""
+    """A case of the evaluation: a model, a number of devices, and the allowed recomputation."""
 
     model: str
     devices: int = DEVICES
     chunks: int = 1
     operators: str = "all"
     sequences: int | None = None
-    """Sequences of a step; None: as many as 16 micro-batches have."""
+    """Sequences per step; None: those of 16 micro-batches."""
 
     @property
     def pipeline(self) -> int:
-        """Pipeline stages: 16, or as many as there are devices for."""
+        """Pipeline stages: 16, or fewer with too few devices."""
         return min(PIPELINE, self.devices // TENSOR)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOutcome:
-    """A planner's answer to a case."""
+    """The result of a planner for a case."""
 
     seconds: float
-    """Seconds of the whole step, with gradient reduction and optimizer."""
+    """Step time, including gradient reduction and optimizer."""
     memory: float
-    """Mean peak over the devices, as a share of their memory."""
+    """Mean peak over the devices, as a fraction of their memory."""
     mfu: float | None
-    """Model FLOPs utilization; None where the units are no model's."""
+    """Model FLOPs utilization; None if the units have no Model."""
 
 
 Ask = Callable[[str, Case], PlannerOutcome | None]
-"""A planner's answer to a case; None if nothing fits."""
+"""Function of a planner's name and a case; returns None if nothing fits."""
 
 
 @functools.cache
 def answer(planner: str, case: Case) -> PlannerOutcome | None:
-    """A planner's answer to a case; None if nothing fits."""
+    """Plan and simulate a case; None if nothing fits."""
     problem = problem_of(case)
     try:
         solution = PLANNERS[planner](problem) if planner in PLANNERS else planners[planner].find(problem)
@@ -95,17 +95,17 @@ def answer(planner: str, case: Case) -> PlannerOutcome | None:
     except InfeasibleError:
         return None
     seconds = float(problem.step_time(timeline))
-    there = Cluster.parse(f"{case.devices}x{DEVICE}").types[0].memory
-    shares = [float(peak) / there for peak in timeline.peak_memory]
+    capacity = Cluster.parse(f"{case.devices}x{DEVICE}").types[0].memory
+    shares = [float(peak) / capacity for peak in timeline.peak_memory]
     return PlannerOutcome(seconds=seconds, memory=sum(shares) / len(shares), mfu=_mfu(problem, seconds))
 
 
 LONG_STEP_FACTOR = 8
-"""So many times the micro-batches make the preparation bubble not worth planning for."""
+"""Factor on the number of micro-batches that makes the preparation bubble B_P negligible."""
 
 
 def two_bubbles(problem: Problem) -> Solution:
-    """SCOPE without B_P: recomputation and imbalance are weighed as in a step of very many micro-batches."""
+    """SCOPE without B_P: the plan for a step with LONG_STEP_FACTOR times the micro-batches."""
     amortized = planners["scope"].find(replace(problem, micro_batches=LONG_STEP_FACTOR * problem.micro_batches))
     schedule = megatron_schedule(problem, amortized.schedule.placement.chunks)
     fused = amortized.schedule.fused_recompute
@@ -113,7 +113,7 @@ def two_bubbles(problem: Problem) -> Solution:
 
 
 def every_layer(split: Callable[[Units, int], list[int]], problem: Problem) -> Solution:
-    """Megatron's schedule on one split of the units, every layer recomputed in full: `--recompute-granularity full`."""
+    """Megatron's schedule on one partition with `--recompute-granularity full`: every layer recomputes in full."""
     assert isinstance(problem.workload, ModelUnits), "the poster's models are units"
     units, repricer = problem.workload.units, Repricer(megatron_schedule(problem, problem.chunks or 1))
     partition = Partition.cut(units, split(units, problem.devices * (problem.chunks or 1)), strategy="full")
@@ -125,7 +125,7 @@ PLANNERS: Mapping[str, Callable[[Problem], Solution]] = {
     "megatron-even, every layer": functools.partial(every_layer, even_counts),
     "pipedream, every layer": functools.partial(every_layer, balanced_counts),
 }
-"""Readings of the poster that are no planners of the registry."""
+"""Additional readings of the poster's planners, which are not in the registry."""
 
 
 def _mfu(problem: Problem, seconds: float) -> float | None:
@@ -137,7 +137,7 @@ def _mfu(problem: Problem, seconds: float) -> float | None:
 
 
 def problem_of(case: Case) -> Problem:
-    """The case's model at the smallest micro-batch where even 1F1B needs recomputation."""
+    """The case's problem at the smallest micro-batch where 1F1B on the even partition needs recomputation."""
     if case.model == MULTIMODAL:
         problem, units = _problem_and_units(replace(case, model="LLaMA-70B"))
         return replace(problem, workload=ModelUnits(_after_tower(units)), tail=None)
@@ -145,7 +145,7 @@ def problem_of(case: Case) -> Problem:
 
 
 def _problem_and_units(case: Case) -> tuple[Problem, Units]:
-    """The problem of a published model, and its units with the strategies that the case allows."""
+    """The problem and units of a published model, restricted to the strategies of the case."""
     size = 1
     problem, units = _with_micro_batch(case, size)
     while _fits_without_recomputation(problem, units):
@@ -156,7 +156,7 @@ def _problem_and_units(case: Case) -> tuple[Problem, Units]:
 
 
 def _with_micro_batch(case: Case, size: int) -> tuple[Problem, Units]:
-    """The problem and its units at a size of the micro-batch."""
+    """The problem and its units for a micro-batch size."""
     model = MODELS[case.model]
     data = case.devices // (case.pipeline * TENSOR)
     options = RunOptions(
@@ -177,16 +177,16 @@ def _with_micro_batch(case: Case, size: int) -> tuple[Problem, Units]:
 
 
 def _restricted(units: Units, strategies: tuple[str, ...] | None) -> Units:
-    """The units with these strategies alone, next to `none`."""
+    """The units restricted to `none` and these strategies."""
     if strategies is None:
         return units
     names = ("none", *strategies)
-    kept = (replace(u, strategies={n: s for n, s in u.strategies.items() if n in names}) for u in units.units)
-    return replace(units, units=tuple(kept))
+    restricted = (replace(u, strategies={n: s for n, s in u.strategies.items() if n in names}) for u in units.units)
+    return replace(units, units=tuple(restricted))
 
 
 def _after_tower(units: Units) -> Units:
-    """A language model after a vision tower of 32 lighter layers: types in sequence of different cost."""
+    """A vision tower of 32 lighter layers in front of a language model: layer types of different cost."""
     first, *body = units.units
     tower = (
         replace(
@@ -218,38 +218,38 @@ def _ratio(base: PlannerOutcome | None, other: PlannerOutcome | None) -> float |
 
 
 EVEN, ON_1F1B = "Megatron-Even", "Megatron-Even on 1F1B"
-EVERY = ", every layer"
-"""Ends the name of a planner that recomputes every layer; without it, of one that recomputes as few as fit."""
+EVERY_LAYER = ", every layer"
+"""Suffix of planners that recompute every layer; without it they recompute as few layers as needed to fit."""
 END_TO_END: Sequence[tuple[str, str, str, int, str, float | None]] = [
     (name, planner, operators, chunks, over, speed_up[0] if speed_up else None)
     for name, planner, operators, chunks, over, *speed_up in PAPER.printed["end-to-end"]
 ]
-"""Name, planner, what may recompute, chunks, what it is compared with, and the poster's speed-up."""
+"""Name, planner, allowed operators, chunks, reference, and the poster's speed-up."""
 
 
 def end_to_end(ask: Ask) -> Table:
-    """LLaMA-175B on all devices: every planner of the poster over Megatron-Even."""
+    """LLaMA-175B on all devices: speed-up of every planner of the poster over Megatron-Even."""
     rows: list[tuple[Cell, ...]] = []
     for name, planner, operators, chunks, over, poster in END_TO_END:
         case = Case("LLaMA-175B", chunks=chunks, operators=operators)
         base = Case("LLaMA-175B", chunks=1 if over == ON_1F1B else chunks, operators="full")
         ours = (
             _ratio(ask(f"megatron-even{which}", base), ask(asked, case))
-            for which, asked in ((EVERY, planner), ("", planner.removesuffix(EVERY)))
+            for which, asked in ((EVERY_LAYER, planner), ("", planner.removesuffix(EVERY_LAYER)))
         )
         rows.append((name, operators, "interleaved" if chunks > 1 else "1F1B", over, poster, *ours))
     return PAPER.table("end-to-end", rows, devices=DEVICES)
 
 
 def _gains(ask: Ask, case: Case) -> tuple[float | None, ...]:
-    """Speed-up of tri over Megatron-Even that recomputes every layer, and the fewest; on 1F1B, then interleaved."""
+    """Speed-ups of tri over Megatron-Even with every layer and with the fewest recomputed; 1F1B, then interleaved."""
     return tuple(
         _ratio(
             ask(f"megatron-even{which}", replace(case, chunks=chunks, operators="full")),
             ask("scope", replace(case, chunks=chunks, operators="selective, full")),
         )
         for chunks in (1, 2)
-        for which in (EVERY, "")
+        for which in (EVERY_LAYER, "")
     )
 
 
@@ -257,11 +257,11 @@ GAINS = ("1F1B, tri", "over the fewest", "interleaved, tri", "interleaved, over 
 
 
 def scalability(ask: Ask) -> Table:
-    """One step of LLaMA-175B on more and more devices."""
+    """LLaMA-175B on 1,024 to 16,384 devices."""
     rows: list[tuple[Cell, ...]] = []
     for devices in (1024, 8192, DEVICES):
         case = Case("LLaMA-175B", devices=devices, operators="full", sequences=8192)
-        even = ask(f"megatron-even{EVERY}", case)
+        even = ask(f"megatron-even{EVERY_LAYER}", case)
         tri = ask("scope", replace(case, chunks=2, operators="selective, full"))
         rows.append((f"{devices:,}", "1.18 to 1.20", *_gains(ask, case), _percent(even, "mfu"), _percent(tri, "mfu")))
     return PAPER.table("scalability", rows)
@@ -283,11 +283,11 @@ def generality(ask: Ask) -> Table:
 
 
 def memory(ask: Ask) -> Table:
-    """The share of the devices' memory that is used on 64 and on 128 of them."""
+    """The fraction of device memory that is used on 64 and on 128 devices."""
     rows: list[tuple[Cell, ...]] = []
     for name, devices in itertools.product(("LLaMA-70B", "LLaMA-175B", "Qwen2-72B"), (64, 128)):
         case = Case(name, devices=devices, operators="full")
-        evens = [ask(f"megatron-even{which}", case) for which in (EVERY, "")]
+        evens = [ask(f"megatron-even{which}", case) for which in (EVERY_LAYER, "")]
         tri = ask("scope", replace(case, operators="selective, full"))
         gains = (None if even is None or tri is None else round(tri.memory / even.memory, 2) for even in evens)
         used = (_percent(even, "memory") for even in evens)
@@ -297,6 +297,6 @@ def memory(ask: Ask) -> Table:
 
 
 def _percent(outcome: PlannerOutcome | None, figure: str) -> str | None:
-    """A share as the poster prints it."""
+    """Format a field of an outcome as the poster prints it, in percent."""
     share = None if outcome is None else getattr(outcome, figure)
     return None if share is None else f"{100 * share:.1f}%"
