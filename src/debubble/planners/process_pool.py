@@ -176,7 +176,7 @@ class _Worker:
         assert self._process.stdin
         assert self._process.stdout
         late = threading.Event()
-        timer = threading.Timer(task[1].begun().deadline.left + SECONDS_TO_START, self._give_up, [late])
+        timer = threading.Timer(task[1].begun().deadline.remaining + SECONDS_TO_START, self._give_up, [late])
         timer.daemon = True
         timer.start()
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from debubble.ir import Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 from debubble.search.constructive.list_scheduling import Greedy, ListSchedule
-from debubble.search.constructive.recomputing import whole_backward_orders
+from debubble.search.constructive.recomputing import fused_backward_orders
 from debubble.search.constructive.zero_bubble import capacity_within, greedy_schedules
 
 
@@ -57,8 +57,8 @@ def _orders(
     """The orders of all rules that memory for p micro-batches within the limit does not get stuck."""
     capacity = capacity_within(placement, costs, placement.devices)
     if recomputing:
-        return whole_backward_orders(placement, micro_batches, costs, capacity, recomputing, _RULES)
+        return fused_backward_orders(placement, micro_batches, costs, capacity, recomputing, _RULES)
     return greedy_schedules(placement, micro_batches, costs, capacity, _RULES, split=False)
 
 
-_RULES = (Greedy(in_turn=False), Greedy(in_turn=True), Greedy(in_turn=True, timeout=0.5))
+_RULES = (Greedy(alternate=False), Greedy(alternate=True), Greedy(alternate=True, timeout=0.5))

@@ -41,13 +41,13 @@ def scope(problem: Problem) -> Solution:
     """Assign layers with their strategies to stages and chunks by an integer program, re-scored by simulation."""
     effort = problem.begun()
     choices = problem.chunk_choices
-    program_effort = effort.part(PROGRAM_SHARE * problem.effort)
+    program_effort = effort.split_off(PROGRAM_SHARE * problem.effort)
     candidates: list[PricedSchedule] = []
     reasons: list[str] = []
     gaps: list[str] = []
     for left, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
         try:
-            answer = _answer(problem, chunks, program_effort.part(program_effort.left / left))
+            answer = _answer(problem, chunks, program_effort.split_off(program_effort.remaining / left))
             candidates += _simulated(problem, chunks, answer)
         except (InfeasibleError, SolverError) as error:
             reasons.append(str(error))
@@ -61,7 +61,7 @@ def scope(problem: Problem) -> Solution:
     best = candidates[0]
     finalists = candidates[:FINALISTS]
     for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
-        improved = improve(problem, candidate, effort=effort.part(effort.left / left))
+        improved = improve(problem, candidate, effort=effort.split_off(effort.remaining / left))
         best = min(best, improved, key=lambda c: c.time)
     return replace(best.solution, remark=_remark(gaps, reasons), cut_off=effort.cut_off)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.papers.scope.instance import RESOLUTION, Instance
-from debubble.search.effort import LINEAR, Effort
+from debubble.search.effort import LINEAR_PROGRAM_PRICE, Effort
 
 VARIABLES_PER_LINEAR = 100
-"""Variables of a linear program that takes LINEAR."""
+"""Variables of a linear program that takes LINEAR_PROGRAM_PRICE."""
 ROUNDING = 1e-6
 """Share of the optimum by which the solver's arithmetic may be wrong."""
 
@@ -60,7 +60,7 @@ def relaxed(inst: Instance, effort: Effort, spans: Sequence[range] | None = None
         }
         for device in inst.devices
     ]
-    effort.spend(LINEAR * sum(map(len, layers)) / VARIABLES_PER_LINEAR)
+    effort.spend(LINEAR_PROGRAM_PRICE * sum(map(len, layers)) / VARIABLES_PER_LINEAR)
     for run, count in enumerate(inst.counts):
         row(count, count, ((v, 1) for here in layers for (_, r, _), v in here.items() if r == run))
     slowest = solver.NumVar(0, math.inf, "")

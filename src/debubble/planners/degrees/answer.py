@@ -80,12 +80,12 @@ class FoundPlans:
     @property
     def hopeless(self) -> bool:
         """True if the job's deadline has passed by some time, and nothing fits."""
-        return self.clock.left < -GRACE_SECONDS and not (self.ranking.steps or self.results)
+        return self.clock.remaining < -GRACE_SECONDS and not (self.ranking.steps or self.results)
 
     @property
     def deadline(self) -> float | None:
         """The seconds that are left of the job's deadline; None: it has none."""
-        return None if self.job.deadline is None else max(self.clock.left, MIN_SECONDS_LEFT)
+        return None if self.job.deadline is None else max(self.clock.remaining, MIN_SECONDS_LEFT)
 
     @cached_property
     def legal(self) -> list[Degrees]:

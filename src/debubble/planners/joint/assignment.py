@@ -350,7 +350,7 @@ class _Assignments:
             units = self._draw_units(state, rng)
             if units is None:
                 continue
-            temperature = INITIAL_TEMPERATURE * effort.left / effort.seconds
+            temperature = INITIAL_TEMPERATURE * effort.remaining / effort.seconds
             max_unevenness = state.unevenness(time) - temperature * math.log(1 - rng.random())
             limit = time * (1 + max_unevenness / NORM_EXPONENT)
             loads, assigned = self.loads(state.device_of), _rotated(state.device_of, units)

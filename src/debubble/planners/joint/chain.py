@@ -107,7 +107,7 @@ def price_of_point(levers: Levers) -> float:
 
 def may_compile(deadline: Deadline) -> bool:
     """Tell whether the chain's kernels are cached on disk or there is time to compile them."""
-    return deadline.left > COMPILING or (is_compiled(sample) and is_compiled(anneal))
+    return deadline.remaining > COMPILING or (is_compiled(sample) and is_compiled(anneal))
 
 
 def compile_kernels(levers: Levers) -> float:

@@ -22,7 +22,7 @@ from debubble.planners.bounds.proven import assigns_freely
 from debubble.planners.problem import Problem, Solution
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import one_at_a_time
-from debubble.search.effort import CORES, MODEL, Effort, solver_of, status_of
+from debubble.search.effort import CORES, MODEL_PRICE, Effort, solver_of, status_of
 from debubble.search.exact.cp_model import build, schedule_of
 from debubble.search.problem import OrderProblem
 
@@ -65,7 +65,7 @@ def exact_plans(
         undecided = []
         for begin in range(0, len(candidates), CORES):
             promising = [c for c in candidates[begin : begin + CORES] if c.bound < (1 - MIN_GAIN) * best]
-            efforts = [Effort(min(limit, CORES * effort.left), deadline=effort.deadline) for _ in promising]
+            efforts = [Effort(min(limit, CORES * effort.remaining), deadline=effort.deadline) for _ in promising]
             with ThreadPoolExecutor(CORES) as pool:
                 answers = [*pool.map(_Candidate.solve, promising, [best] * CORES, efforts)]
             effort.spend(sum(search.spent for search in efforts) / CORES)
@@ -106,7 +106,7 @@ class _Candidate:
         """Search an order with a step shorter than `best`; also tells whether the model was decided."""
         horizon = _sequential_time(self.order_problem) if best == math.inf else (1 - MIN_GAIN) * best - self.after
         model = build(self.order_problem, horizon=horizon, ordered=True, steps=TIME_STEPS)
-        effort.spend(MODEL * self.order_problem.stages * self.order_problem.micro_batches)
+        effort.spend(MODEL_PRICE * self.order_problem.stages * self.order_problem.micro_batches)
         solver = solver_of(effort)
         status = status_of(solver, model.cp, effort)
         schedule = schedule_of(model, solver.value) if status in ("OPTIMAL", "FEASIBLE") else None

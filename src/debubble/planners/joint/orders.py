@@ -34,7 +34,7 @@ from debubble.search.annealing.layout import FROM_A_PLAN
 from debubble.search.annealing.search import COOLINGS, MILD_TEMPERATURES, compile_kernel, improve
 from debubble.search.annealing.search import may_compile as may_compile_orders
 from debubble.search.bounds import lower_bound
-from debubble.search.effort import CORES, SIMULATION, Effort, price_of_move
+from debubble.search.effort import CORES, SIMULATION_PRICE, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
 WIDE_GAP, MIN_WIDE_GAP_PAIRS = 0.18, 100
@@ -89,7 +89,7 @@ def gap_of(problem: Problem, step: Number) -> float:
 
 def run_in_parallel(searches: Sequence[Callable[[Effort], T]], effort: Effort, seconds: float) -> list[T]:
     """Run searches on all cores, each with an equal share of these seconds of the reference machine."""
-    share = min(seconds, effort.left) * min(CORES / len(searches), 1)
+    share = min(seconds, effort.remaining) * min(CORES / len(searches), 1)
     with ThreadPoolExecutor(available_cores()) as pool:
         running = [pool.submit(search, Effort(share, deadline=effort.deadline)) for search in searches]
         try:
@@ -104,7 +104,7 @@ def run_in_parallel(searches: Sequence[Callable[[Effort], T]], effort: Effort, s
 
 def price_of_simulation(solution: Solution) -> float:
     """Seconds of the reference machine to simulate a solution."""
-    return SIMULATION * solution.schedule.stages * solution.schedule.micro_batches
+    return SIMULATION_PRICE * solution.schedule.stages * solution.schedule.micro_batches
 
 
 def step_time(problem: Problem, solution: Solution) -> Number:
@@ -118,7 +118,7 @@ def step_time(problem: Problem, solution: Solution) -> Number:
 def evaluate_solution(problem: Problem, solution: Solution) -> float:
     """The step time by the order search's evaluation; infinite if the solution does not fit."""
     schedule = solution.schedule.without_host_steps()
-    orders = OrderProblem.of(schedule, solution.costs, objective=problem.objective)
+    orders = OrderProblem.from_schedule(schedule, solution.costs, objective=problem.objective)
     time = _evaluate_order(replace(orders, host_steps=solution.schedule.host_steps), schedule)
     return time + (0 if problem.tail is None else float(problem.tail.of(solution.schedule, solution.costs)))
 
@@ -158,10 +158,10 @@ def improved_order(problem: Problem, answer: Solution, effort: Effort) -> Iterat
     Returns:
         Answers, each faster than the previous one.
     """
-    if effort.left <= MIN_LONG_SEARCH_SIMULATIONS * price_of_simulation(answer):
+    if effort.remaining <= MIN_LONG_SEARCH_SIMULATIONS * price_of_simulation(answer):
         return
     value = step_time(problem, answer)
-    for _, better in _better_orders(problem, value, answer, effort.part(effort.left), CORES, LONG_COOLINGS):
+    for _, better in _better_orders(problem, value, answer, effort.split_off(effort.remaining), CORES, LONG_COOLINGS):
         yield replace(better, lower_bound=0, candidates=(), cut_off=effort.cut_off)
 
 
@@ -192,7 +192,8 @@ def _better_orders(
     problem: Problem, value: Number, solution: Solution, effort: Effort, workers: int, coolings: Sequence[Cooling]
 ) -> Iterator[tuple[Number, Solution]]:
     """Search better orders of a solution with step time `value` by `workers` chains; yields faster ones."""
-    if effort.left < MIN_SEARCH_SIMULATIONS * price_of_simulation(solution) or not may_compile_orders(effort.deadline):
+    price = MIN_SEARCH_SIMULATIONS * price_of_simulation(solution)
+    if effort.remaining < price or not may_compile_orders(effort.deadline):
         return
     hosted = solution.schedule.host_steps
     start = solution.schedule.without_host_steps()
@@ -200,13 +201,9 @@ def _better_orders(
     # The order search does not model gradient reduction, blocking messages or transfers between peers.
     with suppress(DebubbleError):
         split = start.with_split_backwards()
-        variants = [
-            (
-                replace(OrderProblem.of(schedule, solution.costs, objective=problem.objective), host_steps=hosted),
-                schedule,
-            )
-            for schedule in (start, split, _with_explicit_recompute(split, solution.costs))
-        ]
+        schedules = start, split, _with_explicit_recompute(split, solution.costs)
+        problems = [OrderProblem.from_schedule(s, solution.costs, objective=problem.objective) for s in schedules]
+        variants = [(replace(p, host_steps=hosted), s) for p, s in zip(problems, schedules, strict=True)]
         values = [_evaluate_order(*variant) for variant in variants]
         # Later variants give the search more freedom.
         last = max(i for i, time in enumerate(values) if time <= VARIANT_TOLERANCE * min(values))
@@ -216,7 +213,7 @@ def _better_orders(
         effort.deadline.extend_for_kernels(compile_kernel(searched, best))
         cooling = _cooling(searched, effort, coolings)
         stream = improve(
-            searched, best, effort=effort, seed=problem.seed, workers=workers, hot=cooling.temperatures,
+            searched, best, effort=effort, seed=problem.seed, workers=workers, temperatures=cooling.temperatures,
             coolings=cooling.shares, shares=FROM_A_PLAN,
         )  # fmt: skip
         for better in _reported(best, stream):
@@ -276,7 +273,7 @@ def _without_deeper_level(solution: Solution) -> Solution:
 def affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) -> int:
     """The number of these plans for which the remaining effort allows a slow order search."""
     pairs = max(solution.schedule.stages * solution.schedule.micro_batches for _, solution in simulated)
-    return int(CORES * effort.left / _price_of_slow_search(pairs))
+    return int(CORES * effort.remaining / _price_of_slow_search(pairs))
 
 
 def _cooling(orders: OrderProblem, effort: Effort, coolings: Sequence[Cooling]) -> Cooling:

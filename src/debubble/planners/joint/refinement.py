@@ -13,7 +13,7 @@ from itertools import chain, combinations
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.planners.problem import Solution
-from debubble.search.effort import EVALUATED, Effort
+from debubble.search.effort import EVALUATION_PRICE, Effort
 
 
 def refine(units: Units, time_of: Callable[[Solution], float], solution: Solution, effort: Effort) -> Solution:
@@ -34,7 +34,7 @@ def refine(units: Units, time_of: Callable[[Solution], float], solution: Solutio
         for candidate in _neighbors(units, solution):
             if effort.over:
                 return solution
-            effort.spend(EVALUATED * candidate.schedule.stages * candidate.schedule.micro_batches)
+            effort.spend(EVALUATION_PRICE * candidate.schedule.stages * candidate.schedule.micro_batches)
             time = time_of(candidate)
             if time < value:
                 value, solution, improved = time, candidate, True

@@ -172,7 +172,7 @@ def _draft(problem: Problem, units: Units, effort: Effort, *, no_order_search: b
     simulated = simulated[: max(MIN_ORDERED, affordable(simulated, effort))]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = run_in_parallel(refining, effort, REFINEMENT_SHARE * problem.effort)
-    improved = improved_orders(problem, refined, effort, BRIEF_SHARE * effort.left, BRIEF_COOLINGS)
+    improved = improved_orders(problem, refined, effort, BRIEF_SHARE * effort.remaining, BRIEF_COOLINGS)
     exact = _exact_plans(problem, units, [*refined, *improved], effort)
     value, solution = min([*refined, *improved, *exact], key=lambda entry: entry[0])
     if value < best:
@@ -243,7 +243,7 @@ def _exact_plans(
 ) -> list[tuple[Number, Solution]]:
     """The exact search's plans, with additional effort, of which few problems need all."""
     minimum = max(MIN_EXACT_SECONDS, MIN_EXACT_SHARE * problem.effort)
-    limit = Effort(minimum + EXACT_SHARE_OF_REST * effort.left, deadline=effort.deadline)
+    limit = Effort(minimum + EXACT_SHARE_OF_REST * effort.remaining, deadline=effort.deadline)
     return exact_plans(problem, units, plans, limit)
 
 
