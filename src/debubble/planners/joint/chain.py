@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import COMPILING, is_compiled
+from debubble.kernels import MAX_COMPILE_SECONDS, is_compiled
 from debubble.planners.joint.annealing_kernel import CHOICES, REJECTED, ROW_INDICES, anneal, sample
 from debubble.planners.joint.levers import Levers, Point
 from debubble.search.annealing.moves import PRIME
@@ -107,7 +107,7 @@ def price_of_point(levers: Levers) -> float:
 
 def may_compile(deadline: Deadline) -> bool:
     """Tell whether the chain's kernels are cached on disk or there is time to compile them."""
-    return deadline.remaining > COMPILING or (is_compiled(sample) and is_compiled(anneal))
+    return deadline.remaining > MAX_COMPILE_SECONDS or (is_compiled(sample) and is_compiled(anneal))
 
 
 def compile_kernels(levers: Levers) -> float:

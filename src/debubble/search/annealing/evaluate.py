@@ -11,7 +11,7 @@ values that change at every operation are in local variables; they are written t
 from __future__ import annotations
 
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import borrowing, inlined
+from debubble.kernels import inlined, jit_without_refcounts
 from debubble.search.annealing.incremental import copy_range, copy_rest, mean_delay, rejoins_accepted, save_mark
 from debubble.search.annealing.layout import COUNT, NEEDED, RELOADED, ROW, SENT, KernelLayout, L, O, R
 from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, objective_value, send_message
@@ -41,7 +41,7 @@ def reset(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> N
         sum_work(a, x, n, orders, lengths, d)
 
 
-@borrowing
+@jit_without_refcounts
 def set_cost_rows(a: KernelLayout, n: Ints, pair: int, level: int) -> None:
     """Select a pair's cost rows: without an R in the list (level 0), with one (1), or with a deeper one (2)."""
     size = a.stages * a.micro_batches
@@ -49,7 +49,7 @@ def set_cost_rows(a: KernelLayout, n: Ints, pair: int, level: int) -> None:
         n[a.facts + 4 * op + ROW] = op // a.grain + level * (COUNT * size // a.grain)
 
 
-@borrowing
+@jit_without_refcounts
 def sum_work(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, d: int) -> None:
     """Sum the compute time of a device's list."""
     work = 0.0
@@ -101,7 +101,7 @@ def advance_transfer(
     return fits, reserved, last_freed
 
 
-@borrowing
+@jit_without_refcounts
 def advance_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
     """Advance a device while its inputs have arrived; returns the number of operations, -1 above the threshold."""
     size = a.stages * a.micro_batches
@@ -156,7 +156,7 @@ def advance_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int,
     return index - first_index
 
 
-@borrowing
+@jit_without_refcounts
 def evaluate(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, max_delay: float = INFINITY
 ) -> float:
@@ -170,7 +170,7 @@ def evaluate(
     return advance(a, x, n, orders, lengths, threshold, max_delay)
 
 
-@borrowing
+@jit_without_refcounts
 def advance(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, max_delay: float
 ) -> float:

@@ -9,7 +9,7 @@ stored; what a rejected one has overwritten is restored.
 from __future__ import annotations
 
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import borrowing, inlined
+from debubble.kernels import inlined, jit_without_refcounts
 from debubble.search.annealing.layout import MARKS, SENT, B, I, KernelLayout, L, O
 
 SAME = -2
@@ -18,7 +18,7 @@ START = -1
 """No mark can be reused: evaluate from the start."""
 
 
-@borrowing
+@jit_without_refcounts
 def copy_range(block: Floats | Ints, source: int, target: int, count: int) -> None:
     """Copy a range of a block to another position in it, which must not overlap."""
     source_view, target_view = block[source : source + count], block[target : target + count]
@@ -26,7 +26,7 @@ def copy_range(block: Floats | Ints, source: int, target: int, count: int) -> No
         target_view[index] = source_view[index]
 
 
-@borrowing
+@jit_without_refcounts
 def save_mark(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
     """Save a mark at the start and at regular distances; tells whether one was saved."""
     count = n[a.mark_counts + 1]
@@ -43,7 +43,7 @@ def save_mark(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
     return True
 
 
-@borrowing
+@jit_without_refcounts
 def mean_delay(a: KernelLayout, x: Floats, n: Ints) -> float:
     """The devices' mean delay relative to the accepted evaluation; 0 while their lists differ."""
     total = 0.0
@@ -56,7 +56,7 @@ def mean_delay(a: KernelLayout, x: Floats, n: Ints) -> float:
     return total / a.devices
 
 
-@borrowing
+@jit_without_refcounts
 def accept(a: KernelLayout, x: Floats, n: Ints, mark: int) -> None:
     """Store an evaluation that started from a mark as the accepted one."""
     copy_range(x, a.end, a.accepted_times, a.time_count)
@@ -75,7 +75,7 @@ def accept(a: KernelLayout, x: Floats, n: Ints, mark: int) -> None:
     n[a.stale : a.stale + a.devices] = 0
 
 
-@borrowing
+@jit_without_refcounts
 def copy_mark(a: KernelLayout, x: Floats, n: Ints, source: int, target: int) -> None:
     """Copy a mark."""
     if source == target:
@@ -88,14 +88,14 @@ def copy_mark(a: KernelLayout, x: Floats, n: Ints, source: int, target: int) -> 
     n[a.mark_remaining + target] = n[a.mark_remaining + source]
 
 
-@borrowing
+@jit_without_refcounts
 def revert(a: KernelLayout, x: Floats, n: Ints) -> None:
     """Undo an evaluation: restore the accepted one."""
     copy_range(x, a.accepted_times, a.end, a.time_count)
     copy_range(n, a.accepted_causes, a.cause, a.cause_count)
 
 
-@borrowing
+@jit_without_refcounts
 def last_common_mark(
     a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, candidate: Ints, candidate_lengths: Ints
 ) -> int:
@@ -211,7 +211,7 @@ def same_times(a: KernelLayout, x: Floats, n: Ints) -> bool:
     return True
 
 
-@borrowing
+@jit_without_refcounts
 def differs(x: Floats, index: int, accepted_offset: int) -> bool:
     """Tell whether a time is known and differs from the accepted evaluation."""
     different: bool = x[index] >= 0 and x[index] != x[index + accepted_offset]

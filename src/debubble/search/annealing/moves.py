@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import borrowing, inlined, jit
+from debubble.kernels import inlined, jit, jit_without_refcounts
 from debubble.search.annealing.evaluate import advance, evaluate, set_cost_rows, sum_work
 from debubble.search.annealing.incremental import SAME, START, accept, last_common_mark, resume_from_mark, revert
 from debubble.search.annealing.layout import COUNT, DEEPER, B, F, I, KernelLayout, L, O, R, Shares
@@ -21,7 +21,7 @@ PRIME = 2147483647
 """Modulus of the random numbers."""
 
 
-@borrowing
+@jit_without_refcounts
 def draw(state: Ints, below: int) -> int:
     """A pseudo-random number in [0, below) by Park and Miller's generator, identical compiled or not."""
     state[0] = state[0] * 48271 % PRIME
@@ -29,7 +29,7 @@ def draw(state: Ints, below: int) -> int:
     return drawn
 
 
-@borrowing
+@jit_without_refcounts
 def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
     """Find the position of an operation in its device's list; -1 if it is not there."""
     for index in range(lengths[d]):
@@ -38,7 +38,7 @@ def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
     return -1
 
 
-@borrowing
+@jit_without_refcounts
 def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> int:
     """Move an operation by up to `by` positions, until one of its kind or of its pair is in the way."""
     size = a.stages * a.micro_batches
@@ -63,7 +63,7 @@ def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: in
     return moved
 
 
-@borrowing
+@jit_without_refcounts
 def would_pass(a: KernelLayout, orders: Ints, d: int, op: int, low: int, high: int) -> bool:
     """Tell whether another operation of its kind or of its pair is between two positions of a list."""
     size = a.stages * a.micro_batches
@@ -74,7 +74,7 @@ def would_pass(a: KernelLayout, orders: Ints, d: int, op: int, low: int, high: i
     return False
 
 
-@borrowing
+@jit_without_refcounts
 def exchange(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> None:
     """Exchange an operation and the one `by` positions away, unless one would pass its kind or its pair.
 
@@ -91,7 +91,7 @@ def exchange(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by:
         orders[d, here], orders[d, there] = other, op
 
 
-@borrowing
+@jit_without_refcounts
 def insert(orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
     """Insert an operation into a list."""
     for position in range(lengths[d], index, -1):
@@ -100,7 +100,7 @@ def insert(orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
     lengths[d] += 1
 
 
-@borrowing
+@jit_without_refcounts
 def remove(orders: Ints, lengths: Ints, d: int, index: int) -> None:
     """Remove an operation from a list."""
     lengths[d] -= 1
@@ -108,7 +108,7 @@ def remove(orders: Ints, lengths: Ints, d: int, index: int) -> None:
         orders[d, position] = orders[d, position + 1]
 
 
-@borrowing
+@jit_without_refcounts
 def find_backward(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: int) -> int:
     """Find the position of a pair's backward, or of the R before it."""
     size = a.stages * a.micro_batches
@@ -120,7 +120,7 @@ def find_backward(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: in
     return -1
 
 
-@borrowing
+@jit_without_refcounts
 def find_recompute(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: int) -> int:
     """Find the position of a pair's R, of either level; -1 if there is none."""
     size = a.stages * a.micro_batches
@@ -131,7 +131,7 @@ def find_recompute(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: i
     return -1
 
 
-@borrowing
+@jit_without_refcounts
 def toggle_offload(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
     """Remove a pair's offload and reload, or insert them: O after F, L a few positions before the backward."""
     size = a.stages * a.micro_batches
@@ -165,7 +165,7 @@ def toggle_recompute(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair
     insert(orders, lengths, d, max(earliest + 1, backward - draw(random, 3)), kind * size + pair)
 
 
-@borrowing
+@jit_without_refcounts
 def move(
     a: KernelLayout,
     n: Ints,
@@ -237,7 +237,7 @@ def move(
     return 0, 0
 
 
-@borrowing
+@jit_without_refcounts
 def update_recompute(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, pair: int, run: int, mark: int
 ) -> int:  # fmt: skip
@@ -262,7 +262,7 @@ def update_recompute(
     return mark
 
 
-@borrowing
+@jit_without_refcounts
 def undo(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, pair: int, run: int) -> None:
     """Undo a move's evaluation; `orders` are the accepted lists, and `run` pairs may differ in recomputation."""
     revert(a, x, n)
@@ -272,7 +272,7 @@ def undo(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, pair:
         restore_lists(a, x, n, orders, lengths)
 
 
-@borrowing
+@jit_without_refcounts
 def copy_changed(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, target: Ints, target_lengths: Ints) -> None:
     """Copy the lists that the last move has changed, from their first difference on."""
     for d in range(a.devices):
@@ -282,7 +282,7 @@ def copy_changed(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, target: 
                 target[d, index] = orders[d, index]
 
 
-@borrowing
+@jit_without_refcounts
 def critical_path(a: KernelLayout, x: Floats, n: Ints, path: Ints) -> int:
     """Write the operations of the critical path into `path`, last first; returns their number."""
     if a.has_host_steps:
@@ -303,7 +303,7 @@ def critical_path(a: KernelLayout, x: Floats, n: Ints, path: Ints) -> int:
     return count
 
 
-@borrowing
+@jit_without_refcounts
 def mean_backward(a: KernelLayout, x: Floats) -> float:
     """Mean end of the input-gradient backwards, up to a constant: a slope on the plateaus of the objective.
 
@@ -315,7 +315,7 @@ def mean_backward(a: KernelLayout, x: Floats) -> float:
     return mean
 
 
-@borrowing
+@jit_without_refcounts
 def evaluate_from_mark(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, candidate: Ints, candidate_lengths: Ints,
     mark: int, threshold: float, max_delay: float,

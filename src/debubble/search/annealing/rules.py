@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import borrowing, inlined
+from debubble.kernels import inlined, jit_without_refcounts
 from debubble.search.annealing.layout import ROW, B, KernelLayout, W
 
 INFINITY = np.inf
@@ -81,7 +81,7 @@ def send_message(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: flo
     return arrival
 
 
-@borrowing
+@jit_without_refcounts
 def step_on_hosts(a: KernelLayout, x: Floats, n: Ints) -> None:
     """Time the optimizer steps on hosts, once everything else is timed.
 
@@ -139,7 +139,7 @@ def _next_gradients(a: KernelLayout, x: Floats, n: Ints) -> tuple[int, float, in
     return first, earliest, first_cause
 
 
-@borrowing
+@jit_without_refcounts
 def device_objective(a: KernelLayout, x: Floats, n: Ints, d: int) -> tuple[float, int]:
     """A device's end (for the span: minus its first start) with its step on the host, and the operation causing it."""
     length, last = x[a.compute_end + d], n[a.last_compute + d]
@@ -152,7 +152,7 @@ def device_objective(a: KernelLayout, x: Floats, n: Ints, d: int) -> tuple[float
     return length, last
 
 
-@borrowing
+@jit_without_refcounts
 def objective_value(a: KernelLayout, x: Floats, n: Ints) -> float:
     """The objective once all operations are timed."""
     if a.has_host_steps:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Number, Schedule
-from debubble.kernels import COMPILING, is_compiled
+from debubble.kernels import MAX_COMPILE_SECONDS, is_compiled
 from debubble.search.annealing.layout import FROM_SCRATCH, Shares
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
@@ -98,7 +98,7 @@ def may_compile(deadline: Deadline) -> bool:
     # This import takes longer than a search that ends at its start.
     from debubble.search.annealing.moves import anneal
 
-    return deadline.remaining > COMPILING or is_compiled(anneal)
+    return deadline.remaining > MAX_COMPILE_SECONDS or is_compiled(anneal)
 
 
 def compile_kernel(problem: OrderProblem, best: Incumbent) -> float:

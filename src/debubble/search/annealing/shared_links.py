@@ -9,7 +9,7 @@ those that depend on future compute operations cannot be ready before their devi
 from __future__ import annotations
 
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import borrowing, inlined
+from debubble.kernels import inlined, jit_without_refcounts
 from debubble.search.annealing.incremental import START, copy_range, mean_delay, save_mark
 from debubble.search.annealing.layout import (
     NEEDED,
@@ -40,7 +40,7 @@ def lane_of(a: KernelLayout, op: int) -> int:
     return COMPUTE if op < O * size else DOWN if op < L * size or a.half_duplex else UP
 
 
-@borrowing
+@jit_without_refcounts
 def analyze_list(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, begin: int, until: int
 ) -> bool:  # fmt: skip
@@ -131,7 +131,7 @@ def snapshot_begins(a: KernelLayout, d: int, index: int) -> tuple[int, int]:
     return a.snapshot_floats + 3 * number, a.snapshot_ints + 6 * number
 
 
-@borrowing
+@jit_without_refcounts
 def restore_lists(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
     """Repeat the analysis of the accepted lists where that of rejected lists has overwritten it."""
     for d in range(a.devices):
@@ -148,7 +148,7 @@ def set_next_ops(a: KernelLayout, n: Ints, d: int) -> None:
         n[a.next_op + slot] = n[a.head + slot] if previous < 0 else n[a.successor + previous]
 
 
-@borrowing
+@jit_without_refcounts
 def reset_pending(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, reload: float
 ) -> int:  # fmt: skip
@@ -349,7 +349,7 @@ def evaluate_by_arrival(
     return INFINITY if value == MARK_TOO_LATE else value
 
 
-@borrowing
+@jit_without_refcounts
 def resume_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, candidate: Ints, candidate_lengths: Ints,
     mark: int, threshold: float, max_delay: float,
@@ -374,7 +374,7 @@ def resume_by_arrival(
     return INFINITY, START
 
 
-@borrowing
+@jit_without_refcounts
 def restore_mark(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, candidate: Ints, candidate_lengths: Ints,
     mark: int,
@@ -397,7 +397,7 @@ def restore_mark(
     return remaining
 
 
-@borrowing
+@jit_without_refcounts
 def advance_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, remaining: int, operation_count: int, threshold: float, max_delay: float
 ) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 
 from debubble.ir import Kind, Op
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import borrowing, inlined, jit
+from debubble.kernels import inlined, jit, jit_without_refcounts
 from debubble.planners.joint.list_scheduling.rules import (
     backward_bytes,
     backward_ready,
@@ -222,7 +222,7 @@ def _start(a: Step, x: State, d: int, kind: int, s: int, operations: Ints, start
     return j
 
 
-@borrowing
+@jit_without_refcounts
 def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, starts: Floats) -> int:
     """Decide and serve transfers in the order of time; returns the number of missing operations, -1 if abandoned."""
     remaining, stream, forward, micro_batch = 3 * len(a.stages) * len(a.scales), 0, 0, 0
