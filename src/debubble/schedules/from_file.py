@@ -1,4 +1,4 @@
-"""Schedules of the user's own, named as `FILE.py:FUNCTION`: the file is run because the user names it."""
+"""User-defined schedules, named as `FILE.py:FUNCTION`: the file is executed because the user names it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ARGUMENTS = ("devices", "micro_batches", "costs")
 
 
 def named_schedule(text: str) -> str:
-    """The name of a schedule of the library, from a text such as `1f1b:4` or `mine.py:order:4`, with its chunks.
+    """The registered name of a schedule, with its chunks, from a text such as `1f1b:4` or `mine.py:order:4`.
 
-    A function of a file is registered under its own name, or under that of its `@schedule`.
+    A function in a file is registered under its own name, or under the name of its `@schedule`.
 
     Args:
-        text: A name, returned as it is, or a file and a function.
+        text: A name, returned unchanged, or a file and a function.
 
     Raises:
-        InputError: If there is no such file or function, or it is no schedule.
+        InputError: If there is no such file or function, or it is not a schedule.
     """
     match = _NAMED.fullmatch(text)
     if match is None:
@@ -41,7 +41,7 @@ def named_schedule(text: str) -> str:
 
 
 def _registered(label: str, file: Path, function: str) -> str:
-    """The name under which a function of a file is registered."""
+    """Register a function of a file if necessary, and return its name."""
     build = getattr(_module(file.resolve()), function, None)
     if build is None:
         raise InputError(f"{file} has no function '{function}'.")
@@ -58,7 +58,7 @@ def _registered(label: str, file: Path, function: str) -> str:
 
 
 def _check(label: str, build: Callable[..., Schedule]) -> None:
-    """Raise InputError for what cannot be called as a schedule is."""
+    """Raise InputError if a function cannot be called like a schedule."""
     try:
         inspect.signature(build).bind(**dict.fromkeys(_ARGUMENTS))
     except (TypeError, ValueError) as error:
@@ -70,7 +70,7 @@ def _check(label: str, build: Callable[..., Schedule]) -> None:
 
 @cache
 def _module(file: Path) -> ModuleType:
-    """The module of a file, run once; raises InputError if it cannot be."""
+    """The module of a file, executed once; raises InputError if that fails."""
     read_file(file, "schedule")
     name = f"debubble_user_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)

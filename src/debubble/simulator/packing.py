@@ -107,7 +107,7 @@ def place_on_skyline(start: Ints, end: Ints, size: Ints, priority: Floats, offse
     count, last = len(start), end.max()
     next_, previous = np.full(last + 1, last), np.full(last + 1, -1)
     height = np.zeros(last + 1, np.int64)
-    # Tensors that start at t are first[t] : first[t + 1]; those that end then are by_end[last_end[t] : last_end[t + 1]].
+    # Tensors that start at t are first[t] : first[t + 1]; those that end are by_end[last_end[t] : last_end[t + 1]].
     by_end = np.argsort(end)
     first, last_end = np.searchsorted(start, np.arange(last + 1)), np.searchsorted(end[by_end], np.arange(last + 2))
     unplaced = priority.copy()  # -infinity for placed tensors
