@@ -86,11 +86,11 @@ class _Lock:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._descriptor = -1
-        self.is_held = False
+        self.is_locked = False
 
     def acquire(self) -> None:
         """Wait for the lock.  If the file cannot be locked, every process compiles for itself."""
-        self.is_held = True
+        self.is_locked = True
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
@@ -102,7 +102,7 @@ class _Lock:
         """Release the lock, if this process holds it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self.is_held, self._descriptor = False, -1
+        self.is_locked, self._descriptor = False, -1
 
 
 @cache
@@ -151,7 +151,7 @@ def _compile_in_one_process(kernel: Any) -> None:
 
     def load_or_lock(signature: Any, context: Any) -> Any:
         overload = load_or_forget(signature, context)
-        if overload is None and not lock.is_held:
+        if overload is None and not lock.is_locked:
             lock.acquire()
             overload = load_or_forget(signature, context)
             if overload is None:
@@ -160,7 +160,7 @@ def _compile_in_one_process(kernel: Any) -> None:
 
     def compile_and_unlock(signature: Any) -> Any:
         with global_compiler_lock:
-            outermost = not lock.is_held
+            outermost = not lock.is_locked
             try:
                 return compile_kernel(signature)
             finally:

@@ -26,15 +26,15 @@ from debubble.schedules.registry import schedule
 def bpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
     """1F1B, with stages s and p - 1 - s sharing their memory.  The bound holds under a `memory_limit` that says so."""
     plain = one_f_one_b(devices=devices, micro_batches=micro_batches)
-    max_held = (devices + 3) // 2
+    max_resident = (devices + 3) // 2
     # O follows its forward directly; L follows the operation during which it may start.
-    orders = tuple(tuple(with_transfers(order, _evictions(order, max_held), ahead=1)) for order in plain.orders)
+    orders = tuple(tuple(with_transfers(order, _evictions(order, max_resident), ahead=1)) for order in plain.orders)
     evictors = [s for s, order in enumerate(orders) if any(op.kind is Kind.O for op in order)]
     return replace(plain, name="bpipe", orders=orders, peers={s: devices - 1 - s for s in evictors})
 
 
-def _evictions(order: tuple[Op, ...], max_held: int) -> set[int]:
-    """The micro-batches of a stage to evict so that it never holds more than `max_held`.
+def _evictions(order: tuple[Op, ...], max_resident: int) -> set[int]:
+    """The micro-batches of a stage to evict so that it never holds more than `max_resident`.
 
     At each forward that would exceed this, the newest resident one is evicted.
     """
@@ -42,7 +42,7 @@ def _evictions(order: tuple[Op, ...], max_held: int) -> set[int]:
     resident: list[int] = []
     for op in order:
         if op.kind is Kind.F:
-            if len(resident) == max_held:
+            if len(resident) == max_resident:
                 evicted.add(resident.pop())
             resident.append(op.micro_batch)
         else:
