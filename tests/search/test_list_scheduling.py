@@ -117,7 +117,7 @@ def test_compiled_code_says_the_same(
     for operations in (0, 10**9):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(list_scheduling, "MIN_COMPILED_OPERATIONS", operations)
-            patch.setattr(list_scheduling, "LOADS_FROM", operations)
+            patch.setattr(list_scheduling, "MIN_LOADING_OPERATIONS", operations)
             schedules.append(scheduler.schedule(rule))
     compiled, plain = schedules
     if compiled is None or plain is None:
