@@ -16,11 +16,7 @@ from debubble.schedules.registry import schedule
     "1f1b", paper="DAPPLE, PPoPP 2021", bubble="(p - 1)(f + b)", memory="min(m, p)", peak=lambda p, m, v: min(m, p)
 )
 def one_f_one_b(
-    *,
-    devices: int,
-    micro_batches: int,
-    costs: StageCosts | None = None,
-    recomputed_stages: int = 0,
+    *, devices: int, micro_batches: int, costs: StageCosts | None = None, recomputed_stages: int = 0
 ) -> Schedule:
     """Stage s runs p - s forwards, then one backward and one forward in turn.
 

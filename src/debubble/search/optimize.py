@@ -37,11 +37,7 @@ START_TOLERANCE = 0.1
 
 
 def optimize(
-    problem: OrderProblem,
-    *,
-    starts: Iterable[Schedule] = (),
-    effort: Effort | float = DEFAULT_EFFORT,
-    workers: int = 1,
+    problem: OrderProblem, *, starts: Iterable[Schedule] = (), effort: Effort | float = DEFAULT_EFFORT, workers: int = 1
 ) -> Iterator[Incumbent]:
     """Search a problem until the optimum is proven or the effort is spent; yields improving schedules and bounds.
 

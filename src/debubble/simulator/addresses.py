@@ -133,16 +133,9 @@ def plan_addresses(
         operations = (_operations(timeline.program, instructions[selected]) for instructions in ends)
         sizes = (_in_units(counts, unit) for counts in (size, packing.offset))
         columns = (column.tolist() for column in (times[0][selected], times[1][selected], *sizes))
-        placed = zip(*operations, *columns, strict=True)
-        plans.append(
-            AddressPlan(
-                device=device,
-                tensors=tuple(map(PlacedTensor._make, placed)),
-                static=static,
-                peak=packing.peak * unit,
-                arena=packing.arena * unit,
-            )
-        )
+        placed = tuple(map(PlacedTensor._make, zip(*operations, *columns, strict=True)))
+        peak, arena = packing.peak * unit, packing.arena * unit
+        plans.append(AddressPlan(device=device, tensors=placed, static=static, peak=peak, arena=arena))
     return tuple(plans)
 
 

@@ -37,11 +37,7 @@ of them may get stuck."""
 
 
 def search(
-    problem: OrderProblem,
-    *,
-    starts: Iterable[Schedule] = (),
-    steps: int = 50 * MAX_BURST_MOVES,
-    seed: int = 0,
+    problem: OrderProblem, *, starts: Iterable[Schedule] = (), steps: int = 50 * MAX_BURST_MOVES, seed: int = 0
 ) -> Iterator[Incumbent]:
     """Search a problem; yields improving schedules, each with its exact objective and a lower bound.
 
@@ -145,11 +141,8 @@ def improve(
 
     effort = effort or Effort(math.inf)
     pairs = problem.stages * problem.micro_batches
-    price = price_of_move(
-        pairs,
-        recompute=problem.recompute,
-        of_chunks=problem.placement.chunks > 1 and not problem.frees_memory,
-    )
+    of_chunks = problem.placement.chunks > 1 and not problem.frees_memory
+    price = price_of_move(pairs, recompute=problem.recompute, of_chunks=of_chunks)
     steps = effort.moves(price) if steps is None else steps
     check_interval = CHECK_RATIO * SIMULATION_PRICE * pairs / price
     chains = [OrderChain(problem, best, seed=seed * 7919 + worker, shares=shares) for worker in range(workers)]

@@ -24,13 +24,7 @@ HORIZON_FACTOR = 4
 once; with one as short as the value the solver is stuck in a hard feasibility problem."""
 
 
-def solve(
-    problem: OrderProblem,
-    best: Incumbent,
-    *,
-    effort: Effort,
-    seed: int = 0,
-) -> Iterator[Incumbent]:
+def solve(problem: OrderProblem, best: Incumbent, *, effort: Effort, seed: int = 0) -> Iterator[Incumbent]:
     """Improve an incumbent, or prove it optimal; yields it whenever its schedule or bound has improved.
 
     Args:
@@ -46,12 +40,8 @@ def solve(
     is_complete = (
         problem.split_covers_fused and not problem.has_fused_and_explicit_recompute and not (fused and problem.split)
     )
-    model = build(
-        problem,
-        horizon=HORIZON_FACTOR * best.value,
-        fused=fused,
-        ordered=is_complete or keeps_order(best.schedule),
-    )
+    ordered = is_complete or keeps_order(best.schedule)
+    model = build(problem, horizon=HORIZON_FACTOR * best.value, fused=fused, ordered=ordered)
     hint(model, best.schedule)
     model.cp.add(model.objective >= math.floor(best.bound / model.unit))
     effort.spend(MODEL_PRICE * problem.stages * problem.micro_batches)
