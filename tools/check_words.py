@@ -22,6 +22,14 @@ INSTEAD = {
     "many": "a count", "cold": "a final temperature", "alike": "equal", "held": "kept, in flight",
 }  # fmt: skip
 """Word in a name -> what to say instead."""
+INSTEAD_ALONE = {
+    "each": "the singular of the collection", "at": "index, position, time", "own": "local, rank, what it is",
+    "part": "fraction, slice, component", "found": "result, match, plan", "kept": "saved_bytes, retained",
+    "whole": "total, full, undivided", "least": "min_...", "most": "max_...", "left": "remaining",
+    "again": "recompute, retry", "given": "config, specified", "others": "peers, rest", "what": "kind, quantity",
+    "of": "from_..., ..._of_stage", "rooms": "capacities",
+}  # fmt: skip
+"""Word that is no name when it stands alone -> what to say instead."""
 EXISTING = Path(__file__).with_name("existing_words.txt")
 
 
@@ -40,25 +48,28 @@ def words_of(name: str) -> set[str]:
     return set(re.sub("([a-z])([A-Z])", r"\1_\2", name).lower().split("_"))
 
 
-def found(package: Path) -> Iterator[tuple[str, str, str]]:
+def occurrences(package: Path) -> Iterator[tuple[str, str, str]]:
     """The file, the name and the word of every name that has one of the words."""
     for file in sorted(package.rglob("*.py")):
         place = file.relative_to(package).as_posix()
         for name in sorted(set(names(ast.parse(file.read_text())))):
-            for word in sorted(words_of(name) & INSTEAD.keys()):
-                yield place, name, word
+            yield from ((place, name, word) for word in sorted(words_of(name) & INSTEAD.keys()))
+            if name in INSTEAD_ALONE:
+                yield place, name, name
 
 
 def main() -> None:
     """Print every new name with such a word; exit 1 if there is one."""
     package = Path(__file__).parents[1] / "src" / "debubble"
     if sys.argv[1:] == ["--update"]:
-        EXISTING.write_text("".join(f"{place} {name}\n" for place, name in sorted({e[:2] for e in found(package)})))
+        EXISTING.write_text(
+            "".join(f"{place} {name}\n" for place, name in sorted({e[:2] for e in occurrences(package)}))
+        )
         return
     existing = set(EXISTING.read_text().splitlines())
-    new = [entry for entry in found(package) if f"{entry[0]} {entry[1]}" not in existing]
+    new = [entry for entry in occurrences(package) if f"{entry[0]} {entry[1]}" not in existing]
     for place, name, word in new:
-        print(f"src/debubble/{place}: '{name}' has the word '{word}'; better: {INSTEAD[word]}.")
+        print(f"src/debubble/{place}: '{name}' has the word '{word}'; better: {(INSTEAD | INSTEAD_ALONE)[word]}.")
     sys.exit(bool(new))
 
 

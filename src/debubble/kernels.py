@@ -1,8 +1,7 @@
-"""The compiler of kernels: numba, which keeps their machine code on disk.
+"""Compiles kernels with numba, which caches their machine code on disk.
 
 Planners start several processes at once, and on a fresh machine each would compile the same kernels for most of a
-minute.  A lock on a file next to a kernel's machine code lets one of them compile it; whoever needs the same kernel
-waits, and loads what that one has written.
+minute.  With a lock file next to a kernel's machine code one process compiles it, and the others wait and load it.
 """
 
 from __future__ import annotations
@@ -22,58 +21,58 @@ C = TypeVar("C", bound=Callable[..., object])
 Entry = TypeVar("Entry", bound=np.generic)
 
 
-def jit(function: C, *, inline: Literal["never", "always"] = "never", counting: bool = True) -> C:
-    """Compile the function when it is first called; without numba it stays as it is."""
+def jit(function: C, *, inline: Literal["never", "always"] = "never", count_references: bool = True) -> C:
+    """Compile the function when it is first called; without numba it is returned unchanged."""
     try:
-        # Its import takes longer than a search that ends at its start.
+        # This import takes longer than a search that ends at its start.
         from numba import njit
     except ImportError:
         return function
     options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "inline": inline}
-    # Nobody calls a kernel from C: the wrapper for that would be a seventh of the time that it takes to compile.
+    # Kernels are not called from C; compiling the wrapper for that would take a seventh of the compile time.
     options["no_cfunc_wrapper"] = True
-    options["_nrt"] = counting
+    options["_nrt"] = count_references
     kernel: Any = njit(**options)(function)
     _stamp(kernel)
     _compile_in_one_process(kernel)
     return cast("C", kernel)
 
 
-def borrowing(function: C) -> C:
-    """Compile a function that makes no arrays and returns none, without counting references to those of its caller.
+def jit_without_refcounts(function: C) -> C:
+    """Compile a function that neither creates nor returns arrays, without counting references to its arguments.
 
-    That took two fifths of the time of the order search.  It is compiled into no other: see `inlined`.
+    Counting took two fifths of the time of the order search.
     """
-    return jit(function, counting=False)
+    return jit(function, count_references=False)
 
 
 def inlined(function: C) -> C:
-    """Compile the function into its callers: a short one, as handing over its arguments takes longer than what it does.
+    """Compile the function into its callers, if passing its arguments takes longer than its work.
 
-    So is a function that has one caller, since else both it and the caller with it in it are compiled.
+    Functions with one caller are inlined too; otherwise the compiler would compile them twice.
     """
     return jit(function, inline="always")
 
 
 def as_block(values: NDArray[Entry]) -> NDArray[Entry]:
-    """An array of one dimension for kernels, which read it fast, and give it no negative index.
+    """A one-dimensional array that kernels access fast, because they assume that indices are not negative.
 
-    It shares the memory of the array if that is contiguous.  Without the compiler it is the array.
+    It shares the memory of the array if that is contiguous.  Without the compiler the array itself is returned.
     """
     try:
-        # It loads the compiler.
+        # This loads the compiler.
         from debubble.blocks import Block
     except ImportError:
         return values
     return np.ascontiguousarray(values).view(Block)
 
 
-COMPILING = 60.0
-"""Seconds on the clock in which kernels are compiled at worst, once on a machine."""
+MAX_COMPILE_SECONDS = 60.0
+"""Upper limit on the wall-clock seconds to compile the kernels, once per machine."""
 
 
 def is_compiled(kernel: Any) -> bool:
-    """Tell whether the machine code of a kernel is on the disk; without the compiler there is none to wait for."""
+    """Tell whether the machine code of a kernel is cached on disk; without the compiler there is none to wait for."""
     cached = getattr(kernel, "_cache", None)
     try:
         return cached is None or bool(cached._cache_file._load_index())
@@ -82,16 +81,16 @@ def is_compiled(kernel: Any) -> bool:
 
 
 class _Lock:
-    """A lock between processes on a file, which the operating system releases when its holder dies."""
+    """A file lock between processes, which the operating system releases when its holder dies."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._descriptor = -1
-        self.held = False
+        self.is_locked = False
 
     def acquire(self) -> None:
-        """Wait until this process has the lock.  Where no file can be locked, every process compiles for itself."""
-        self.held = True
+        """Wait for the lock.  If the file cannot be locked, every process compiles for itself."""
+        self.is_locked = True
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
@@ -100,25 +99,25 @@ class _Lock:
             pass
 
     def release(self) -> None:
-        """Let other processes have the lock, if this one has it."""
+        """Release the lock, if this process holds it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self.held, self._descriptor = False, -1
+        self.is_locked, self._descriptor = False, -1
 
 
 @cache
 def _announce() -> None:
-    """Log once that this process compiles, because whoever waits does not know why."""
+    """Log once that this process compiles, to explain the wait."""
     logging.getLogger("debubble").info(
         "Compiling the search's kernels, which takes up to a minute and is done once on a machine ..."
     )
 
 
 def _stamp(kernel: Any) -> None:
-    """Let the machine code on the disk be that of the kernels and the constants that are compiled into this one, too.
+    """Make the stamp of the cached machine code depend on the kernels and constants compiled into this kernel.
 
-    numba looks at the source of the kernel alone, and takes code with an older version of another's.  Kernels and
-    constants that stand below it in its file are not known here: a kernel stands below those that it uses.
+    numba's stamp covers only the kernel's own file, so it would load code that contains an old version of a callee.
+    Kernels and constants defined later in the file are not seen here, so a kernel has to be defined after its callees.
     """
     scope, names = kernel.py_func.__globals__, kernel.py_func.__code__.co_names
     used = {name: scope[name] for name in names if name in scope}
@@ -132,10 +131,9 @@ def _stamp(kernel: Any) -> None:
 
 
 def _compile_in_one_process(kernel: Any) -> None:
-    """Let the kernel hold its lock from when it is not found on the disk until it is compiled.
+    """Make a process hold the kernel's lock from a cache miss until the kernel is compiled.
 
-    The kernels that it calls are compiled meanwhile, with locks of their own; none calls one that calls it, so that no
-    two processes wait for each other.
+    Callees are compiled meanwhile under their own locks; as there is no recursion, processes cannot deadlock.
     """
     from numba.core.compiler_lock import global_compiler_lock
 
@@ -147,22 +145,22 @@ def _compile_in_one_process(kernel: Any) -> None:
         try:
             return load(signature, context)
         except (AttributeError, ImportError):
-            # The file names classes of another version of this package; numba reads it before it compares its stamp.
+            # The file refers to classes of another version of this package; numba unpickles it before checking stamps.
             cache.flush()
             return None
 
     def load_or_lock(signature: Any, context: Any) -> Any:
-        found = load_or_forget(signature, context)
-        if found is None and not lock.held:
+        overload = load_or_forget(signature, context)
+        if overload is None and not lock.is_locked:
             lock.acquire()
-            found = load_or_forget(signature, context)
-            if found is None:
+            overload = load_or_forget(signature, context)
+            if overload is None:
                 _announce()
-        return found
+        return overload
 
     def compile_and_unlock(signature: Any) -> Any:
         with global_compiler_lock:
-            outermost = not lock.held
+            outermost = not lock.is_locked
             try:
                 return compile_kernel(signature)
             finally:

@@ -1,4 +1,4 @@
-"""Functions in files of the user's own, named as `FILE.py:FUNCTION`: the file is run because the user names it."""
+"""Functions in user files, named as `FILE.py:FUNCTION`: the file is run because the user names it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = re.compile(r"(?P<file>.+\.py):(?P<function>\w+)(?P<rest>:.*)?")
 
 @dataclass(frozen=True, kw_only=True)
 class UserFunction:
-    """A function in a file of the user's own.
+    """A function in a user file.
 
     Attributes:
         file: The file.
@@ -35,12 +35,12 @@ class UserFunction:
     rest: str
 
 
-def user_function(text: str, *, what: str) -> UserFunction | None:
+def user_function(text: str, *, kind: str) -> UserFunction | None:
     """The function that a text such as `mine.py:order:4` names; None if it names no file.
 
     Args:
         text: A name, or a file and a function.
-        what: The word for what the function is.
+        kind: What the function should be, in words.
 
     Raises:
         InputError: If there is no such file or function, or the file cannot be run.
@@ -51,16 +51,16 @@ def user_function(text: str, *, what: str) -> UserFunction | None:
             raise InputError(f"{text.rstrip(':')} is a file of Python: name its function, {text.rstrip(':')}:NAME.")
         return None
     file, name = Path(match["file"]), match["function"]
-    function = getattr(_module(file.resolve(), what), name, None)
+    function = getattr(_module(file.resolve(), kind), name, None)
     if function is None:
         raise InputError(f"{file} has no function '{name}'.")
     return UserFunction(file=file, name=name, function=function, rest=match["rest"] or "")
 
 
 @cache
-def _module(file: Path, what: str) -> ModuleType:
+def _module(file: Path, kind: str) -> ModuleType:
     """The module of a file, run once; raises InputError if it cannot be."""
-    read_file(file, what)
+    read_file(file, kind)
     name = f"debubble_user_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None

@@ -69,7 +69,7 @@ def test_states_that_fit_no_deal_are_refused() -> None:
 
 @pytest.mark.slow
 def test_joint_deals_a_job_that_is_too_large_for_its_walks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint_planner, "MOST_PAIRS", 100)
+    monkeypatch.setattr(joint_planner, "MAX_PAIRS", 100)
     problem = problem_of()
     assert planners["joint"](problem).solution == assign(problem, problem.units)
     with pytest.raises(InfeasibleError, match="too many for its chains"):

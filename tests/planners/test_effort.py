@@ -129,8 +129,8 @@ def test_a_move_has_the_published_price(pairs: int, microseconds: float) -> None
 
 def test_what_is_spent_in_a_part_is_spent_in_the_whole() -> None:
     whole = Effort(10)
-    part = whole.part(4)
+    part = whole.split_off(4)
     part.spend(3)
-    assert (part.left, whole.left) == (1, 7)
-    assert whole.part(20).left == 7
+    assert (part.remaining, whole.remaining) == (1, 7)
+    assert whole.split_off(20).remaining == 7
     assert not whole.cut_off

@@ -13,7 +13,7 @@ from debubble.planners import planners
 from debubble.planners.joint.annealing_kernel import QUARTERS, UNLIMITED
 from debubble.planners.joint.chain import PointChain
 from debubble.planners.joint.levers import Levers, Point, policy_choices
-from debubble.planners.joint.list_scheduling.scheduler import makespan, place, schedule
+from debubble.planners.joint.list_scheduling.scheduler import place, schedule
 from debubble.planners.joint.list_scheduling.stage_table import AHEAD
 from debubble.planners.joint.refinement import refine
 from debubble.planners.model_problem import problem_of as problem_of_model
@@ -69,7 +69,7 @@ def test_a_point_s_score_has_the_optimizer_step_behind_the_pipeline() -> None:
     advance.draw(Effort(0.1))
     solution = levers.solution(advance.best)
     time = float(problem.step_time(db.simulate(solution.schedule, solution.costs)))
-    assert advance.least == pytest.approx(time, rel=1e-12)
+    assert advance.best_score == pytest.approx(time, rel=1e-12)
     assert time > float(db.simulate(solution.schedule, solution.costs).makespan)
 
 
@@ -232,7 +232,7 @@ def points(draw: st.DrawFn, stages: int, levels: int, *, hostable: bool) -> Poin
         counts=tuple(UNITS // stages + (s < UNITS % stages) for s in range(stages)),
         levels=each(st.integers(0, levels - 1)),
         shares=each(st.integers(0, QUARTERS)),
-        most=each(st.just(UNLIMITED) | st.integers(1, 4)),
+        max_in_flight=each(st.just(UNLIMITED) | st.integers(1, 4)),
         hosted=tuple(n > 0 for n in each(st.integers(0, 1 if hostable else 0))),
         policy=tuple(
             draw(st.sampled_from([*choices])) for choices in policy_choices(stages, first=range(4) if hostable else ())
@@ -253,7 +253,7 @@ def test_a_list_takes_the_time_that_the_scheduler_says_and_fits(whole: bool, dat
     levers = Levers(problem, units, placement)
     point = data.draw(points(placement.stages, levers.levels, hostable=units.hostable))
     table, lacking = levers.table(point)
-    made = schedule(table, levers.scales, np.array(point.policy), np.array(point.most))
+    made = schedule(table, levers.scales, np.array(point.policy), np.array(point.max_in_flight))
     assume(not lacking and not made.missing)
     solution = levers.solution(point)
     timeline = db.simulate(solution.schedule, solution.costs)
@@ -272,11 +272,11 @@ def test_a_device_that_waits_for_a_gradient_recomputes_before() -> None:
     levers = levers_of(problem, Placement.linear(3))
     point = replace(drawn(levers, 0).best, levels=(levers.levels - 1,) * 3)
     table, _ = levers.table(point)
-    policy, most = np.array(point.policy), np.array(point.most)
+    policy, max_in_flight = np.array(point.policy), np.array(point.max_in_flight)
     times = []
     for ahead in (0, 1):
         policy[AHEAD] = ahead
-        times.append(makespan(table, levers.scales, policy, most)[0])
+        times.append(schedule(table, levers.scales, policy, max_in_flight).makespan)
     # The last stage has its gradient at once; the other two recompute their four units of 1 while they wait.
     assert times[0] - times[1] == 8
 
@@ -284,19 +284,19 @@ def test_a_device_that_waits_for_a_gradient_recomputes_before() -> None:
 @settings(max_examples=30)
 @given(placements(), st.integers(0, 10**6), st.integers(60, 200), st.floats(0.5, 2))
 def test_a_list_schedule_is_given_up_only_where_it_takes_too_long(
-    placement: Placement, seed: int, limit: int, part: float
+    placement: Placement, seed: int, limit: int, fraction: float
 ) -> None:
     levers = levers_of(problem_of(limit=limit), placement)
     point = drawn(levers, seed).best
     table, _ = levers.table(point)
-    policy, most = np.array(point.policy), np.array(point.most)
-    time, missing = makespan(table, levers.scales, policy, most)
-    if missing:
+    policy, max_in_flight = np.array(point.policy), np.array(point.max_in_flight)
+    made = schedule(table, levers.scales, policy, max_in_flight)
+    if made.missing:
         return
     nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    _, found, _ = place(*table, levers.scales, policy, most, part * time, np.inf, *nothing)
-    assert found in (time, np.inf)
-    assert found == time or part < 1
+    _, found, _ = place(*table, levers.scales, policy, max_in_flight, fraction * made.makespan, np.inf, *nothing)
+    assert found in (made.makespan, np.inf)
+    assert found == made.makespan or fraction < 1
 
 
 def test_units_stop_recomputing_where_that_is_faster_and_fits() -> None:

@@ -43,7 +43,7 @@ def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, object
         shared = data.draw(st.lists(st.integers(0, schedule.devices - 1), unique=True, max_size=schedule.devices))
         costs = costs.replace(link_groups=[shared])
     expected = simulated(schedule, costs, objective)
-    found = evaluated(OrderProblem.of(schedule, costs, objective=objective), schedule)
+    found = evaluated(OrderProblem.from_schedule(schedule, costs, objective=objective), schedule)
     # Whole numbers agree to the last bit.
     assert found == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
 
@@ -61,7 +61,8 @@ def test_of_transfers_ready_at_once_the_first_device_has_the_first_turn(
         recompute_overlap=overlap,
     )  # fmt: skip
     expected = simulated(schedule, costs, "makespan")
-    assert evaluated(OrderProblem.of(schedule, costs), schedule) == (np.inf if expected is None else expected)
+    value = evaluated(OrderProblem.from_schedule(schedule, costs), schedule)
+    assert value == (np.inf if expected is None else expected)
 
 
 @given(data=st.data())
@@ -70,7 +71,7 @@ def test_evaluator_refuses_what_does_not_meet_the_threshold(data: st.DataObject)
     schedule = data.draw(random_schedules())
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True))
     makespan = float(simulate(schedule, costs).makespan)
-    problem = OrderProblem.of(schedule, costs)
+    problem = OrderProblem.from_schedule(schedule, costs)
     assert evaluated(problem, schedule, threshold=makespan) == makespan
     assert evaluated(problem, schedule, threshold=makespan - 0.5) == np.inf
 

@@ -6,9 +6,9 @@ import pytest
 from debubble.ir import Placement
 from debubble.search.annealing.arrays import arrays_of, encode
 from debubble.search.annealing.evaluate import evaluate
-from debubble.search.annealing.incremental import SAME, START, common_mark, keep
+from debubble.search.annealing.incremental import SAME, START, accept, last_common_mark
 from debubble.search.annealing.layout import FROM_SCRATCH
-from debubble.search.annealing.moves import measure, move, recompute_otherwise, undo
+from debubble.search.annealing.moves import evaluate_from_mark, move, undo, update_recompute
 from debubble.search.annealing.order_chain import OrderChain
 from debubble.search.annealing.rules import INFINITY
 from debubble.search.annealing.search import search
@@ -42,27 +42,27 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     random = np.array([77], dtype=np.int64)
     path = np.zeros(1, dtype=np.int64)
     value = evaluate(a, x, n, orders, lengths, INFINITY)
-    keep(a, x, n, START)
+    accept(a, x, n, START)
     begins, meetings = set(), set()
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
         pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, FROM_SCRATCH, random)
-        at = common_mark(a, n, orders, lengths, tried, tried_lengths)
+        at = last_common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             continue
         if run:
-            at = recompute_otherwise(a, x, n, tried, tried_lengths, pair, run, at)
+            at = update_recompute(a, x, n, tried, tried_lengths, pair, run, at)
         threshold = INFINITY if turn % 2 else value
-        found, at = measure(a, x, n, orders, lengths, tried, tried_lengths, at, threshold, INFINITY)
+        found, at = evaluate_from_mark(a, x, n, orders, lengths, tried, tried_lengths, at, threshold, INFINITY)
         begins.add(at)
         found = INFINITY if found > threshold else found
-        meetings.add(n[a.marked + 2])
+        meetings.add(n[a.mark_counts + 2])
         assert found == evaluate(a, fresh.floats, fresh.ints, tried, tried_lengths, threshold)
         if found == INFINITY or turn % 3 == 0:
             undo(a, x, n, orders, lengths, pair, run)
             continue
         assert (chain.arrays.table("end", operations) == fresh.table("end", operations)).all()
-        keep(a, x, n, at)
+        accept(a, x, n, at)
         orders, lengths, value = tried, tried_lengths, found
     assert len(begins) > 10
     # With shared links nothing is taken over from where the devices are in the state that they were in.
@@ -78,15 +78,15 @@ def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:
     orders, lengths = encode(SMALL, start.schedule)
     random, path = np.array([5], dtype=np.int64), np.zeros(1, dtype=np.int64)
     value = evaluate(a, x, n, orders, lengths, INFINITY)
-    keep(a, x, n, START)
+    accept(a, x, n, START)
     given_up = []
     for _ in range(4 * MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
         move(a, n, tried, tried_lengths, path, 0, True, False, FROM_SCRATCH, random)
-        at = common_mark(a, n, orders, lengths, tried, tried_lengths)
+        at = last_common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at < 0:
             continue
-        found, _ = measure(a, x, n, orders, lengths, tried, tried_lengths, at, INFINITY, 1.0)
+        found, _ = evaluate_from_mark(a, x, n, orders, lengths, tried, tried_lengths, at, INFINITY, 1.0)
         exact = evaluate(a, fresh_x, fresh_n, tried, tried_lengths, INFINITY)
         undo(a, x, n, orders, lengths, 0, 0)
         assert found in (exact, INFINITY)

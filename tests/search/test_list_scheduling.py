@@ -11,11 +11,11 @@ import debubble as db
 from debubble.ir import Kind, Number, Op, Placement, StageCosts, check
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.search.constructive import list_scheduling
-from debubble.search.constructive.building_blocks import FIRST, BlockCandidate, pattern_of, repeated
+from debubble.search.constructive.building_blocks import INITIAL_GENES, BlockCandidate, build_pattern, repeat_pattern
 from debubble.search.constructive.dispatch import compiled
 from debubble.search.constructive.list_scheduling import (
-    PATIENT,
-    STRICT,
+    ALWAYS_WAIT,
+    NO_OVERTAKING,
     GapFilling,
     Greedy,
     ListSchedule,
@@ -26,9 +26,12 @@ from tests.strategies import stage_costs
 
 RULES = st.one_of(
     st.builds(
-        Greedy, in_turn=st.booleans(), timeout=st.sampled_from([STRICT, 0, 0.5]), overlap=st.sampled_from([0, 0.5, 1])
+        Greedy,
+        alternate=st.booleans(),
+        timeout=st.sampled_from([ALWAYS_WAIT, 0, 0.5]),
+        overlap=st.sampled_from([0, 0.5, 1]),
     ),
-    st.builds(GapFilling, least_gap=st.sampled_from([Fraction(1, 2), Fraction(1)])),
+    st.builds(GapFilling, min_gap=st.sampled_from([Fraction(1, 2), Fraction(1)])),
 )
 
 
@@ -92,13 +95,13 @@ def test_a_followed_order_takes_what_the_simulator_says(
     step: tuple[Placement, int, StageCosts, list[Number | None]], data: st.DataObject
 ) -> None:
     placement, m, costs, capacity = step
-    candidate = BlockCandidate.of(data.draw(st.sampled_from(FIRST[2 * placement.chunks])))
-    pattern = pattern_of(placement, costs, candidate.shape)
+    candidate = BlockCandidate.from_genes(data.draw(st.sampled_from(INITIAL_GENES[2 * placement.chunks])))
+    pattern = build_pattern(placement, costs, candidate.shape)
     if pattern is None:
         return
     # What may overtake from some moment on starts then, although it had arrived before.
-    rule = replace(candidate.manner, late=False)
-    schedule = ListScheduler(placement, m, OpCosts(costs=costs), capacity).follow(repeated(pattern, m), rule)
+    rule = replace(candidate.rule, late=False)
+    schedule = ListScheduler(placement, m, OpCosts(costs=costs), capacity).follow(repeat_pattern(pattern, m), rule)
     if schedule is not None:
         assert_simulated_alike(schedule, costs, capacity)
 
@@ -113,8 +116,8 @@ def test_compiled_code_says_the_same(
     schedules = []
     for operations in (0, 10**9):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(list_scheduling, "COMPILED_FROM", operations)
-            patch.setattr(list_scheduling, "LOADS_FROM", operations)
+            patch.setattr(list_scheduling, "MIN_COMPILED_OPERATIONS", operations)
+            patch.setattr(list_scheduling, "MIN_LOADING_OPERATIONS", operations)
             schedules.append(scheduler.schedule(rule))
     compiled, plain = schedules
     if compiled is None or plain is None:
@@ -130,7 +133,7 @@ def test_a_long_micro_batch_that_is_about_to_be_freed_lends_no_memory() -> None:
     )  # fmt: skip
     capacity = [None, 128, None, None]
     scheduler = ListScheduler(Placement.v_shape(4), 7, OpCosts(costs=costs), capacity)
-    schedule = scheduler.schedule(Greedy(in_turn=False, timeout=STRICT))
+    schedule = scheduler.schedule(Greedy(alternate=False, timeout=ALWAYS_WAIT))
     assert schedule is not None
     assert_simulated_alike(schedule, costs, capacity)
 
@@ -157,7 +160,7 @@ def numbers(scheduler: ListScheduler, names: str) -> list[int]:
 def test_room_is_counted_exactly() -> None:
     costs = StageCosts.of(stages=1, activation=Fraction(1, 3), activation_after_input=Fraction(1, 3))
     scheduler = ListScheduler(Placement.linear(1), 3, OpCosts(costs=costs), [1])
-    schedule = scheduler.follow([numbers(scheduler, "0F0 0F1 0F2 0I0 0I1 0I2")], OrderFollowing(0, PATIENT))
+    schedule = scheduler.follow([numbers(scheduler, "0F0 0F1 0F2 0I0 0I1 0I2")], OrderFollowing(0, NO_OVERTAKING))
     assert schedule is not None
     assert [op.kind for op in schedule.orders[0][:3]] == [Kind.F] * 3
 
@@ -177,7 +180,7 @@ def test_what_has_arrived_overtakes_into_a_gap() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "capacity"),
-    [(OrderFollowing(0, PATIENT), 2), (OrderFollowing(0, 0), 1), (OrderFollowing(0, 0, late=True), 2)],
+    [(OrderFollowing(0, NO_OVERTAKING), 2), (OrderFollowing(0, 0), 1), (OrderFollowing(0, 0, late=True), 2)],
 )
 def test_nothing_overtakes_if_patient_short_of_memory_or_early(rule: OrderFollowing, capacity: int) -> None:
     assert two_devices(rule, capacity=capacity)[:2] == ["0F0", "0I0"]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import Placement, Schedule, StageCosts, check
-from debubble.search.constructive.recomputing import shortest_recomputing, whole_backward_orders
+from debubble.search.constructive.recomputing import fused_backward_orders, shortest_recomputing
 from debubble.search.constructive.zero_bubble import RULES
 from tests.strategies import stage_costs
 
@@ -25,7 +25,7 @@ def test_orders_of_whole_backwards_take_what_simulation_says(
     step: tuple[Placement, int, StageCosts, frozenset[int]],
 ) -> None:
     placement, m, costs, recomputing = step
-    for order in whole_backward_orders(placement, m, costs, [None] * placement.devices, recomputing, RULES):
+    for order in fused_backward_orders(placement, m, costs, [None] * placement.devices, recomputing, RULES):
         schedule = replace(Schedule.of("whole", placement, m, order.orders), fused_recompute=recomputing)
         check(schedule)
         assert db.simulate(schedule, costs).makespan == order.makespan
@@ -43,7 +43,7 @@ def test_orders_of_whole_backwards_keep_the_limit(
     ]
     limited = costs.with_limit(limit)
     free = [limited.capacity_of(d) for d in range(placement.devices)]
-    orders = whole_backward_orders(placement, m, limited, free, recomputing, RULES)
+    orders = fused_backward_orders(placement, m, limited, free, recomputing, RULES)
     assert orders
     for order in orders:
         schedule = replace(Schedule.of("whole", placement, m, order.orders), fused_recompute=recomputing)

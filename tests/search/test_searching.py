@@ -42,7 +42,7 @@ def test_no_schedule_beats_the_lower_bound(data: st.DataObject) -> None:
     except DebubbleError:
         return
     for objective, value in (("makespan", timeline.makespan), ("span", timeline.span)):
-        assert lower_bound(OrderProblem.of(schedule, costs, objective=objective)) <= value  # type: ignore[arg-type]
+        assert lower_bound(OrderProblem.from_schedule(schedule, costs, objective=objective)) <= value  # type: ignore[arg-type]
 
 
 def test_the_same_seed_and_steps_give_the_same_schedule() -> None:

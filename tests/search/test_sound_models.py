@@ -34,7 +34,7 @@ def holds(problem: OrderProblem, schedule: Schedule) -> bool:
     """Whether the model has a solution with the compute order, offloads and recomputations of a schedule."""
     whole = {(op.stage, op.micro_batch) for op in schedule.operations if op.kind is Kind.B}
     horizon = problem.value(schedule)
-    model = build(problem, horizon=horizon, whole=whole, ordered=keeps_order(schedule))
+    model = build(problem, horizon=horizon, fused=whole, ordered=keeps_order(schedule))
     for order in schedule.orders:
         compute = [op for op in order if op.kind not in (Kind.O, Kind.L)]
         for before, after in itertools.pairwise(compute):
@@ -55,8 +55,8 @@ def test_the_model_holds_every_planners_plan(name: str) -> None:
     plan = solution.schedule
     if plan.peers or {op.kind for op in plan.operations} & {Kind.G, Kind.D, Kind.S, Kind.P}:
         pytest.skip("is refused with a sentence")
-    problem = OrderProblem.of(plan, solution.costs)
-    if problem.recomputes_in_two_ways:
+    problem = OrderProblem.from_schedule(plan, solution.costs)
+    if problem.has_fused_and_explicit_recompute:
         pytest.skip("is not modelled")
     assert holds(problem, plan)
 
@@ -65,8 +65,8 @@ def test_a_whole_backward_that_beats_its_halves_stays_whole() -> None:
     # An I would have to keep 3 where only 2 fit.
     costs = StageCosts.of(stages=2, activation=1, activation_after_input=3, memory_limit=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=40, costs=costs)
-    problem = OrderProblem.of(schedule, costs)
-    assert not problem.halves_cover_wholes
+    problem = OrderProblem.from_schedule(schedule, costs)
+    assert not problem.split_covers_fused
     *_, best = optimize(problem, starts=[schedule], effort=1)
     assert {op.kind for op in best.schedule.operations} == {Kind.F, Kind.B}
     assert best.value <= problem.value(schedule)
@@ -134,7 +134,7 @@ def test_the_model_holds_a_micro_batch_that_is_moved_and_recomputed() -> None:
     )  # fmt: skip
     order = "0F0 0O0 0F1 0R1 0I1 0W1 0L0 0R0 0I0 0W0"
     plan = Schedule.of("mine", Placement.linear(1), 2, [order.split()])
-    problem = OrderProblem.of(plan, costs)
+    problem = OrderProblem.from_schedule(plan, costs)
     assert holds(problem, plan)
 
 

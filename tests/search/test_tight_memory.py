@@ -38,19 +38,19 @@ def start(problem: OrderProblem) -> Incumbent:
 
 
 @given(
-    capacity=st.integers(0, 40), kept=st.integers(1, 8), input_frees=st.integers(0, 8), weight_frees=st.integers(0, 8),
-    forwards=st.integers(1, 7),
+    capacity=st.integers(0, 40), retained=st.integers(1, 8), input_frees=st.integers(0, 8),
+    weight_frees=st.integers(0, 8), forwards=st.integers(1, 7),
 )  # fmt: skip
 def test_the_corners_are_exactly_the_least_that_fits(
-    capacity: int, kept: int, input_frees: int, weight_frees: int, forwards: int
+    capacity: int, retained: int, input_frees: int, weight_frees: int, forwards: int
 ) -> None:
     stairs = staircase(
-        capacity=capacity, kept=kept, input_frees=input_frees, weight_frees=weight_frees, forwards=forwards
+        capacity=capacity, retained=retained, input_frees=input_frees, weight_frees=weight_frees, forwards=forwards
     )
     for j, corners in enumerate(stairs):
         for a in range(j + 1):
             for b in range(a + 1):
-                fits = kept * (j + 1) - input_frees * a - weight_frees * b <= capacity
+                fits = retained * (j + 1) - input_frees * a - weight_frees * b <= capacity
                 assert fits == any(a >= x and b >= y for x, y in corners)
         assert all(x == y or not (x[0] <= y[0] and x[1] <= y[1]) for x in corners for y in corners)
 

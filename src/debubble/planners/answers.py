@@ -55,7 +55,7 @@ class Answers:
 
     def problem(self, effort: float | None = None) -> Problem:
         """The problem with the time remaining until its deadline."""
-        deadline = None if self._problem.deadline is None else max(self._deadline.left, 1e-3)
+        deadline = None if self._problem.deadline is None else max(self._deadline.remaining, 1e-3)
         return replace(self._problem, deadline=deadline, effort=self._problem.effort if effort is None else effort)
 
     @property

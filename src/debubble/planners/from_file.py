@@ -1,4 +1,4 @@
-"""Planners in files of the user's own, named as `FILE.py:FUNCTION`."""
+"""Planners in user files, named as `FILE.py:FUNCTION`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from debubble.errors import InputError
 from debubble.planners.registry import PlannerEntry, planners
 from debubble.user_files import user_function
 
-NAMED: list[str] = []
+FILE_PLANNERS: list[str] = []
 """The files and functions that were named, which other processes that plan name too."""
 
 
@@ -23,20 +23,22 @@ def named_planner(text: str) -> str:
     Raises:
         InputError: If there is no such file or function, or it is no planner.
     """
-    own = user_function(text, what="planner")
-    if own is None:
+    entry = user_function(text, kind="planner")
+    if entry is None:
         return text
-    known = next((name for name, entry in planners.items() if entry.function is own.function), None)
+    known = next((name for name, planner in planners.items() if planner.function is entry.function), None)
     if known is None:
         try:
-            inspect.signature(own.function).bind(None)
+            inspect.signature(entry.function).bind(None)
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"{own.file}:{own.name} is no planner, which is a function of a Problem that returns a Solution."
+                f"{entry.file}:{entry.name} is no planner, which is a function of a Problem that returns a Solution."
             ) from error
-        if own.name in planners:
-            raise InputError(f"There is a planner '{own.name}' already: give the function in {own.file} another name.")
-        known = own.name
-        planners.add(known, PlannerEntry(known, own.function, paper=str(own.file), searches=False))
-    NAMED.append(f"{own.file.resolve()}:{own.name}")
+        if entry.name in planners:
+            raise InputError(
+                f"There is a planner '{entry.name}' already: give the function in {entry.file} another name."
+            )
+        known = entry.name
+        planners.add(known, PlannerEntry(known, entry.function, paper=str(entry.file), searches=False))
+    FILE_PLANNERS.append(f"{entry.file.resolve()}:{entry.name}")
     return known

@@ -11,7 +11,7 @@ from typing import Any
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule
 from debubble.schedules import schedules
 from debubble.search.bounds import lower_bound
-from debubble.search.effort import BUILT, DISPATCHED, SEARCHED, START, Effort
+from debubble.search.effort import DISPATCH_PRICE, LIBRARY_PRICE, SEARCH_PRICE, START_PRICE, Effort
 from debubble.search.problem import OrderProblem
 
 MAX_TRIALS = 12
@@ -35,7 +35,7 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     build = partial(_built, problem)
     schedules_built: list[Schedule | None] = []
     names = LOOPED if problem.placement == Placement.looped(problem.devices, problem.placement.chunks) else V_SHAPED
-    price = START * problem.stages * problem.micro_batches * MAX_TRIALS
+    price = START_PRICE * problem.stages * problem.micro_batches * MAX_TRIALS
     effort.spend(price if linear else sum(_price(problem, n) for n in names))
     may_move = problem.offload or problem.costs.offload is None
     if may_move and problem.placement == Placement.looped(problem.devices, problem.placement.chunks):
@@ -49,15 +49,15 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
         schedules_built.extend(made for made in published if made is not None and made.placement == problem.placement)
     starts = fastest_first(problem, filter(None, schedules_built))
     bound_without_offload = lower_bound(replace(problem, offload=False, recompute=False))
-    if linear and effort.left > SEARCHED and (not starts or problem.value(starts[0]) > bound_without_offload):
-        effort.spend(SEARCHED)
+    if linear and effort.remaining > SEARCH_PRICE and (not starts or problem.value(starts[0]) > bound_without_offload):
+        effort.spend(SEARCH_PRICE)
         starts = fastest_first(problem, filter(None, (*starts, build("zb"))))
     return starts
 
 
 def _price(problem: OrderProblem, name: str) -> float:
     """Effort to build a library schedule."""
-    once, per_pair = DISPATCHED if "tries" in schedules[name].options else BUILT
+    once, per_pair = DISPATCH_PRICE if "tries" in schedules[name].options else LIBRARY_PRICE
     return once + per_pair * problem.stages * problem.micro_batches
 
 

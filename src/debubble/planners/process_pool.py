@@ -163,7 +163,7 @@ class _Worker:
     """A worker process, which runs tasks sequentially."""
 
     def __init__(self) -> None:
-        command = [*PYTHON, "-m", "debubble.planners.process_pool", str(os.getpid()), *from_file.NAMED]
+        command = [*PYTHON, "-m", "debubble.planners.process_pool", str(os.getpid()), *from_file.FILE_PLANNERS]
         pipe, self._open = subprocess.PIPE, ExitStack()
         # A file, as a pipe that nobody reads would block the process once it is full.
         self._stderr = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
@@ -175,7 +175,7 @@ class _Worker:
         assert self._process.stdin
         assert self._process.stdout
         timed_out = threading.Event()
-        timer = threading.Timer(task[1].begun().deadline.left + GRACE_SECONDS, self._kill_late, [timed_out])
+        timer = threading.Timer(task[1].begun().deadline.remaining + GRACE_SECONDS, self._kill_late, [timed_out])
         timer.daemon = True
         timer.start()
         try:

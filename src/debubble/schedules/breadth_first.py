@@ -2,8 +2,8 @@
 
 Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023 (arXiv:2211.05953).
 
-GPipe on a looped placement: the bubble shrinks with v, every activation is held, and each stage's weights are gathered
-and its gradients reduced once per step, which is what the paper wants with fully sharded data parallelism.
+GPipe on a looped placement: the bubble shrinks with v, all activations are held, and each stage's weights are gathered
+and its gradients reduced once per step, which suits fully sharded data parallelism.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Source: Qi et al., "DualPipe could be better without the Dual", 2025, as adopted in DeepSeek's DualPipe repository.
 
-Device d goes through eight phases.  In its main phase a forward of one chunk always meets a backward of the other;
-where computation and expert-parallel communication overlap, the two run as one.  Near the ends the backward is split,
-so that weight gradients fill the bubbles.
+Device d goes through eight phases.  In its main phase each forward of one chunk is paired with a backward of the other;
+if computation and expert-parallel communication overlap, the two run as one.  Near the ends the backward is split, so
+that weight gradients fill the bubbles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from debubble.schedules.registry import schedule
 def dualpipe_v(*, devices: int, micro_batches: int, costs: StageCosts | None = None) -> Schedule:
     """Two chunks in a V; every forward of one chunk is paired with a backward of the other.
 
-    The rule is for m >= 2 p; for fewer micro-batches the others are left out of it.
+    The rule requires m >= 2 p; for fewer micro-batches it is applied to 2 p, and the additional ones are omitted.
     """
     placement = Placement.v_shape(devices)
     rule_for = max(micro_batches, 2 * devices)
@@ -41,12 +41,12 @@ def dualpipe_v(*, devices: int, micro_batches: int, costs: StageCosts | None = N
 
 
 class _PhaseList:
-    """One device's eight phases.  Each kind of each chunk counts its own micro-batches; W is first in, first out."""
+    """One device's eight phases.  Micro-batches are counted per kind and chunk; W operations are a queue."""
 
     def __init__(self, stages: tuple[int, ...]) -> None:
         self.stages = stages
         self.next = {(kind, c): itertools.count() for kind in (Kind.F, Kind.B) for c in (0, 1)}
-        self.owed: list[Op] = []
+        self.pending_weights: list[Op] = []
 
     def run(self, micro_batches: int, devices: int, d: int) -> Iterator[Op]:
         after, upto = devices - d - 1, d + 1
@@ -68,14 +68,14 @@ class _PhaseList:
             yield self.backward(1)
             yield self.forward(1)
             yield self.backward(0)
-        # The second half of this phase splits.
+        # Backwards are split in the second half of this phase.
         for i in range(upto):
             yield self.backward(1, split=2 * i >= upto)
             yield self.backward(0, split=2 * i + 1 >= upto)
         for _ in range(after):
             yield self.weight()
             yield self.backward(0, split=True)
-        while self.owed:
+        while self.pending_weights:
             yield self.weight()
 
     def forward(self, chunk: int) -> Op:
@@ -84,8 +84,8 @@ class _PhaseList:
     def backward(self, chunk: int, *, split: bool = False) -> Op:
         stage, j = self.stages[chunk], next(self.next[Kind.B, chunk])
         if split:
-            self.owed.append(Op(Kind.W, stage, j))
+            self.pending_weights.append(Op(Kind.W, stage, j))
         return Op(Kind.I if split else Kind.B, stage, j)
 
     def weight(self) -> Op:
-        return self.owed.pop(0)
+        return self.pending_weights.pop(0)

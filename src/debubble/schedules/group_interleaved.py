@@ -2,9 +2,9 @@
 
 Source: Wan et al., PipeOffload, ICML 2025, section 4 (GIS).  Its B is our I.
 
-The order of forwards and backwards is Megatron's (see `interleaved`), with groups of g micro-batches in place of p.
-The split backward passes a stage in half the time, so device d needs only p - d + (v - 1) g forwards ahead, and delays
-each W by d backwards, as ZB-H1 does.  A group smaller than p holds less, and waits for its forwards to come around.
+The order of forwards and backwards is Megatron's (see `interleaved`), with groups of g micro-batches instead of p.  The
+split backward takes half the time per stage, so device d needs only p - d + (v - 1) g forwards ahead, and delays each W
+by d backwards, as in ZB-H1.  Groups smaller than p use less memory, but wait for their forwards to return.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def group_interleaved(
         micro_batches: Micro-batches of a step, m.
         chunks: Stages per device, v.
         group: Micro-batches of a group, g; p by default, and (p - 1) / 2 at least (the paper's are p / 2 to p).
-        costs: Not read; the order is the same for any.
+        costs: Ignored; the order does not depend on costs.
 
     Raises:
-        InputError: Groups are so small that devices would wait for each other.
+        InputError: The groups are so small that devices would deadlock.
     """
     ahead = range(devices, 0, -1)
     return in_groups("group-interleaved", micro_batches, chunks, ahead=ahead, group=group, delays=range(devices))

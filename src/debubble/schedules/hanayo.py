@@ -2,8 +2,8 @@
 
 Source: Liu et al., Hanayo, SC 2023 (arXiv:2308.15762).  A wave is two chunks: W waves are v = 2 W chunks in a zigzag.
 
-The order is found as the paper finds it, by running the step event by event: of what has arrived a device takes the
-oldest micro-batch, backwards first or in turn with forwards, as long as memory for p micro-batches lasts.
+As in the paper, the order comes from running the step event by event: a device runs the oldest micro-batch that has
+arrived, backwards first or alternating with forwards, within memory for p micro-batches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from debubble.ir import Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 from debubble.search.constructive.list_scheduling import Greedy, ListSchedule
-from debubble.search.constructive.recomputing import whole_backward_orders
+from debubble.search.constructive.recomputing import fused_backward_orders
 from debubble.search.constructive.zero_bubble import capacity_within, greedy_schedules
 
 
@@ -43,7 +43,7 @@ def hanayo(
     """
     placement = Placement.v_shape(devices, chunks)
     costs = costs or StageCosts.of(stages=placement.stages)
-    # Where no order keeps the limit, one without it says to lowering which device lacks how much, or fits recomputed.
+    # If no order fits, one without the limit lets lowering report the missing bytes, or fits with recomputation.
     outcomes = _orders(placement, micro_batches, costs, recomputing) or _orders(
         placement, micro_batches, costs.with_limit(None), frozenset()
     )
@@ -54,11 +54,11 @@ def hanayo(
 def _orders(
     placement: Placement, micro_batches: int, costs: StageCosts, recomputing: frozenset[int]
 ) -> list[ListSchedule]:
-    """The orders of all rules that memory for p micro-batches within the limit does not get stuck."""
+    """The orders by all rules that do not get stuck within the limit and memory for p micro-batches."""
     capacity = capacity_within(placement, costs, placement.devices)
     if recomputing:
-        return whole_backward_orders(placement, micro_batches, costs, capacity, recomputing, _RULES)
+        return fused_backward_orders(placement, micro_batches, costs, capacity, recomputing, _RULES)
     return greedy_schedules(placement, micro_batches, costs, capacity, _RULES, split=False)
 
 
-_RULES = (Greedy(in_turn=False), Greedy(in_turn=True), Greedy(in_turn=True, timeout=0.5))
+_RULES = (Greedy(alternate=False), Greedy(alternate=True), Greedy(alternate=True, timeout=0.5))

@@ -16,19 +16,15 @@ from debubble.schedules.registry import schedule
     "1f1b", paper="DAPPLE, PPoPP 2021", bubble="(p - 1)(f + b)", memory="min(m, p)", peak=lambda p, m, v: min(m, p)
 )
 def one_f_one_b(
-    *,
-    devices: int,
-    micro_batches: int,
-    costs: StageCosts | None = None,
-    recomputed_stages: int = 0,
+    *, devices: int, micro_batches: int, costs: StageCosts | None = None, recomputed_stages: int = 0
 ) -> Schedule:
     """Stage s runs p - s forwards, then one backward and one forward in turn.
 
     Args:
         devices: Pipeline devices, p.
         micro_batches: Micro-batches of a step, m.
-        costs: Not read; the order is the same for any.
-        recomputed_stages: First stages that recompute on demand (fused).
+        costs: Ignored; the order does not depend on costs.
+        recomputed_stages: Number of first stages that recompute (fused).
 
     Raises:
         InputError: There are fewer stages.
@@ -41,9 +37,9 @@ def one_f_one_b(
 
 
 def alternate(stage: int, micro_batches: int, *, warm_up: int, distance: int | None = None) -> list[Op]:
-    """`warm_up` forwards, then the backwards, with each further forward after that of `distance` micro-batches before.
+    """`warm_up` forwards, then backwards, each followed by the forward of the micro-batch `distance` later.
 
-    By default these are the warm-up's, so that backwards and forwards take turns.
+    `distance` defaults to `warm_up`, so that backwards and forwards alternate.
     """
     warm_up = min(warm_up, micro_batches)
     distance = warm_up if distance is None else distance
@@ -55,14 +51,14 @@ def alternate(stage: int, micro_batches: int, *, warm_up: int, distance: int | N
     return order
 
 
-def with_transfers(order: Iterable[Op], moved: Container[int], *, ahead: int) -> list[Op]:
-    """A stage's list with O after the forwards of these micro-batches, and L `ahead` backwards before their own."""
+def with_transfers(order: Iterable[Op], offloaded: Container[int], *, ahead: int) -> list[Op]:
+    """A stage's list with O after the forwards of offloaded micro-batches, and L `ahead` backwards before theirs."""
     extended: list[Op] = []
     for op in order:
         kind, stage, j = op
         extended.append(op)
-        if kind is Kind.F and j in moved:
+        if kind is Kind.F and j in offloaded:
             extended.append(Op(Kind.O, stage, j))
-        elif kind is Kind.B and j + ahead in moved:
+        elif kind is Kind.B and j + ahead in offloaded:
             extended.append(Op(Kind.L, stage, j + ahead))
     return extended

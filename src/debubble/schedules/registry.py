@@ -1,8 +1,8 @@
 """The schedule library's registry.
 
 A schedule is a function with keyword-only arguments that returns a Schedule, decorated with `@schedule`:
-`devices` and `micro_batches` always, `costs` always (ignored by rule-based ones), and `chunks`, `memory_limit` and
-options of its own where they mean something.
+`devices`, `micro_batches` and `costs` (ignored by rule-based schedules) always, and `chunks`, `memory_limit` and
+options of its own if they apply.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from debubble.argument_types import with_checked_types
 from debubble.ir import InputError, Number, Placement, Schedule, ScheduleError, StageCosts, check
 from debubble.registry import PAPERS, Registry, guarding_plugins, is_own
 
-MOST_PAIRS = 2**19
-"""Pairs of stage and micro-batch beyond which a schedule is refused: it would take minutes and gigabytes."""
+MAX_PAIRS = 2**19
+"""Limit on pairs of stage and micro-batch, beyond which a schedule would take minutes and gigabytes."""
 
 
 def check_size(stages: int, micro_batches: int) -> None:
-    """Refuse more stages and micro-batches than can be ordered; raises InputError."""
+    """Raise InputError if there are more pairs of stage and micro-batch than MAX_PAIRS."""
     pairs = stages * micro_batches
-    if pairs > MOST_PAIRS:
+    if pairs > MAX_PAIRS:
         raise InputError(
-            f"{pairs} pairs of stage and micro-batch are more than the {MOST_PAIRS} that debubble orders; ask for"
+            f"{pairs} pairs of stage and micro-batch are more than the {MAX_PAIRS} that debubble orders; ask for"
             " fewer devices or micro-batches."
         )
 
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """One published schedule: how to build it, and what its source says of it."""
+    """A published schedule: how to build it, and its source's claims."""
 
     name: str
     build: Callable[..., Schedule]
@@ -44,19 +44,19 @@ class ScheduleEntry:
     """Peak on device 0 in activations of one micro-batch on one device, as a formula."""
     default_chunks: int
     peak: Callable[[int, int, int], Number] | None = None
-    """The most that any device holds, of (p, m, v): activations of one micro-batch on one device, for equal stages.
-    None: not declared."""
+    """Peak of any device as a function of (p, m, v), in activations of one micro-batch on one device, for equal stages.
+    None if not declared."""
     placement: Callable[[int, int], Placement] = Placement.looped
-    """Its stages on devices, of (p, v)."""
+    """Its placement as a function of (p, v)."""
 
     @cached_property
     def options(self) -> frozenset[str]:
-        """Names of the arguments that it takes."""
+        """The names of its arguments."""
         return frozenset(inspect.signature(self.build).parameters)
 
     @cached_property
     def searches(self) -> bool:
-        """True if it chooses how long it searches its own order, unless it is given a number of `steps`."""
+        """Whether it searches its order with a default effort, unless a number of `steps` is specified."""
         steps = inspect.signature(self.build).parameters.get("steps")
         return steps is not None and steps.default is None
 
@@ -74,13 +74,13 @@ class ScheduleEntry:
         Args:
             devices: Pipeline devices, p.
             micro_batches: Micro-batches of a step, m.
-            costs: Times and bytes per stage, for the schedules that read them; all times 1 by default.
-            options: `chunks` (stages per device, v) and the schedule's own; those that are None stay at their default.
+            costs: Times and bytes per stage, for schedules that use them; all times are 1 by default.
+            options: `chunks` (stages per device, v) and the schedule's own options; None means the default.
 
         Raises:
             InputError: For an option that the schedule does not have, or numbers that it cannot handle.
             PluginError: If a schedule of another distribution fails.
-            ScheduleError: If it is no correct step.
+            ScheduleError: If the result is not a correct step.
         """
         if devices < 1:
             raise InputError(f"A pipeline needs at least one device, not {devices}.")
@@ -88,18 +88,18 @@ class ScheduleEntry:
             raise InputError(f"A step needs at least one micro-batch, not {micro_batches}.")
         if costs is not None:
             costs.check_for(devices=devices, micro_batches=micro_batches)
-        given = {name: value for name, value in options.items() if value is not None}
-        if given.get("chunks") == self.default_chunks and "chunks" not in self.options:
-            del given["chunks"]
-        if "chunks" in given and "chunks" not in self.options:
+        specified = {name: value for name, value in options.items() if value is not None}
+        if specified.get("chunks") == self.default_chunks and "chunks" not in self.options:
+            del specified["chunks"]
+        if "chunks" in specified and "chunks" not in self.options:
             raise InputError(
                 f"The schedule '{self.name}' has no option 'chunks': it always has {self.default_chunks} per device."
             )
-        for name, value in given.items():
+        for name, value in specified.items():
             if name not in self.options:
                 raise InputError(f"The schedule '{self.name}' has no option '{name}'.")
             self._check_type(name, value)
-        chunks = given.get("chunks", self.default_chunks)
+        chunks = specified.get("chunks", self.default_chunks)
         if chunks < 1:
             raise InputError(f"A device needs at least one chunk, not {chunks}.")
         if costs is not None and costs.stages != devices * chunks:
@@ -109,7 +109,7 @@ class ScheduleEntry:
             )
         check_size(devices * chunks, micro_batches)
         with guarding_plugins(self.build, name=f"The schedule '{self.name}'"):
-            schedule = self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
+            schedule = self.build(devices=devices, micro_batches=micro_batches, costs=costs, **specified)
         if not is_own(self.build):
             if not isinstance(schedule, Schedule):
                 raise ScheduleError(f"The schedule '{self.name}' returns {schedule!r}, which is no db.Schedule.")
@@ -120,12 +120,12 @@ class ScheduleEntry:
         return schedule
 
     def accepted_options(self, **options: Any) -> dict[str, Any]:
-        """The options among these that the schedule takes."""
+        """The subset of these options that the schedule accepts."""
         return {name: value for name, value in options.items() if name in self.options}
 
     def _check_type(self, name: str, value: Any) -> None:
-        """Raise InputError if an option is no number, below 0 or no word that it takes, as after `--option rho=abc`."""
-        hint = get_type_hints(self.build).get(name, Any)  # a function of one's own may not say it
+        """Raise InputError if an option is not a number, negative or not an accepted word (`--option rho=abc`)."""
+        hint = get_type_hints(self.build).get(name, Any)  # user-defined functions may have no annotations
         if get_origin(hint) is frozenset:
             if not isinstance(value, frozenset):
                 raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must be a set of stages.")
@@ -142,14 +142,14 @@ class ScheduleEntry:
             raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must be {number}.")
 
 
-FIRST = (
+LISTED_FIRST = (
     "interleaved", "interleaved-less-memory", "interleaved-combined", "chronos", "chronos-recomp", "chronos-zero2",
     "1f1b", "bpipe",
 )  # fmt: skip
-"""The schedules that are listed and tried first, in this order."""
+"""The schedules listed and tried first, in this order."""
 
 schedules: Registry[ScheduleEntry] = Registry(
-    "debubble.schedules", kind="schedule", folders=(PAPERS, "schedule"), order=FIRST
+    "debubble.schedules", kind="schedule", folders=(PAPERS, "schedule"), order=LISTED_FIRST
 )
 
 
@@ -170,9 +170,9 @@ def schedule(
         paper: Its source.
         bubble: Bubble time for uniform costs, a formula in p, m, v and the times of all of a device's chunks.
         memory: Peak on device 0 in activations of one micro-batch on one device, as a formula.
-        default_chunks: Stages per device, v, unless it is asked for others.
-        peak: The most that any device holds, of (p, m, v), in the same unit for equal stages; None: not declared.
-        placement: Its stages on devices, of (p, v).
+        default_chunks: Default number of stages per device, v.
+        peak: Peak of any device as a function of (p, m, v), in the same unit, for equal stages; None if not declared.
+        placement: Its placement as a function of (p, v).
     """
 
     def register(build: Callable[..., Schedule]) -> Callable[..., Schedule]:

@@ -1,12 +1,12 @@
-"""Seq1F1B: 1F1B whose items are slices of sequences, so that few long sequences fill the pipeline.
+"""Seq1F1B: 1F1B on slices of sequences, so that few long sequences fill the pipeline.
 
 Source: Ao Sun et al., Seq1F1B, NAACL 2025 (arXiv:2406.03488): sections 3.2 (the order), 3.4 (interleaved) and 3.5 (zero
-bubble).  A causal model can compute a slice of a sequence once the slices before it are computed: TeraPipe (Zhuohan Li
-et al., ICML 2021).  SlimPipe (Zhouyang Li et al., arXiv:2504.14519) has the interleaved order with at least as many
-slices as devices; the exchange of attention's work between devices that it adds is not modelled.
+bubble).  A causal model can compute a slice of a sequence after the slices before it: TeraPipe (Zhuohan Li et al., ICML
+2021).  SlimPipe (Zhouyang Li et al., arXiv:2504.14519) has the interleaved order with at least as many slices as
+devices; its exchange of attention work between devices is not modeled.
 
-A backward of a slice needs the gradients that later slices give to its keys and values: so the first backward is that
-of the first sequence's last slice, and every device warms up with n - 1 forwards more than in 1F1B.
+A slice's backward needs the gradients of its keys and values from later slices, so the first backward is that of the
+first sequence's last slice, and every device warms up with n - 1 more forwards than in 1F1B.
 
 ==========  =================================  ====================================================
 the paper   here                               meaning
@@ -36,9 +36,9 @@ def seq1f1b(*, devices: int, micro_batches: int, slices: int = 1, costs: StageCo
 
     Args:
         devices: Pipeline devices, p.
-        micro_batches: Micro-batches of whole sequences, m.
-        slices: Slices of every sequence, n.
-        costs: Not read; the order is the same for any.
+        micro_batches: Number of sequences, m.
+        slices: Slices per sequence, n.
+        costs: Ignored; the order does not depend on costs.
 
     Raises:
         InputError: There are fewer slices than one.
@@ -58,10 +58,10 @@ def seq1f1b_interleaved(
 
     Args:
         devices: Pipeline devices, p.
-        micro_batches: Micro-batches of whole sequences, m.
-        slices: Slices of every sequence, n.
+        micro_batches: Number of sequences, m.
+        slices: Slices per sequence, n.
         chunks: Stages per device, v.
-        costs: Not read; the order is the same for any.
+        costs: Ignored; the order does not depend on costs.
 
     Raises:
         InputError: There are fewer slices than one.
@@ -79,9 +79,9 @@ def seq1f1b_zb(*, devices: int, micro_batches: int, slices: int = 1, costs: Stag
 
     Args:
         devices: Pipeline devices, p.
-        micro_batches: Micro-batches of whole sequences, m.
-        slices: Slices of every sequence, n.
-        costs: Not read; the order is the same for any.
+        micro_batches: Number of sequences, m.
+        slices: Slices per sequence, n.
+        costs: Ignored; the order does not depend on costs.
 
     Raises:
         InputError: There are fewer slices than one.
@@ -99,15 +99,15 @@ def _in_slices(
     ahead: Sequence[int],
     delays: Sequence[int] | None = None,
 ) -> Schedule:
-    """Groups of whole sequences with at least as many slices as devices pass chunk after chunk, as in `interleaved`.
+    """Interleaved 1F1B with groups of sequences that have at least as many slices as there are devices.
 
     Args:
         name: The schedule's name.
-        micro_batches: Micro-batches of whole sequences.
-        slices: Slices of every sequence.
+        micro_batches: Number of sequences.
+        slices: Slices per sequence.
         chunks: Stages per device.
         ahead: Per device, its forwards on the last chunk before its first backward.
-        delays: Per device, the backwards by which each W is late; None: backwards are whole.
+        delays: Per device, the number of backwards by which each W is delayed; None if backwards are fused.
     """
     if slices < 1:
         raise InputError(f"A sequence needs at least one slice, not {slices}.")
@@ -121,7 +121,7 @@ def _in_slices(
         (c, j * slices + i)
         for group in groups for c in reversed(range(chunks)) for j in group for i in reversed(range(slices))
     ]  # fmt: skip
-    first = [count + (chunks - 1) * max(sizes) * slices for count in ahead]
-    orders = orders_in_turns(forwards, backwards, first=first, delays=delays)
+    warm_ups = [count + (chunks - 1) * max(sizes) * slices for count in ahead]
+    orders = orders_in_turns(forwards, backwards, warm_ups=warm_ups, delays=delays)
     plain = Schedule.of(name, Placement.looped(devices, chunks), micro_batches * slices, orders)
     return replace(plain, slices=slices)

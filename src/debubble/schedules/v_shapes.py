@@ -1,12 +1,12 @@
-"""ZB-V, V-Half and V-Min: two chunks per device in a V, so that every device holds equally much.
+"""ZB-V, V-Half and V-Min: two chunks per device in a V, so that all devices hold the same amount.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (ZB-V also in Zero Bubble, ICLR 2024).
 Its B is our I; its building blocks are `search.constructive.building_blocks`.
 
-The first chunk of a device lives long where the second lives short, and the sum is the same on all.  The three differ
-in how much memory they allow, and so in how far forwards run ahead.  The originals repeat one fixed block each, made
-for F = B = W; here blocks and greedy rules are tried for the given costs, stage by stage and with communication, and
-the shortest order within the same memory is taken.
+Activations of a device's first chunk live longer the shorter those of its second live, and the sum is the same on all
+devices.  The three schedules differ in their memory, and so in how far forwards run ahead.  The originals repeat a
+fixed block designed for F = B = W; here blocks and greedy rules are tried for the actual costs, by stage and with
+communication, and the shortest order within the same memory is returned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from debubble.search.zero_bubble import zero_bubble_schedule
 
 
 def _v_shape(name: str, summary: str, *, bubble: str, memory: str, activations: Callable[[int], Number]) -> None:
-    """Register the V-shaped schedule whose devices hold `activations(p)` micro-batches' activations."""
+    """Register a V-shaped schedule with memory for the activations of `activations(p)` micro-batches per device."""
 
     @schedule(
         name,

@@ -2,12 +2,12 @@
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (the paper's B is our I).
 
-ZB-H1 and ZB-H2 (section 2) are one rule: stage s warms up with some forwards, then repeats I, W, F, and delays its W by
-as many micro-batches as it has fewer forwards in flight than stage 0.  So every stage holds equally many activations.
+ZB-H1 and ZB-H2 (section 2) share one rule: stage s warms up with some forwards, then repeats I, W, F, and delays its W
+by the difference between its warm-up and that of stage 0.  So all stages hold the same number of activations.
 
-`zb` (section 3, ZB-1p and ZB-2p) finds an order for the given costs and memory.  The paper's heuristic builds it
-micro-batch by micro-batch.  Here greedy rules and building blocks are tried, and the shortest order is taken; where
-memory is below 1F1B's and the best order is no longer any simple pattern, exact and local search continue from there
+`zb` (section 3, ZB-1p and ZB-2p) searches an order for the actual costs and memory.  The paper's heuristic builds it
+micro-batch by micro-batch.  Here greedy rules and building blocks are tried, and the shortest order is returned; with
+less memory than 1F1B, where the best order is no simple pattern, exact and local search continue from it
 (search/exact/tight_memory.py).
 """
 
@@ -52,7 +52,7 @@ def _split_1f1b(name: str, micro_batches: int, ahead: list[int]) -> Schedule:
 
 
 def split_order(stage: int, micro_batches: int, ahead: int, *, delay: int) -> list[Op]:
-    """`ahead` forwards, then I, W (of the micro-batch `delay` before) and F in turn, then what is left of W."""
+    """`ahead` forwards, then I, W (of the micro-batch `delay` earlier) and F alternately, then the remaining W."""
     ahead, delay = min(ahead, micro_batches), min(delay, micro_batches)
     order = [Op(Kind.F, stage, j) for j in range(ahead)]
     for j in range(micro_batches):
@@ -64,8 +64,8 @@ def split_order(stage: int, micro_batches: int, ahead: int, *, delay: int) -> li
     return order + [Op(Kind.W, stage, j) for j in range(micro_batches - delay, micro_batches)]
 
 
-SEARCHED = 160_000_000
-"""Operations that local search may pass through below 1F1B's memory, unless a number of `steps` is asked for."""
+SEARCH_OPERATIONS = 160_000_000
+"""Operations that local search may evaluate below 1F1B's memory, unless `steps` is specified."""
 
 
 @schedule(
@@ -88,7 +88,7 @@ def zb(
 ) -> Schedule:
     """The shortest zero-bubble order found for the given costs and any memory limit.
 
-    Where stages recompute and memory is short, backwards stay whole: what a W waits with was recomputed before its I.
+    If stages recompute and memory is short, backwards stay fused: a W retains what was recomputed before its I.
 
     Args:
         devices: Pipeline devices, p.
@@ -97,7 +97,7 @@ def zb(
         memory_limit: Bytes per device, as in StageCosts; without one ZB-H2's memory is used.
         objective: `makespan`, or `span` for an optimizer step that each device takes by itself.
         tries: Candidates to try; by default fewer for larger steps.
-        steps: Moves of local search from the best order; by default none from 1F1B's memory up.
+        steps: Moves of local search from the best order; by default 0 with at least 1F1B's memory.
         recomputing: Stages whose backwards recompute.
 
     Raises:
@@ -109,7 +109,7 @@ def zb(
         costs = costs.with_limit(memory_limit)
     if steps is None:
         searches = not recomputing and _is_tight(placement, micro_batches, costs)
-        steps = SEARCHED // (3 * devices * micro_batches) if searches else 0
+        steps = SEARCH_OPERATIONS // (3 * devices * micro_batches) if searches else 0
     return zero_bubble_schedule(
         "zb", placement, micro_batches, costs, activations=2 * devices, objective=objective, tries=tries, steps=steps,
         recomputing=recomputing,
@@ -117,7 +117,8 @@ def zb(
 
 
 def _is_tight(placement: Placement, micro_batches: int, costs: StageCosts) -> bool:
-    """Tell whether some device has less room than 1F1B takes on the first."""
+    """Tell whether a device has less memory for activations than 1F1B needs on the first stage."""
     in_flight = min(micro_batches, placement.devices)
-    needed = capacity_within(placement, costs.with_limit(None), in_flight)
-    return any(has < needs for has, needs in zip(capacity_within(placement, costs, in_flight), needed, strict=True))
+    required = capacity_within(placement, costs.with_limit(None), in_flight)
+    available = capacity_within(placement, costs, in_flight)
+    return any(a < r for a, r in zip(available, required, strict=True))

@@ -1,13 +1,13 @@
-"""The schedule cache: solved problems, by their costs in coarse proportions.
+"""The schedule cache: schedules of solved problems, keyed by their rounded relative costs.
 
 A problem's key is its shape and its costs divided by the mean forward time and the largest activation, rounded.  An
-entry's lists say nothing of times, so that they fit any problem of the same shape; the nearest entry is a start for the
-search, which checks it by exact simulation.  Entries are small JSON files.
+entry's lists contain no times, so they fit any problem of the same shape; the nearest entry is a start for the search,
+which checks it by exact simulation.  Entries are small JSON files.
 
-A few made by `python tools/build_cache.py` are shipped with the program; they are the same on every
-machine, and every search may start from them.  Those in the user's cache folder depend on what was planned before, so
-that they are read and written only where that is asked for (`debubble plan --cache`), and the plan says so.  They are
-written next to their place and renamed, so that processes may share them.
+Some entries, made by `python tools/build_cache.py`, are shipped with the program; they are the same on every machine,
+and every search may start from them.  Entries in the user's cache folder depend on earlier plans, so they are read and
+written only on request (`debubble plan --cache`), and the plan says so.  Files are written and then renamed, so that
+processes can share the folder.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from debubble.search.problem import Incumbent, OrderProblem
 
 VERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
-STEPS = 20
-"""Steps that a forward's time, or an activation's size, is divided into."""
-NEAR = 0.35
-"""Greatest distance at which an entry is taken for similar: the mean of the entries' relative differences."""
+STEPS_PER_UNIT = 20
+"""Rounding steps per mean forward time, and per largest activation."""
+MAX_DISTANCE = 0.35
+"""Maximum distance of a similar entry: the mean relative difference of the rounded costs."""
 
 
 def folder() -> Path:
-    """The folder of this machine's entries: $XDG_CACHE_HOME/debubble/schedules, by default under ~/.cache."""
+    """The user's cache folder: $XDG_CACHE_HOME/debubble/schedules, by default under ~/.cache."""
     return user_cache("schedules")
 
 
 def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
-    """Find the schedule of the most similar problem of the same shape in a cache folder; it may break a limit.
+    """The cached schedule of the most similar problem of the same shape; None if no problem is similar enough.
 
-    None if no problem is similar enough.
+    It may exceed the problem's memory limit.
     """
     costs = discretized(problem)
     distances = [(_distance(costs, entry["costs"]), entry) for entry in _entries(problem, base)]
     distance, entry = min(distances, key=lambda pair: pair[0], default=(math.inf, {}))
-    return _schedule(problem, entry) if distance <= NEAR else None
+    return _schedule(problem, entry) if distance <= MAX_DISTANCE else None
 
 
 def keep(problem: OrderProblem, best: Incumbent) -> None:
-    """Write an entry, unless there is one for the same coarse costs that is as good."""
-    place = folder() / name_of(problem)
-    entry = _read(place)
+    """Write an entry, unless the existing one for the same rounded costs is at least as good."""
+    path = folder() / name_of(problem)
+    entry = _read(path)
     if entry is not None and entry["gap"] <= best.gap:
         return
-    with contextlib.suppress(InputError):  # a cache that cannot be written is no reason to fail
-        write(place, problem, best)
+    with contextlib.suppress(InputError):  # planning must not fail because the cache cannot be written
+        write(path, problem, best)
 
 
 def name_of(problem: OrderProblem) -> Path:
@@ -65,8 +65,8 @@ def name_of(problem: OrderProblem) -> Path:
     return Path(_shape(problem)) / f"{_digest(discretized(problem))}.json"
 
 
-def write(place: Path, problem: OrderProblem, best: Incumbent) -> Path:
-    """Write an entry, whole or not at all; raises InputError if it cannot be written."""
+def write(path: Path, problem: OrderProblem, best: Incumbent) -> Path:
+    """Write an entry atomically; raises InputError if it cannot be written."""
     entry = {
         "version": VERSION,
         "shape": _shape(problem),
@@ -75,27 +75,27 @@ def write(place: Path, problem: OrderProblem, best: Incumbent) -> Path:
         "orders": [" ".join(op.name for op in order) for order in best.schedule.orders],
         "link_orders": [" ".join(op.name for op in link) for link in best.schedule.link_orders],
     }
-    write_whole(place, json.dumps(entry).encode())
-    return place
+    write_whole(path, json.dumps(entry).encode())
+    return path
 
 
 def discretized(problem: OrderProblem) -> list[int]:
-    """Times in steps of the mean forward, sizes in steps of the largest activation."""
+    """The rounded costs: times relative to the mean forward, sizes relative to the largest activation."""
     costs, p = problem.costs, problem.devices
     time = float(sum(costs.forward)) / costs.stages or 1.0
     size = float(max(costs.activation)) or 1.0
-    rooms = [math.inf if (capacity := costs.capacity_of(d)) is None else float(capacity) for d in range(p)]
+    capacities = [math.inf if (capacity := costs.capacity_of(d)) is None else float(capacity) for d in range(p)]
     times = (
         costs.forward, costs.backward_input, costs.backward_weight, costs.communication,
         *((costs.offload, costs.reload) if problem.offload else ()),
     )  # fmt: skip
     scaled = [float(t) / time for group in times for t in group or ()]
-    sizes = [float(s) / size for group in (costs.activation, costs.activation_after_input, rooms) for s in group]
-    return [round(STEPS * min(v, 1000.0)) for v in (*scaled, *sizes)]
+    sizes = [float(s) / size for group in (costs.activation, costs.activation_after_input, capacities) for s in group]
+    return [round(STEPS_PER_UNIT * min(v, 1000.0)) for v in (*scaled, *sizes)]
 
 
 def _shape(problem: OrderProblem) -> str:
-    """Spell out what must be the same for a schedule to be one of this problem."""
+    """The folder name of all problems that can use the same schedules."""
     costs = problem.costs
     words = [
         f"p{problem.devices}", f"m{problem.micro_batches}",
@@ -103,28 +103,28 @@ def _shape(problem: OrderProblem) -> str:
         problem.objective, costs.host_link if problem.offload else "no-offload",
     ]  # fmt: skip
     flags = (("split", problem.split), ("recompute", problem.recompute), ("fused", bool(problem.fused_recompute)))
-    return "-".join([*words, *(word for word, there in flags if there)])
+    return "-".join([*words, *(word for word, is_set in flags if is_set)])
 
 
 def _entries(problem: OrderProblem, base: Path) -> Iterator[dict[str, Any]]:
-    """Read the entries of the same shape; where recomputation is a choice, also those made without it."""
+    """Read the entries of the same shape; if recomputation is a choice, also those made without it."""
     length = len(discretized(problem))
     shapes = dict.fromkeys((_shape(problem), _shape(replace(problem, recompute=False))))
     for shape in shapes:
-        for place in sorted((base / shape).glob("*.json")):
-            entry = _read(place)
+        for path in sorted((base / shape).glob("*.json")):
+            entry = _read(path)
             if entry is not None and len(entry["costs"]) == length:
                 yield entry
 
 
-def _read(place: Path) -> dict[str, Any] | None:
-    """An entry, or None if there is none, or another version's, or a damaged one."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """Read an entry; None if it does not exist, is damaged or is of another version."""
     try:
-        entry = json.loads(place.read_text())
+        entry = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    wanted = {"version", "costs", "gap", "orders"}
-    return entry if isinstance(entry, dict) and wanted <= entry.keys() and entry["version"] == VERSION else None
+    required = {"version", "costs", "gap", "orders"}
+    return entry if isinstance(entry, dict) and required <= entry.keys() and entry["version"] == VERSION else None
 
 
 def _schedule(problem: OrderProblem, entry: dict[str, Any]) -> Schedule | None:
@@ -139,10 +139,10 @@ def _schedule(problem: OrderProblem, entry: dict[str, Any]) -> Schedule | None:
     return schedule
 
 
-def _distance(here: list[int], there: list[int]) -> float:
+def _distance(costs: list[int], other_costs: list[int]) -> float:
     """Mean relative difference."""
-    pairs = zip(here, there, strict=True)
-    return sum(abs(a - b) / max(a, b, 1) for a, b in pairs) / max(len(here), 1)
+    pairs = zip(costs, other_costs, strict=True)
+    return sum(abs(a - b) / max(a, b, 1) for a, b in pairs) / max(len(costs), 1)
 
 
 def _digest(values: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""The order problem: in which order should every device do its operations?  And the incumbents that answer it."""
+"""The order problem, to order the operations of every device, and incumbents, its solutions."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Objective = Literal["makespan", "span"]
 
 @dataclass(frozen=True, kw_only=True)
 class OrderProblem:
-    """Find the order of S stages x m micro-batches that takes the least time under `costs.memory_limit`.
+    """Find the order of S stages x m micro-batches that minimizes the objective under `costs.memory_limit`.
 
     Attributes:
         placement: The S stages on devices.
-        micro_batches: m.
+        micro_batches: The number of micro-batches, m.
         costs: Times and bytes per stage.
-        split: I and W may stand apart; any backward may still be one operation.
-        offload: Activations may go to the host, which needs `costs.offload`.
-        recompute: Activations may be dropped and brought back by an R.
+        split: Whether backwards may be split into I and W; any backward may still be one operation.
+        offload: Whether activations may be offloaded to the host, which needs `costs.offload`.
+        recompute: Whether activations may be dropped and restored by an R.
         objective: `makespan` or `span`.
-        fused_recompute: As in Schedule, like all that follow: fixed for whole stages.
-        recompute_fraction: Share of a stage's droppable activation that recomputation brings back.
-        offload_fraction: Share of a stage's activation that an offload moves.
+        fused_recompute: Stages with fused recomputation, as in Schedule; it and the following are fixed.
+        recompute_fraction: Fraction of a stage's droppable activation that is recomputed.
+        offload_fraction: Fraction of a stage's activation that an offload moves.
         asynchronous: Boundaries whose messages never block.
-        host_steps: Stages whose optimizer steps on the host; their transfers and steps stand in no order that is
-            searched, but count in its value.
+        host_steps: Stages whose optimizer steps on the host; their transfers and steps are not ordered, but count in
+            the objective.
     """
 
     placement: Placement
@@ -49,7 +49,7 @@ class OrderProblem:
     asynchronous: frozenset[int] = frozenset()
     host_steps: frozenset[int] = frozenset()
     _last: list[tuple[Schedule, Timeline]] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The schedule that was simulated last, with its timeline."""
+    """The last simulated schedule with its timeline."""
 
     def __post_init__(self) -> None:
         if self.costs.stages != self.placement.stages:
@@ -60,10 +60,10 @@ class OrderProblem:
             raise InputError("Searching with offload needs costs with an 'offload' time.")
 
     @staticmethod
-    def of(schedule: Schedule, costs: StageCosts, *, objective: Objective = "makespan") -> OrderProblem:
-        """State the problem that a schedule is one answer to; with an offload time in the costs, activations may move.
+    def from_schedule(schedule: Schedule, costs: StageCosts, *, objective: Objective = "makespan") -> OrderProblem:
+        """The problem of which a schedule is one solution; with an offload time in the costs, activations may move.
 
-        What the schedule recomputes and fixes for whole stages becomes part of the problem.
+        Choices that the schedule makes for full stages become part of the problem.
         """
         return OrderProblem(
             placement=schedule.placement,
@@ -90,37 +90,37 @@ class OrderProblem:
 
     @property
     def frees_memory(self) -> bool:
-        """True if an activation may leave memory between its forward and its backward."""
+        """Whether an activation may leave memory between its forward and its backward."""
         return self.offload or self.recompute
 
     @property
     def levels(self) -> int:
-        """The number of levels by which an R may recompute a stage; 0 if none may."""
+        """The number of levels by which an R may recompute a stage; 0 without R."""
         return (1 if self.costs.recompute_deeper is None else 2) if self.recompute else 0
 
     @property
-    def recomputes_in_two_ways(self) -> bool:
-        """True if stages recompute within their backwards and an R may do it for single micro-batches instead.
+    def has_fused_and_explicit_recompute(self) -> bool:
+        """Whether stages recompute within their backwards unless an R does so for a micro-batch.
 
-        A backward then takes less time after an R, which exact models do not know.
+        A backward then takes less time after an R, which exact models do not cover.
         """
         return self.recompute and bool(self.fused_recompute)
 
     @property
-    def alike(self) -> bool:
-        """True if an operation takes the same time and memory for every micro-batch."""
+    def is_uniform(self) -> bool:
+        """Whether an operation takes the same time and memory for every micro-batch."""
         shares = (*self.recompute_fraction.values(), *self.offload_fraction.values())
         equal = self.costs.micro_batch_scale is None and self.slices == 1
         return equal and not any(isinstance(share, tuple) for share in shares)
 
     @property
     def slices(self) -> int:
-        """Slices of every sequence, all of which `micro_batches` counts."""
+        """Slices per sequence; `micro_batches` counts slices."""
         return self.costs.slices
 
     @cached_property
     def op_costs(self) -> OpCosts:
-        """The costs of operations; `explicit` prices those that an R recomputes."""
+        """The costs of operations; with `explicit`, of pairs that an R recomputes."""
         return OpCosts(
             costs=self.costs,
             fused_recompute=self.fused_recompute,
@@ -135,7 +135,7 @@ class OrderProblem:
         name: str = "searched",
         deeper: frozenset[tuple[int, int]] = frozenset(),
     ) -> Schedule:
-        """Make a schedule of this problem, of the operations of each device in order, and what recomputes deeper."""
+        """Make a schedule of this problem from each device's operations and the pairs that recompute deeper."""
         return Schedule(
             name=name,
             placement=self.placement,
@@ -151,45 +151,46 @@ class OrderProblem:
 
     @property
     def after_weights(self) -> list[Number]:
-        """The time of each stage from its last weight gradient to the end of its step on the host; 0 without one."""
-        return [gone + step for gone, step in zip(self.gradient_offloads, self.steps_on_hosts, strict=True)]
+        """Time per stage from its last weight gradient to the end of its step on the host; 0 without one."""
+        return [send + step for send, step in zip(self.gradient_offloads, self.steps_on_hosts, strict=True)]
 
     @property
     def gradient_offloads(self) -> list[Number]:
-        """The time in which the gradients of each stage go to the host that steps its optimizer; 0 if none does."""
+        """Time per stage to send its gradients to the host; 0 if its optimizer is on the device."""
         return [self.costs.gradient_offload[s] if s in self.host_steps else 0 for s in range(self.stages)]
 
     @property
     def steps_on_hosts(self) -> list[Number]:
-        """The time of each stage's optimizer step on the host; 0 if it is not there."""
+        """Time of each stage's optimizer step on the host; 0 if its optimizer is on the device."""
         return [self.costs.host_step[s] if s in self.host_steps else 0 for s in range(self.stages)]
 
-    def longest_lead(self, op: Op) -> Number:
-        """The most time before the end of its forward at which an O may start, or of its reload a B or I."""
+    def max_lead(self, op: Op) -> Number:
+        """Maximum time before the end of its forward at which an O may start, or of its reload a B or I."""
         levels = (False, True) if self.recompute else (False,)
-        return max(self.op_costs.lead(op, explicit=again) for again in levels)
+        return max(self.op_costs.lead(op, explicit=explicit) for explicit in levels)
 
     def backward_lead(self, stage: int) -> Number:
-        """The most time before the end of its reload at which a backward of a stage (I, or B) may start."""
+        """Maximum time before the end of its reload at which a backward (I or B) of a stage may start."""
         kinds = (Kind.B, Kind.I) if self.split else (Kind.B,)
-        return max(self.longest_lead(Op(kind, stage, 0)) for kind in kinds)
+        return max(self.max_lead(Op(kind, stage, 0)) for kind in kinds)
 
     @property
-    def halves_cover_wholes(self) -> bool:
-        """True if an I with its W after it can stand for every B, so that what holds for all I and W holds for B too.
+    def split_covers_fused(self) -> bool:
+        """Whether an I followed by its W can replace every B, so that proofs for split backwards hold for fused ones.
 
-        It cannot where the I needs more memory: its recomputation may bring back more at a time, or leave the W more.
-        That a B may begin earlier before the end of its reload than an I is for `backward_lead`.
+        It cannot if the I needs more memory than the B.  That a B may start earlier than an I before the end of its
+        reload is handled by `backward_lead`.
         """
         op_costs = self.op_costs
         return not self.split or all(
-            op_costs.allocates(Op(Kind.I, s, 0), explicit=again) <= op_costs.allocates(Op(Kind.B, s, 0), explicit=again)
-            for again in ((False, True) if self.recompute else (False,))
+            op_costs.allocates(Op(Kind.I, s, 0), explicit=explicit)
+            <= op_costs.allocates(Op(Kind.B, s, 0), explicit=explicit)
+            for explicit in ((False, True) if self.recompute else (False,))
             for s in range(self.stages)
         )
 
     def timeline(self, schedule: Schedule) -> Timeline:
-        """Simulate a schedule with the steps of hosts, unless it was the last one; raises what `simulate` raises."""
+        """Simulate a schedule with its host steps, unless it was the last one; raises what `simulate` raises."""
         last = self._last[0] if self._last else None
         if last is None or last[0] is not schedule:
             last = schedule, simulate(schedule.with_host_steps(self.host_steps), self.costs)
@@ -197,14 +198,14 @@ class OrderProblem:
         return last[1]
 
     def value(self, schedule: Schedule) -> Number:
-        """Simulate a schedule, and return its objective in the costs' unit of time; raises what `simulate` raises."""
+        """Simulate a schedule and return its objective in the costs' unit of time; raises what `simulate` raises."""
         timeline = self.timeline(schedule)
         return timeline.makespan if self.objective == "makespan" else timeline.span
 
     def with_link_orders(self, schedule: Schedule, starts: Mapping[Op, Number]) -> Schedule:
-        """The schedule whose shared links serve transfers in the order of these starts, if that is faster.
+        """The schedule with shared links that serve transfers in the order of these starts, if that is faster.
 
-        It is not where links that serve transfers by arrival take as little time.
+        Otherwise the schedule as it is, whose links serve transfers first come, first served.
         """
         links = tuple(link for link in self._link_orders(schedule, starts) if link)
         ordered = replace(schedule, link_orders=links)
@@ -228,10 +229,10 @@ class Incumbent:
     Attributes:
         schedule: The schedule.
         value: Its objective by exact simulation, in the costs' unit of time.
-        bound: A time that no schedule can beat.
+        bound: Lower bound on the objective of all schedules.
         source: The method that found it: `start`, `search`, `cp-sat`, `pattern`, `cache` or `milp`.
-        steps: Moves of the local search until then.
-        seconds: Effort until then, in seconds of the reference machine.
+        steps: Moves of the local search up to it.
+        seconds: Effort up to it, in seconds of the reference machine.
     """
 
     schedule: Schedule
@@ -243,10 +244,10 @@ class Incumbent:
 
     @property
     def gap(self) -> float:
-        """Largest distance of the schedule from the optimum, as a share of its value."""
+        """Largest possible distance from the optimum, as a fraction of the value."""
         return float(max(self.value - self.bound, 0) / self.value) if self.value else 0.0
 
     @property
     def optimal(self) -> bool:
-        """True if the bound is met, up to rounding: no schedule is better."""
+        """Whether the bound is met, up to rounding."""
         return float(self.value - self.bound) <= 1e-9 * max(1.0, float(self.value))

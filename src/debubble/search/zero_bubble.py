@@ -1,4 +1,4 @@
-"""The best zero-bubble schedule for given costs and memory: built, and searched further where that is asked for."""
+"""The best zero-bubble schedule for given costs and memory: constructed, and improved by search on request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from debubble.errors import readable
 from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
-from debubble.search.constructive.recomputing import shortest_recomputing, split_backward_order, whole_backward_orders
+from debubble.search.constructive.recomputing import fused_backward_orders, shortest_recomputing, split_backward_order
 from debubble.search.constructive.zero_bubble import (
     RULES,
     best_order,
@@ -32,11 +32,11 @@ def zero_bubble_schedule(
     steps: int = 0,
     recomputing: frozenset[int] = frozenset(),
 ) -> Schedule:
-    """Search the best order that holds so many activations, or fewer under a memory limit (by default the costs' own).
+    """Search the best order within memory for `activations` micro-batches and the memory limit (default: the costs').
 
-    As many candidates are tried as TRIAL_OPERATIONS allows, unless `tries` says how many; `steps` moves of local search
-    improve the best order.  Raises InfeasibleError if no order fits, InputError for `steps` where backwards recompute:
-    the local search knows activations that are kept alone.
+    `tries` is the number of candidates, by default as TRIAL_OPERATIONS allows; `steps` moves of local search improve
+    the best order.  Raises InfeasibleError if no order fits, and InputError for `steps` if backwards recompute, which
+    the local search does not support here.
     """
     if recomputing and steps:
         raise InputError(f"The schedule '{name}' searches no further where stages recompute: leave out its steps.")
@@ -47,20 +47,20 @@ def zero_bubble_schedule(
     best = best_order(name, placement, micro_batches, costs, capacity, objective=objective, tries=tries)
     if recomputing:
         split = split_backward_order(placement, micro_batches, costs, capacity, recomputing)
-        whole = whole_backward_orders(placement, micro_batches, costs, capacity, recomputing, RULES)
-        orders = [order.orders for order in (best, split, *whole) if order is not None]
-        tried = [Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=each) for each in orders]
-        if tried:
-            return shortest_recomputing(tried, costs, recomputing, objective=objective)
+        fused = fused_backward_orders(placement, micro_batches, costs, capacity, recomputing, RULES)
+        orders = [order.orders for order in (best, split, *fused) if order is not None]
+        candidates = [Schedule(name=name, placement=placement, micro_batches=micro_batches, orders=o) for o in orders]
+        if candidates:
+            return shortest_recomputing(candidates, costs, recomputing, objective=objective)
     if best is None:
-        least = min(range(len(capacity)), key=lambda d: capacity[d])
-        rooms = capacity if len(set(capacity)) > 1 else capacity[:1]
+        fullest = min(range(len(capacity)), key=lambda d: capacity[d])
+        capacities = capacity if len(set(capacity)) > 1 else capacity[:1]
         raise InfeasibleError(
-            f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in rooms)} of activations"
-            " per device; raise the memory limit."
-            if capacity[least] >= 0
-            else f"The schedule '{name}' has no room for activations: what is static on device {least} is"
-            f" {readable(float(-capacity[least]))} more than its limit; raise the memory limit."
+            f"The schedule '{name}' finds no order within {', '.join(readable(float(c)) for c in capacities)} of"
+            " activations per device; raise the memory limit."
+            if capacity[fullest] >= 0
+            else f"The schedule '{name}' has no room for activations: what is static on device {fullest} is"
+            f" {readable(float(-capacity[fullest]))} more than its limit; raise the memory limit."
         )
     return _improve(best, costs, capacity, objective=objective, steps=steps) if steps else best
 
@@ -68,11 +68,11 @@ def zero_bubble_schedule(
 def _improve(
     schedule: Schedule, costs: StageCosts, capacity: Sequence[Number], *, objective: Objective, steps: int
 ) -> Schedule:
-    """Improve a schedule by exact and local search, next to orders by greedy rules.
+    """Improve a schedule, and orders by greedy rules, by exact and local search.
 
-    One with messages that the search does not know stays as it is.
+    A schedule with messages that the search does not support is returned unchanged.
     """
-    # The search compiles its kernel, which the other orders need not pay for.
+    # Importing the search loads the compiler, which other schedules do not need.
     from debubble.search.annealing.arrays import knows_messages
     from debubble.search.bounds import lower_bound
     from debubble.search.exact.tight_memory import improve_tight
@@ -81,7 +81,7 @@ def _improve(
     if not knows_messages(costs):
         return schedule
     limits = [capacity[d] + costs.static_of(d) for d in range(schedule.devices)]
-    problem = OrderProblem.of(
+    problem = OrderProblem.from_schedule(
         schedule, costs.with_limit(limits).replace(offload=None, reload=None), objective=objective
     )
     by_rules = greedy_schedules(schedule.placement, schedule.micro_batches, costs, capacity, RULES)

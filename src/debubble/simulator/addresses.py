@@ -17,12 +17,12 @@ from debubble.simulator.packing import pack
 from debubble.simulator.tensors import tensors_of
 from debubble.simulator.timeline import Timeline
 
-_EXACT = 2**52
-"""Whole numbers up to it, and so all offsets, are exact as floats."""
+_MAX_EXACT = 2**52
+"""Integers up to this, and so all offsets, are exact as floats."""
 
 
 class PlacedTensor(NamedTuple):
-    """A part of a device's memory from the start of one operation to the end of another, at an offset."""
+    """A tensor at an offset, live from the start of one operation to the end of another."""
 
     allocated_by: Op
     freed_by: Op
@@ -34,14 +34,14 @@ class PlacedTensor(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AddressPlan:
-    """The tensors of one device in an arena, next to what is on the device throughout.
+    """The tensors of one device in an arena, in addition to its static bytes.
 
     Attributes:
         device: The device.
-        tensors: All tensors, in the order in which they are allocated.
-        static: Bytes that are on the device throughout, outside of the arena.
-        peak: The most bytes of tensors at any instant: no arena is smaller.
-        arena: Bytes of the arena.
+        tensors: All tensors, in the order of their allocation.
+        static: Bytes on the device throughout the step, outside the arena.
+        peak: Maximum bytes of tensors at any instant, a lower bound on the arena.
+        arena: Size of the arena in bytes.
     """
 
     device: int
@@ -52,22 +52,22 @@ class AddressPlan:
 
     @property
     def fragmentation(self) -> Number:
-        """Bytes that the arena needs beyond the peak."""
+        """Bytes by which the arena exceeds the peak."""
         return self.arena - self.peak
 
     @property
     def gap(self) -> float:
-        """Fragmentation as a share of the device's peak memory, static bytes included."""
+        """Fragmentation as a fraction of the device's peak memory, including static bytes."""
         return float(self.fragmentation / (self.static + self.peak)) if self.fragmentation else 0.0
 
     def waits(self) -> dict[Op, set[Op]]:
-        """Find, for every operation, those that free what was last at the addresses that it allocates.
+        """For every operation, the operations that free the previous tensors at the addresses that it allocates.
 
-        Where it starts after all of them have ended, no two tensors overlap, whatever the operations take.  All of them
-        end before it starts in the timeline, as does what they wait for, so that no operations wait for each other.
+        If an operation starts after all of these have ended, tensors do not overlap, whatever the durations.  In the
+        timeline they end before it starts, as do their own dependencies, so these waits cannot deadlock.
 
         Returns:
-            The operations to wait for, of any lane; an operation whose addresses nothing had before it is not in it.
+            The operations to wait for, of any lane; without operations whose addresses are used for the first time.
 
         Example:
             >>> from debubble.simulator import plan_addresses
@@ -76,18 +76,18 @@ class AddressPlan:
             [('0F2', {'0B0'})]
         """
         waits: dict[Op, set[Op]] = {}
-        # What was last at each address: begin, end, and the operation that frees it
-        last: list[tuple[Number, Number, Op]] = []
+        # The last tensor at each address: begin, end, and the operation that frees it
+        owners: list[tuple[Number, Number, Op]] = []
         for tensor in self.tensors:
             begin, end = tensor.offset, tensor.offset + tensor.size
-            apart, before = [], set()
-            for low, high, freed_by in last:
+            pieces, freeing = [], set()
+            for low, high, freed_by in owners:
                 if low < end and begin < high:
-                    before.add(freed_by)
-                apart += [(a, b, freed_by) for a, b in ((low, min(high, begin)), (max(low, end), high)) if a < b]
-            last = [*apart, (begin, end, tensor.freed_by)]
-            if before:
-                waits.setdefault(tensor.allocated_by, set()).update(before)
+                    freeing.add(freed_by)
+                pieces += [(a, b, freed_by) for a, b in ((low, min(high, begin)), (max(low, end), high)) if a < b]
+            owners = [*pieces, (begin, end, tensor.freed_by)]
+            if freeing:
+                waits.setdefault(tensor.allocated_by, set()).update(freeing)
         return waits
 
 
@@ -96,17 +96,17 @@ def plan_addresses(
 ) -> tuple[AddressPlan, ...]:
     """Place the tensors of every device in one arena, by their lifetimes in the timeline and their sizes.
 
-    A tensor is what one operation allocates and one other frees: activations that are offloaded in part, or freed in
-    part by I and in part by W, are several.  The offsets hold for the order of the timeline's starts and ends: where an
-    operation may start before another one has ended that was predicted to be over, a runtime has to wait for it.
+    A tensor is allocated by one operation and freed by one other: an activation offloaded in part, or freed in part by
+    I and in part by W, consists of several.  Offsets are valid for the timeline's order of starts and ends: a runtime
+    in which an operation might start before one predicted to have ended has to wait for that one.
 
     Args:
         timeline: A simulated program.
-        devices: Those that are planned; None: all.
-        alignment: Bytes of which every size is rounded up to a multiple, and every offset is one; None: sizes stay.
+        devices: The devices to plan; None for all.
+        alignment: Sizes are rounded up to a multiple of these bytes, and offsets are multiples; None for no rounding.
 
     Returns:
-        One plan for each of these devices, in their order.
+        One plan per device, in index order.
 
     Example:
         >>> from debubble.simulator import plan_addresses
@@ -120,27 +120,22 @@ def plan_addresses(
     tensors = tensors_of(timeline.program)
     times = timeline.start[tensors.allocated_by], timeline.end[tensors.freed_by]
     start, end = np.split(np.unique(np.concatenate(times), return_inverse=True)[1], 2)
-    lives = start < end
+    is_nonempty = start < end
     plans = []
     for device, static in enumerate(timeline.program.static):
         if devices is not None and device not in devices:
             continue
-        chosen = np.flatnonzero(lives & (tensors.device == device))
-        chosen = chosen[np.lexsort((tensors.allocated_by[chosen], start[chosen]))]
-        size, unit = _whole(tensors.size[chosen], alignment)
-        packing = pack(start[chosen], end[chosen], size)
-        ends = (_operations(timeline.program, each[chosen]) for each in (tensors.allocated_by, tensors.freed_by))
-        columns = (times[0][chosen], times[1][chosen], *(_in_units(each, unit) for each in (size, packing.offset)))
-        placed = zip(*ends, *(column.tolist() for column in columns), strict=True)
-        plans.append(
-            AddressPlan(
-                device=device,
-                tensors=tuple(map(PlacedTensor._make, placed)),
-                static=static,
-                peak=packing.peak * unit,
-                arena=packing.arena * unit,
-            )
-        )
+        selected = np.flatnonzero(is_nonempty & (tensors.device == device))
+        selected = selected[np.lexsort((tensors.allocated_by[selected], start[selected]))]
+        size, unit = _as_multiples(tensors.size[selected], alignment)
+        packing = pack(start[selected], end[selected], size)
+        ends = tensors.allocated_by, tensors.freed_by
+        operations = (_operations(timeline.program, instructions[selected]) for instructions in ends)
+        sizes = (_in_units(counts, unit) for counts in (size, packing.offset))
+        columns = (column.tolist() for column in (times[0][selected], times[1][selected], *sizes))
+        placed = tuple(map(PlacedTensor._make, zip(*operations, *columns, strict=True)))
+        peak, arena = packing.peak * unit, packing.arena * unit
+        plans.append(AddressPlan(device=device, tensors=placed, static=static, peak=peak, arena=arena))
     return tuple(plans)
 
 
@@ -153,15 +148,15 @@ def _in_units(counts: Ints, unit: Number) -> Numbers:
     return exact([count * unit for count in counts.tolist()])
 
 
-def _whole(sizes: Numbers, alignment: int | None) -> tuple[Ints, Number]:
-    """Sizes as whole multiples of a unit: exact if they are whole or fractions, else rounded up to the unit."""
+def _as_multiples(sizes: Numbers, alignment: int | None) -> tuple[Ints, Number]:
+    """Sizes as integer multiples of a unit: exact for integers and fractions, else rounded up to the unit."""
     if alignment is not None:
         return np.array([ceil(number / alignment) for number in sizes.tolist()], dtype=np.int64), alignment
     if sizes.dtype == np.int64 or not len(sizes):
         return sizes.astype(np.int64), 1
     numbers, total = sizes.tolist(), float(sum(sizes.tolist()))
-    unit: Number = 2.0 ** (ceil(log2(total)) - log2(_EXACT))
+    unit: Number = 2.0 ** (ceil(log2(total)) - log2(_MAX_EXACT))
     if not any(isinstance(number, float) for number in numbers):
-        divided = Fraction(1, lcm(*(number.denominator for number in numbers)))
-        unit = divided if total / divided < _EXACT else unit
+        exact_unit = Fraction(1, lcm(*(number.denominator for number in numbers)))
+        unit = exact_unit if total / exact_unit < _MAX_EXACT else unit
     return np.array([ceil(number / unit) for number in numbers], dtype=np.int64), unit

@@ -1,16 +1,16 @@
-"""Causes of a compute lane's idle time, moment by moment, and the critical path.
+"""Causes of a compute lane's idle time at every moment, and the critical path.
 
-An idle moment is explained by the chain of operations that the device's next operation waits for: whatever runs on
-that chain at that moment is what the device waits for.  From it the cause follows:
+At an idle moment a device waits for the operation that runs at that moment on the chain of dependencies of the device's
+next operation.  That operation determines the cause:
 
-* `optimizer on the host`: an optimizer step there, or the gradients and parameters that move for it;
+* `optimizer on the host`: an optimizer step on the host, or the transfer of its gradients and parameters;
 * `transfer`: a message, offload, reload or gradient reduction, or a blocking message on the lane itself;
 * otherwise `warm-up` before the device's first backward, and `cool-down` after its last forward;
-* between them `imbalance`, as long as it sums to no more than the work that the busiest device has more than this
-  one, which no order can fill, and `dependency` beyond;
-* `overhead`: no operation at all.  Only a measured timeline has it: launch delays, for example.
+* in between `imbalance`, up to the difference in work between the busiest device and this one, which no order can fill,
+  and `dependency` beyond that;
+* `overhead`: no operation, for example a launch delay.  It occurs only in measured timelines.
 
-The causes of a device sum to its idle time exactly.  Recomputation is work, not idle time: `Timeline.recompute`.
+The causes of a device sum to its idle time exactly.  Recomputation is work, not idle time: see `Timeline.recompute`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from debubble.simulator.timeline import BUSY_KINDS, TimedOperation, Timeline
 
 
 class Cause(Enum):
-    """The cause for which the compute lane is idle."""
+    """Why the compute lane is idle."""
 
     WARM_UP = "warm-up"
     COOL_DOWN = "cool-down"
@@ -39,7 +39,7 @@ class Cause(Enum):
 
 
 class Bubble(NamedTuple):
-    """Idle time of one device's compute lane, and what it waits for meanwhile (None: nothing)."""
+    """Idle time of one device's compute lane, and the operation it waits for (None: no operation)."""
 
     device: int
     start: Number
@@ -53,12 +53,12 @@ class Bubble(NamedTuple):
         return self.end - self.start
 
 
-_ROUNDING = 10**9
-"""Differences below this part of the makespan are floats' rounding."""
+_INVERSE_TOLERANCE = 10**9
+"""Differences below the makespan divided by this are rounding errors."""
 
 
 class _Piece(NamedTuple):
-    """Part of a chain: from `start` to `end` this instruction runs (None: none does)."""
+    """A piece of a chain, in which this instruction runs from `start` to `end` (None: no instruction)."""
 
     start: Number
     end: Number
@@ -68,9 +68,9 @@ class _Piece(NamedTuple):
 def bubbles(timeline: Timeline) -> tuple[tuple[Bubble, ...], ...]:
     """Explain the idle time of every device's compute lane within the makespan of a simulated or measured timeline.
 
-    Per device, its bubbles in order of time; those of one device sum to its idle time exactly.
+    Returns each device's bubbles in order of time; they sum to its idle time exactly.
     """
-    return tuple(tuple(_of_device(timeline, device)) for device in range(timeline.program.devices))
+    return tuple(tuple(_bubbles_of_device(timeline, device)) for device in range(timeline.program.devices))
 
 
 def by_cause(idle: Sequence[Bubble]) -> dict[Cause, Number]:
@@ -82,18 +82,18 @@ def by_cause(idle: Sequence[Bubble]) -> dict[Cause, Number]:
 
 
 def critical_path(timeline: Timeline) -> tuple[TimedOperation, ...]:
-    """Return the operations that follow each other without slack from the first start to the last end."""
-    pieces = _to_the_end(timeline, min(timeline.starts))
+    """The operations that follow each other without slack from the first start to the last end."""
+    pieces = _chain_to_end(timeline, min(timeline.starts))
     chain = [timeline.operations[piece.instruction] for piece in pieces if piece.instruction is not None]
     return tuple(reversed(chain))
 
 
-def _of_device(timeline: Timeline, device: int) -> Iterator[Bubble]:
+def _bubbles_of_device(timeline: Timeline, device: int) -> Iterator[Bubble]:
     lane = timeline.compute[device]
     first_backward = min(o.start for o in lane if o.op.kind in BACKWARDS)
     last_forward = max(o.end for o in lane if o.op.kind is Kind.F)
     unavoidable: Number = max(timeline.busy) - timeline.busy[device]
-    if unavoidable < timeline.makespan / _ROUNDING:
+    if unavoidable < timeline.makespan / _INVERSE_TOLERANCE:
         unavoidable = 0
     for start, end, index in _pieces(timeline, device):
         awaited = None if index is None else timeline.operations[index]
@@ -108,32 +108,32 @@ def _of_device(timeline: Timeline, device: int) -> Iterator[Bubble]:
         elif start >= last_forward:
             cause = Cause.COOL_DOWN
         else:
-            uneven = min(end - start, unavoidable)
-            unavoidable -= uneven
-            if uneven:
-                yield Bubble(device, start, start + uneven, Cause.IMBALANCE, awaited)
-            start += uneven
+            imbalance = min(end - start, unavoidable)
+            unavoidable -= imbalance
+            if imbalance:
+                yield Bubble(device, start, start + imbalance, Cause.IMBALANCE, awaited)
+            start += imbalance
             cause = Cause.DEPENDENCY
         if start < end:
             yield Bubble(device, start, end, cause, awaited)
 
 
 def _pieces(timeline: Timeline, device: int) -> Iterator[_Piece]:
-    """The idle time of a device's compute lane, cut by what it waits for, in order of time."""
-    at = min(timeline.starts)
+    """The idle time of a device's compute lane, divided by the awaited instruction, in order of time."""
+    now = min(timeline.starts)
     index = timeline.program.index
     for operation in timeline.compute[device]:
-        if operation.start > at:
-            yield from reversed(list(_chain(timeline, index[operation.op], at)))
+        if operation.start > now:
+            yield from reversed(list(_chain(timeline, index[operation.op], now)))
         if operation.op.kind not in BUSY_KINDS and operation.end > operation.start:
             yield _Piece(operation.start, operation.end, index[operation.op])
-        at = max(at, operation.end)
-    if at < max(timeline.ends):
-        yield from reversed(list(_to_the_end(timeline, at)))
+        now = max(now, operation.end)
+    if now < max(timeline.ends):
+        yield from reversed(list(_chain_to_end(timeline, now)))
 
 
-def _to_the_end(timeline: Timeline, begin: Number) -> Iterator[_Piece]:
-    """The chain that leads to the end of the step, backwards, down to `begin`."""
+def _chain_to_end(timeline: Timeline, begin: Number) -> Iterator[_Piece]:
+    """The chain to the end of the step, backwards in time, down to `begin`."""
     last = max(range(len(timeline.ends)), key=timeline.ends.__getitem__)
     start = max(timeline.starts[last], begin)
     if start < timeline.ends[last]:
@@ -142,28 +142,28 @@ def _to_the_end(timeline: Timeline, begin: Number) -> Iterator[_Piece]:
 
 
 def _chain(timeline: Timeline, index: int, begin: Number) -> Iterator[_Piece]:
-    """Follow the waits of an instruction's start backwards in time, down to `begin`."""
-    before, starts = timeline.program.preceding, timeline.starts
-    at = starts[index]
-    while at > begin:
-        if not before[index]:
-            yield _Piece(begin, at, None)
+    """Follow the dependencies of an instruction's start backwards in time, down to `begin`."""
+    predecessors, starts = timeline.program.preceding, timeline.starts
+    now = starts[index]
+    while now > begin:
+        if not predecessors[index]:
+            yield _Piece(begin, now, None)
             return
-        # Of equals the last, which is the one before it on its own lane: the path changes devices no more than it must.
+        # Among equals take the last, the previous one on the same lane, so that the path rarely changes devices.
         waiting = index
-        index, moment = max(reversed(before[index]), key=lambda edge: _time(timeline, waiting, *edge))
-        happened = max(min(_time(timeline, waiting, index, moment), at), begin)
-        if happened < at:
-            yield _Piece(happened, at, None)
-        at = happened
-        start = max(min(starts[index], at), begin)
-        if moment is not Moment.START and start < at:
-            yield _Piece(start, at, index)
-            at = start
+        index, moment = max(reversed(predecessors[index]), key=lambda edge: _time(timeline, waiting, *edge))
+        reached = max(min(_time(timeline, waiting, index, moment), now), begin)
+        if reached < now:
+            yield _Piece(reached, now, None)
+        now = reached
+        start = max(min(starts[index], now), begin)
+        if moment is not Moment.START and start < now:
+            yield _Piece(start, now, index)
+            now = start
 
 
 def _time(timeline: Timeline, waiting: int, index: int, moment: Moment) -> Number:
-    """Time of the moment of an instruction for which another one waits."""
+    """Time of an instruction's moment for which another instruction waits."""
     start, end = timeline.starts[index], timeline.ends[index]
     if moment is Moment.STREAM:
         return max(start, end - timeline.program.instructions[waiting].lead)

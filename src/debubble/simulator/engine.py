@@ -1,4 +1,4 @@
-"""Exact simulation: every instruction starts at the latest of the moments that it waits for.
+"""Exact simulation: every instruction starts at the latest of the moments that it depends on.
 
 The longest path through the precedence graph is one function, which runs as plain Python over lists of any numbers, or
 compiled over arrays of int64 or float64 with the same results.
@@ -19,34 +19,33 @@ from debubble.ir.program import START, STREAM
 from debubble.kernels import jit
 from debubble.simulator.timeline import Timeline
 
-_LOADS_FROM, _COMPILED_FROM = 1_000_000, 1_000
-"""Instructions from which loading the compiler takes less time than it saves, and those from which the compiled code
-does once it is loaded."""
+_MIN_LOADING_INSTRUCTIONS, _MIN_COMPILED_INSTRUCTIONS = 1_000_000, 1_000
+"""Minimum number of instructions for which compiled code pays if the compiler has to be loaded, and if it is loaded."""
 
 
 class Graph:
-    """A precedence graph, ready for the longest paths of many sets of durations."""
+    """A precedence graph, prepared for longest paths with many sets of durations."""
 
     def __init__(self, before: Edges, *, compiled: bool = False) -> None:
-        """Prepare the graph; `compiled` uses compiled code whatever the size, for many sets of durations."""
+        """Prepare the graph; `compiled` uses compiled code for any size, which pays for many sets of durations."""
         self.after = before.reversed
         self.missing = np.diff(before.first)
         self.compiled = compiled
 
     def times(self, duration: Numbers, lead: Numbers) -> tuple[Numbers, Numbers, Ints]:
-        """Compute start and end of every instruction, from how long each takes and its lead.
+        """Compute start and end of every instruction from its duration and lead.
 
-        Returns both, and the instructions in an order in which they can start, without those after a cycle.
+        Also returns the instructions in an order in which they can start, without those on or after a cycle.
         """
         count = len(duration)
         duration, lead = _uniform(duration, lead)
         outputs = np.zeros(count, duration.dtype), np.zeros(count, duration.dtype), np.zeros(count, np.int64)
-        worthwhile = count >= (_COMPILED_FROM if _compiled.cache_info().currsize else _LOADS_FROM)
-        if duration.dtype != object and (self.compiled or worthwhile):
+        minimum = _MIN_COMPILED_INSTRUCTIONS if _compiled.cache_info().currsize else _MIN_LOADING_INSTRUCTIONS
+        if duration.dtype != object and (self.compiled or count >= minimum):
             reached = _compiled()(*self.after, self.missing.copy(), duration, lead, *outputs)
             start, end, order = outputs
             return start, end, order[:reached]
-        lists = [part.tolist() for part in (*self.after, self.missing, duration, lead, *outputs)]
+        lists = [column.tolist() for column in (*self.after, self.missing, duration, lead, *outputs)]
         reached = longest_path(*lists)
         start, end = (np.array(times, dtype=duration.dtype) for times in lists[-3:-1])
         return start, end, np.array(lists[-1][:reached], dtype=np.int64)
@@ -55,9 +54,9 @@ class Graph:
 def longest_path(
     first: Any, after: Any, moment: Any, missing: Any, duration: Any, lead: Any, start: Any, end: Any, order: Any
 ) -> int:
-    """Write every instruction's start and end and the order in which they become ready; return how many do.
+    """Write every instruction's start and end and the order in which they become ready; returns how many do.
 
-    `after[first[i] : first[i + 1]]` wait for instruction i, and `missing` counts what each one waits for.
+    `after[first[i] : first[i + 1]]` depend on instruction i, and `missing` counts the dependencies of each one.
     """
     reached = 0
     for i in range(len(missing)):
@@ -72,11 +71,11 @@ def longest_path(
         finish = end[i] = begin + duration[i]
         for edge in range(first[i], first[i + 1]):
             follower = after[edge]
-            at = begin if moment[edge] == START else finish
+            time = begin if moment[edge] == START else finish
             if moment[edge] == STREAM:
-                at = max(begin, finish - lead[follower])
-            if at > start[follower]:
-                start[follower] = at
+                time = max(begin, finish - lead[follower])
+            if time > start[follower]:
+                start[follower] = time
             missing[follower] -= 1
             if missing[follower] == 0:
                 order[reached] = follower
@@ -85,7 +84,7 @@ def longest_path(
 
 
 def _uniform(duration: Numbers, lead: Numbers) -> tuple[Numbers, Numbers]:
-    """Durations and leads as arrays of one type, in which both are exact."""
+    """Durations and leads as arrays of one type that represents both exactly."""
     if not lead.any():
         return duration, np.zeros(len(duration), duration.dtype)
     if lead.dtype != duration.dtype:
@@ -103,11 +102,11 @@ def simulate(schedule: Schedule | Program, costs: StageCosts | None = None) -> T
     """Lower a schedule with its costs, or take a Program, and compute its timeline.
 
     Args:
-        schedule: A schedule, or a program that was lowered from one.
-        costs: The schedule's costs; None for a program, which has them.
+        schedule: A schedule, or a program lowered from one.
+        costs: The schedule's costs; None for a program, which includes them.
 
     Returns:
-        The timeline, exact where the costs are integers or fractions.
+        The timeline, exact if the costs are integers or fractions.
 
     Raises:
         DeadlockError: With the cycle if operations wait for each other.

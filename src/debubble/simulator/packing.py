@@ -1,10 +1,10 @@
 """Packing of tensors with known lifetimes into one arena (dynamic storage allocation).
 
-The peak of live bytes is a lower bound of the arena.  A skyline has the height of what is placed at every moment; the
-tensor of highest priority among those that live within a lowest segment is placed there, and where none does, the
-segment rises to its lower neighbour (Sekiyama et al., Profile-guided memory optimization for deep neural networks,
-2018).  Priorities by lifetime, size and load are improved by random changes until an arena is the peak or their number
-is reached, so that a program has the same addresses everywhere.
+The peak of live bytes is a lower bound on the arena.  A skyline stores the height of the placed tensors over time; the
+tensor of highest priority among those that live within a lowest segment is placed there; if there is none, the segment
+rises to its lower neighbor (Sekiyama et al., Profile-guided memory optimization for deep neural networks, 2018).
+Priorities by lifetime, size and load are improved by random changes until an arena equals the peak or a fixed number is
+reached, so a program has the same addresses on every machine.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import numpy as np
 from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import jit
 
-CHANGES, PAIRS = 3_000, 5 * 10**8
-"""The most changes of priorities, and the most pairs of tensors in all changes."""
-CHANGED, WIDTH = (0.01, 0.1, 0.3), 1.0
-"""Shares of the priorities of which a change concerns one, and the range of what it adds to their logarithms."""
-FIT = 1.0
-"""Addend to the logarithm of a priority for each end of the lifetime that is an end of the segment."""
-BLOCK = 32
-"""Tensors in a block; blocks whose highest priority is not above the one found are skipped."""
+MAX_CHANGES, MAX_PAIR_WORK = 3_000, 5 * 10**8
+"""Limits on the changes of priorities, and on the sum of squared tensor counts over all changes."""
+CHANGE_SHARES, CHANGE_RANGE = (0.01, 0.1, 0.3), 1.0
+"""Fractions of the priorities that a change modifies, one of which is drawn, and the width of the range added to their
+logarithms."""
+FIT_BONUS = 1.0
+"""Added to the logarithm of a priority for each end of the lifetime that coincides with an end of the segment."""
+BLOCK_SIZE = 32
+"""Tensors per block; blocks whose highest priority does not exceed the best one are skipped."""
 
 
 class Packing(NamedTuple):
@@ -37,23 +38,23 @@ class Packing(NamedTuple):
 
 
 def pack(start: Ints, end: Ints, size: Ints) -> Packing:
-    """Place tensors in an arena so that no two that live at the same time overlap.
+    """Place tensors in an arena so that tensors that are live at the same time do not overlap.
 
     Args:
-        start: The moments from which the tensors live, as whole numbers, ascending.
-        end: The moments from which they no longer do, each after its start.
-        size: Positive bytes, or multiples of another unit.
+        start: When each tensor becomes live, as integers, ascending.
+        end: When each tensor is freed, after its start.
+        size: Positive sizes in bytes, or in multiples of another unit.
     """
     if not len(size):
         return Packing(size, 0, 0)
-    # Two tensors that live at the same time do so where one of them starts.
+    # Two tensors that are live at the same time both are when the later one starts.
     moments = np.unique(start)
     start, end = np.searchsorted(moments, start), np.searchsorted(moments, end)
     load = _load(start, end, size)
     peak = int(load.max())
     chains = [_Chain(start, end, size, priority) for priority in _priorities(start, end, size, load)]
     random = np.random.default_rng(0)
-    for trial in range(min(CHANGES, PAIRS // len(size) ** 2)):
+    for trial in range(min(MAX_CHANGES, MAX_PAIR_WORK // len(size) ** 2)):
         if min(chain.arena for chain in chains) == peak:
             break
         chains[trial % len(chains)].change(random)
@@ -62,7 +63,7 @@ def pack(start: Ints, end: Ints, size: Ints) -> Packing:
 
 
 class _Chain:
-    """Changes of one priority, each of which is kept unless the arena becomes larger."""
+    """Local search over one vector of priorities: a change is kept unless it enlarges the arena."""
 
     def __init__(self, start: Ints, end: Ints, size: Ints, priority: Floats) -> None:
         self._tensors, self._priority = (start, end, size), priority
@@ -72,9 +73,9 @@ class _Chain:
     def change(self, random: np.random.Generator) -> None:
         """Change the priority of some tensors."""
         count = len(self.offset)
-        share = CHANGED[random.integers(len(CHANGED))]
+        share = CHANGE_SHARES[random.integers(len(CHANGE_SHARES))]
         changed = random.random(count) < share
-        priority = self._priority + changed * random.uniform(-WIDTH / 2, WIDTH / 2, count)
+        priority = self._priority + changed * random.uniform(-CHANGE_RANGE / 2, CHANGE_RANGE / 2, count)
         offset = np.zeros_like(self.offset)
         arena = int(_compiled()(*self._tensors, priority, offset, self.arena))
         if arena <= self.arena:
@@ -82,7 +83,7 @@ class _Chain:
 
 
 def _load(start: Ints, end: Ints, size: Ints) -> Ints:
-    """The bytes that live from each start to the next."""
+    """The live bytes from each start to the next."""
     change = np.zeros(max(end) + 1, dtype=np.int64)
     np.add.at(change, start, size)
     np.add.at(change, end, -size)
@@ -91,7 +92,7 @@ def _load(start: Ints, end: Ints, size: Ints) -> Ints:
 
 
 def _priorities(start: Ints, end: Ints, size: Ints, load: Ints) -> list[Floats]:
-    """Logarithms of the priorities that are tried first."""
+    """Logarithms of the initial priorities."""
     lifetime = (end - start).astype(np.float64)
     total = np.concatenate(([0.0], np.cumsum(load, dtype=np.float64)))
     values = (lifetime, lifetime * size, total[end] - total[start], lifetime * np.sqrt(size), 1.0 * size)
@@ -99,81 +100,80 @@ def _priorities(start: Ints, end: Ints, size: Ints, load: Ints) -> list[Floats]:
 
 
 def place_on_skyline(start: Ints, end: Ints, size: Ints, priority: Floats, offset: Ints, limit: int) -> int:
-    """Write every tensor's offset, and return the arena; once it exceeds the limit, what it has reached.
+    """Write every tensor's offset and return the arena; stops once the arena exceeds the limit.
 
-    Priorities are logarithms.  A segment of the skyline is known by the moment at which it begins; the next one and the
-    one before it form a list.
+    Priorities are logarithms.  Segments of the skyline are identified by their begin and form a doubly linked list.
     """
     count, last = len(start), end.max()
-    following, before = np.full(last + 1, last), np.full(last + 1, -1)
+    next_, previous = np.full(last + 1, last), np.full(last + 1, -1)
     height = np.zeros(last + 1, np.int64)
-    # Tensors that start at a moment are from the first to the next one's; those that end there are so in `by_end`.
+    # Tensors that start at t are first[t] : first[t + 1]; those that end are by_end[last_end[t] : last_end[t + 1]].
     by_end = np.argsort(end)
-    first, final = np.searchsorted(start, np.arange(last + 1)), np.searchsorted(end[by_end], np.arange(last + 2))
-    waiting = priority.copy()  # and -infinity for those that are placed
-    highest = np.array([waiting[i : i + BLOCK].max() for i in range(0, count, BLOCK)])
+    first, last_end = np.searchsorted(start, np.arange(last + 1)), np.searchsorted(end[by_end], np.arange(last + 2))
+    unplaced = priority.copy()  # -infinity for placed tensors
+    block_max = np.array([unplaced[i : i + BLOCK_SIZE].max() for i in range(0, count, BLOCK_SIZE)])
     arena = 0
     begin = 0
     while count > 0:
-        # Segments that are lower than both neighbours do not concern each other: any of them is as good as the lowest.
+        # Segments lower than both neighbors are independent, so any of them can be chosen instead of the lowest.
         while True:
-            left, right = before[begin], following[begin]
-            if left >= 0 and height[left] < height[begin]:
-                begin = left
-            elif right < last and height[right] < height[begin]:
-                begin = right
+            prior, later = previous[begin], next_[begin]
+            if prior >= 0 and height[prior] < height[begin]:
+                begin = prior
+            elif later < last and height[later] < height[begin]:
+                begin = later
             else:
                 break
-        stop, level = following[begin], height[begin]
-        chosen, greatest = -1, -np.inf
+        stop, level = next_[begin], height[begin]
+        chosen, best_value = -1, -np.inf
         for i in range(first[begin], first[begin + 1]):
-            value = waiting[i] + FIT * (1 + (end[i] == stop))
-            if value > greatest and end[i] <= stop:
-                chosen, greatest = i, value
-        for i in by_end[final[stop] : final[stop + 1]]:
-            if waiting[i] + FIT > greatest and start[i] > begin:
-                chosen, greatest = i, waiting[i] + FIT
+            value = unplaced[i] + FIT_BONUS * (1 + (end[i] == stop))
+            if value > best_value and end[i] <= stop:
+                chosen, best_value = i, value
+        for i in by_end[last_end[stop] : last_end[stop + 1]]:
+            if unplaced[i] + FIT_BONUS > best_value and start[i] > begin:
+                chosen, best_value = i, unplaced[i] + FIT_BONUS
         i = first[begin + 1]
         while i < first[stop]:
-            if i % BLOCK == 0 and highest[i // BLOCK] <= greatest:
-                i += BLOCK
+            if i % BLOCK_SIZE == 0 and block_max[i // BLOCK_SIZE] <= best_value:
+                i += BLOCK_SIZE
                 continue
-            if waiting[i] > greatest and end[i] < stop:
-                chosen, greatest = i, waiting[i]
+            if unplaced[i] > best_value and end[i] < stop:
+                chosen, best_value = i, unplaced[i]
             i += 1
         if chosen < 0:
-            lower = right if left < 0 or (right < last and height[right] < height[left]) else left
+            lower = later if prior < 0 or (later < last and height[later] < height[prior]) else prior
             height[begin] = height[lower]
         else:
             count -= 1
-            waiting[chosen] = -np.inf
-            block = chosen // BLOCK
-            highest[block] = waiting[block * BLOCK : (block + 1) * BLOCK].max()
+            unplaced[chosen] = -np.inf
+            block = chosen // BLOCK_SIZE
+            block_max[block] = unplaced[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE].max()
             offset[chosen] = level
             arena = max(arena, int(level + size[chosen]))
             if arena > limit:
                 return arena
-            # Cut the segment where the tensor starts and where it ends
+            # Cut the segment at the tensor's start and end.
             for cut in (start[chosen], end[chosen]):
                 if begin < cut < stop:
-                    following[cut], before[cut] = stop, begin
-                    following[begin] = cut
+                    next_[cut], previous[cut] = stop, begin
+                    next_[begin] = cut
                     if stop < last:
-                        before[stop] = cut
+                        previous[stop] = cut
                     height[cut] = level
                     if cut == start[chosen]:
                         begin = cut
             height[begin] = level + size[chosen]
-        # Join segments of one height
-        while following[begin] < last and height[following[begin]] == height[begin]:
-            following[begin] = following[following[begin]]
-            if following[begin] < last:
-                before[following[begin]] = begin
-        if before[begin] >= 0 and height[before[begin]] == height[begin]:
-            following[before[begin]] = following[begin]
-            if following[begin] < last:
-                before[following[begin]] = before[begin]
-            begin = before[begin]
+        # Join adjacent segments of equal height.
+        while next_[begin] < last and height[next_[begin]] == height[begin]:
+            next_[begin] = next_[next_[begin]]
+            if next_[begin] < last:
+                previous[next_[begin]] = begin
+        if previous[begin] >= 0 and height[previous[begin]] == height[begin]:
+            next_[previous[begin]] = next_[begin]
+            if next_[begin] < last:
+                previous[next_[begin]] = previous[begin]
+            begin = previous[begin]
     return arena
 
 

@@ -1,8 +1,8 @@
-"""The planners' fast path: one schedule's order under many different costs.
+"""Fast evaluation of one schedule's order under many different costs, for planners.
 
-Lowering fixes which operation waits for which; as long as the order stays, other costs change only durations and
-sizes.  `Repricer` lowers once per kind of links, then prices costs with a few array passes.  Only where lanes are
-shared by arrival (blocking messages, link groups) do costs decide on waits, and each price needs a lowering of its own.
+Lowering determines the dependencies; for a fixed order, costs change only durations and sizes.  `Repricer` lowers once
+per kind of links, then evaluates costs with a few array passes.  If lanes serve requests first come, first served
+(blocking messages, link groups), dependencies depend on the costs, and each evaluation needs its own lowering.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from debubble.simulator.timeline import Timeline
 
 @dataclass(frozen=True)
 class Price:
-    """Makespan and span in the costs' unit of time, and peaks in bytes per device."""
+    """Makespan and span in the costs' unit of time, and peak memory per device in bytes."""
 
     makespan: float
     span: float
@@ -32,28 +32,28 @@ class Price:
 
 
 class Repricer:
-    """Prices one order of operations.  Raises DeadlockError if the order cannot run at all.
+    """Evaluates one order of operations.  Raises DeadlockError if the order cannot run at all.
 
     Attributes:
         schedule: The order.
-        simulations: How often costs had to be lowered and simulated again, which takes far longer than pricing.
+        simulations: Number of evaluations that needed lowering and simulation, which take much longer than the others.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.simulations = schedule, 0
         self._transfers = any(op.kind in TRANSFERS for op in schedule.operations)
-        # Without offload the lists alone decide how much memory is in use at any time.
+        # Without offload, the memory in use follows from the lists alone.
         self._times_decide = bool(schedule.offloaded) or any(op.kind is Kind.S for op in schedule.operations)
         self._structures: dict[tuple[CommunicationModel, HostLink, bool], _Structure] = {}
         self._structure("latency", "full-duplex")
 
     @property
     def lists_decide(self) -> bool:
-        """True if what a device holds at any time follows from its own list, whatever the times are."""
+        """Whether a device's memory in use follows from its list alone, independent of times."""
         return not self._times_decide
 
     def price(self, costs: StageCosts, *, fused_recompute: frozenset[int] | None = None) -> Price:
-        """Makespan, span and peaks under these costs, whatever their memory limit.
+        """Makespan, span and peaks under these costs, ignoring their memory limit.
 
         `fused_recompute` replaces the schedule's.
         """
@@ -70,9 +70,9 @@ class Repricer:
         return Price(float(end.max()), structure.span(start, end), peaks)
 
     def peak_memory(self, costs: StageCosts, *, fused_recompute: frozenset[int]) -> tuple[float, ...]:
-        """The most bytes of each device at any instant, as lowering counts; without offload the order alone decides.
+        """Peak memory of each device as counted in lowering; without offload it follows from the order alone.
 
-        Static bytes have room for gathered parameters, used or not.
+        Static bytes include buffers for gathered parameters, used or not.
         """
         if self._times_decide:
             return self.price(costs, fused_recompute=fused_recompute).peak_memory
@@ -106,7 +106,7 @@ class Repricer:
 
 
 class _Structure:
-    """The part of a lowered Program that no costs change: its edges, lists and lanes."""
+    """The part of a lowered Program that does not depend on costs: its edges, lists and lanes."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, Graph(program.predecessors, compiled=True)
@@ -118,26 +118,26 @@ class _Structure:
         self.level = schedule.levels(explicit, program.stage, program.micro_batch)
         self.explicit = bool(self.level.any())
         lanes = np.flatnonzero(program.lane == LANE_CODE[Lane.COMPUTE])
-        self.lanes = lanes[np.argsort(program.device[lanes], kind="stable")]
-        """The instructions of the compute lanes, device by device."""
-        self.first_of_lane = np.searchsorted(program.device[self.lanes], np.arange(program.devices))
+        self.compute_instructions = lanes[np.argsort(program.device[lanes], kind="stable")]
+        """The instructions of the compute lanes, by device."""
+        self.lane_begins = np.searchsorted(program.device[self.compute_instructions], np.arange(program.devices))
         longest = max(map(len, schedule.orders))
-        self.listed = np.full((program.devices, longest), -1)
+        self.operations_of = np.full((program.devices, longest), -1)
         """The operations of each device's list; -1 after its end."""
         for device, indices in enumerate(np.split(np.arange(len(schedule.arrays.kind)), _ends(schedule))):
-            self.listed[device, : len(indices)] = indices
+            self.operations_of[device, : len(indices)] = indices
 
     def entries(self, costs: OpCosts) -> Tables:
         """Time, memory effect and lead of each instruction."""
         program, tables = self.program, costs.tables(dtype=np.float64, explicit=self.explicit)
-        at = tables.indices(self.level, program.kind, program.stage, program.micro_batch)
-        return Tables(*(table.ravel()[at] for table in tables))
+        index = tables.indices(self.level, program.kind, program.stage, program.micro_batch)
+        return Tables(*(table.ravel()[index] for table in tables))
 
     def sizes(self, costs: OpCosts) -> tuple[Floats, Floats]:
         """Bytes that each instruction allocates and frees."""
         program, tables = self.program, costs.sizes(dtype=np.float64, explicit=self.explicit)
-        at = table_indices(tables[0], self.level, program.kind, program.stage, program.micro_batch)
-        allocated, freed = (table.ravel()[at] for table in tables)
+        index = table_indices(tables[0], self.level, program.kind, program.stage, program.micro_batch)
+        allocated, freed = (table.ravel()[index] for table in tables)
         return allocated, freed
 
     def times(self, entries: Tables) -> tuple[Floats, Floats]:
@@ -146,33 +146,33 @@ class _Structure:
         return start, end
 
     def span(self, start: Floats, end: Floats) -> float:
-        """The largest time over devices from the compute lane's first start to its last end."""
+        """Maximum over devices of the time from the compute lane's first start to its last end."""
         last, first = (
-            reduce(times[self.lanes], self.first_of_lane)
+            reduce(times[self.compute_instructions], self.lane_begins)
             for reduce, times in ((np.maximum.reduceat, end), (np.minimum.reduceat, start))
         )
         return float((last - first).max())
 
     def peaks(self, costs: StageCosts, allocated: Floats, freed: Floats) -> tuple[float, ...]:
-        """The most bytes of each device at any instant if nothing is offloaded: each list decides alone.
+        """Peak memory of each device without offload, from its list alone.
 
         Args:
             costs: The stages' costs.
             allocated: Bytes that each instruction allocates.
             freed: Bytes that it frees.
         """
-        used, gone = (np.cumsum(np.append(size, 0.0)[self.listed], axis=1) for size in (allocated, freed))
-        used[:, 1:] -= gone[:, :-1]
-        most = used.max(axis=1)
-        return tuple(float(costs.static_of(d)) + max(0.0, each) for d, each in enumerate(most.tolist()))
+        used, freed_bytes = (np.cumsum(np.append(size, 0.0)[self.operations_of], axis=1) for size in (allocated, freed))
+        used[:, 1:] -= freed_bytes[:, :-1]
+        peaks = used.max(axis=1)
+        return tuple(float(costs.static_of(d)) + max(0.0, peak) for d, peak in enumerate(peaks.tolist()))
 
     def timed_peaks(self, costs: StageCosts, entries: Tables, start: Floats, end: Floats) -> tuple[float, ...]:
-        """The most bytes of each device at any instant."""
+        """Peak memory of each device."""
         program = replace(self.program, costs=costs, allocated=entries.allocated, freed=entries.freed)
         return tuple(map(float, Timeline(program=program, start=start, end=end).peak_memory))
 
 
 def _ends(schedule: Schedule) -> Ints:
-    """Place among all operations at which each device's list ends, but for the last."""
+    """The index among all operations at which each device's list ends, except the last device's."""
     ends: Ints = np.cumsum([*map(len, schedule.orders)])[:-1]
     return ends

@@ -1,7 +1,8 @@
-"""The tensors of a Program: the parts of its memory, from the operation that allocates each to the one that frees it.
+"""The tensors of a Program, each with the operation that allocates it and the one that frees it.
 
-`Program.allocated` and `Program.freed` are sums.  Here every part of them that another operation frees is a tensor of
-its own: what O moves and what it leaves, what I frees and what remains for W, what a recomputation brings back.
+`Program.allocated` and `Program.freed` are sums over tensors.  Memory freed by different operations is split into
+separate tensors: the offloaded and the remaining part of an activation, the parts freed by I and by W, and what a
+recomputation restores.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from debubble.ir.arrays import Ints, Numbers
 from debubble.ir.ops import CODE, RESHARDS, UNSHARDS
 from debubble.ir.program import NO_PEER
 
-_NOISE = 1e-12
-"""Share of the largest tensor below which what is left of floats counts as nothing."""
+_ROUNDING = 1e-12
+"""Sizes below this fraction of the largest tensor are rounding errors."""
 
 
 class Tensors(NamedTuple):
-    """Tensors as arrays with one entry each.  They live from the start of one instruction to the end of another."""
+    """Arrays with an entry per tensor, live from the start of one instruction to the end of another."""
 
     device: Ints
     allocated_by: Ints
@@ -30,39 +31,39 @@ class Tensors(NamedTuple):
 
 
 def tensors_of(program: Program) -> Tensors:
-    """The tensors of all devices; those of a device sum to its activations and gathered parameters at every moment."""
-    found = _Finder(program)
-    found.add_activations()
-    found.add_key_value_gradients()
-    found.add_hosted()
-    found.add_gathered()
-    device, allocated_by, freed_by, size = (np.concatenate(columns) for columns in zip(*found.columns, strict=True))
-    there = size > _NOISE * max(size.tolist(), default=0)
-    return Tensors(device[there], allocated_by[there], freed_by[there], size[there])
+    """The tensors of all devices; a device's live tensors sum to its activations and gathered parameters."""
+    collector = _TensorCollector(program)
+    collector.add_activations()
+    collector.add_key_value_gradients()
+    collector.add_hosted()
+    collector.add_gathered()
+    device, allocated_by, freed_by, size = (np.concatenate(columns) for columns in zip(*collector.columns, strict=True))
+    is_nonzero = size > _ROUNDING * max(size.tolist(), default=0)
+    return Tensors(device[is_nonzero], allocated_by[is_nonzero], freed_by[is_nonzero], size[is_nonzero])
 
 
-class _Finder:
-    """Collects the tensors of a program.  Its arrays have an entry per stage and micro-batch; -1 is no instruction."""
+class _TensorCollector:
+    """Collects the tensors of a program in arrays by stage and micro-batch; -1 means no instruction."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.schedule = program, program.schedule
         self.columns: list[tuple[Numbers, ...]] = []
         self.offload, self.reload, weights = (self._instructions(kind) for kind in (Kind.O, Kind.L, Kind.W))
-        whole, split = self._instructions(Kind.B), self._instructions(Kind.I)
-        self.backward = np.where(split >= 0, split, whole)
+        fused, split = self._instructions(Kind.B), self._instructions(Kind.I)
+        self.backward = np.where(split >= 0, split, fused)
         self.weights = np.where(weights >= 0, weights, self.backward)
-        self.left_by_input = _bytes(program.freed, weights)
-        self.moved = _bytes(program.freed, self.offload)
+        self.freed_by_weights = _bytes(program.freed, weights)
+        self.offloaded = _bytes(program.freed, self.offload)
         self.gradients = self._key_value_gradients()
 
     def add_activations(self) -> None:
-        """Add what F leaves, reloads and recomputations bring back, and backwards allocate for themselves."""
+        """Add what F retains, what reloads and recomputations restore, and the workspaces of backwards."""
         program, forward, recompute = self.program, self._instructions(Kind.F), self._instructions(Kind.R)
-        self._add(forward, self.offload, self.moved)
-        workspace = program.allocated[self.backward] - self._gradients_of_others()
-        remaining = self.left_by_input
+        self._add(forward, self.offload, self.offloaded)
+        workspace = program.allocated[self.backward] - self._gradients_of_earlier_slices()
+        remaining = self.freed_by_weights
         for allocates, size in (
-            (forward, program.allocated[forward] - self.moved),
+            (forward, program.allocated[forward] - self.offloaded),
             (self.reload, _bytes(program.allocated, self.reload)),
             (recompute, _bytes(program.allocated, recompute)),
             (self.backward, workspace),
@@ -79,18 +80,21 @@ class _Finder:
         self._add(last, self.backward, np.where(last == self.backward, 0, self.gradients))
 
     def add_hosted(self) -> None:
-        """Add what devices hold for a peer, from the start of its offload to the end of its reload."""
+        """Add activations held for a peer, from the start of its offload to the end of its reload."""
         peer = np.where(self.offload >= 0, self.program.peer[self.offload], NO_PEER)
         hosted = peer != NO_PEER
-        self._add(self.offload[hosted], self.reload[hosted], self.moved[hosted], device=peer[hosted])
+        self._add(self.offload[hosted], self.reload[hosted], self.offloaded[hosted], device=peer[hosted])
 
     def add_gathered(self) -> None:
-        """Add gathered parameters, of which a stage's are freed before they are gathered again."""
-        gathers, frees = (
-            np.flatnonzero(np.isin(self.program.kind, [CODE[kind] for kind in kinds])) for kinds in (UNSHARDS, RESHARDS)
-        )
-        gathers, frees = (each[np.argsort(self.program.stage[each], kind="stable")] for each in (gathers, frees))
+        """Add gathered parameters; those of a stage are freed before they are gathered again."""
+        gathers, frees = (self._by_stage([CODE[kind] for kind in kinds]) for kinds in (UNSHARDS, RESHARDS))
         self._add(gathers, frees, self.program.allocated[gathers])
+
+    def _by_stage(self, kinds: list[int]) -> Ints:
+        """The instructions of these kinds, ordered by stage."""
+        instructions = np.flatnonzero(np.isin(self.program.kind, kinds))
+        ordered: Ints = instructions[np.argsort(self.program.stage[instructions], kind="stable")]
+        return ordered
 
     def _add(self, allocates: Ints, frees: Ints, size: Numbers, *, device: Ints | None = None) -> None:
         device = self.program.device[allocates] if device is None else device
@@ -101,15 +105,15 @@ class _Finder:
         return instructions
 
     def _key_value_gradients(self) -> Numbers:
-        """Bytes of the gradients of each slice's keys and values; none where sequences are whole."""
+        """Bytes of the gradients of each slice's keys and values; 0 if sequences are not sliced."""
         costs, shape = self.program.costs, self.backward.shape
         if costs.slices == 1:
             return np.zeros(shape, dtype=np.int64)
         scale = np.array([costs.scale_of(j) for j in range(shape[1])], dtype=object)
         return np.broadcast_to(np.array(costs.key_value_gradient, dtype=object)[:, None] * scale, shape)
 
-    def _gradients_of_others(self) -> Numbers:
-        """Bytes that the last slice's backward allocates for the slices before it."""
+    def _gradients_of_earlier_slices(self) -> Numbers:
+        """Bytes that the last slice's backward allocates for the earlier slices."""
         slices = self.schedule.slices
         per_sequence = self.gradients.reshape(len(self.gradients), -1, slices)
         result = np.zeros_like(per_sequence)
@@ -118,5 +122,5 @@ class _Finder:
 
 
 def _bytes(column: Numbers, instructions: Ints) -> Numbers:
-    """The bytes of instructions, 0 where there is none."""
+    """The bytes of instructions, 0 for none."""
     return np.where(instructions >= 0, column[instructions], 0)

@@ -1,4 +1,4 @@
-"""A Timeline: when every operation of a Program runs, and what follows from that."""
+"""A Timeline: start and end of every operation of a Program, and quantities derived from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUSY_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)
 
 
 class TimedOperation(NamedTuple):
-    """One operation on one lane."""
+    """An operation with its lane and times."""
 
     op: Op
     device: int
@@ -51,7 +51,7 @@ class Timeline:
 
     @staticmethod
     def of(program: Program, starts: Sequence[Number], ends: Sequence[Number]) -> Timeline:
-        """The timeline with these starts and ends of the instructions."""
+        """Make a timeline from the starts and ends of the instructions."""
         return Timeline(program=program, start=exact(starts), end=exact(ends))
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Timeline:
         return debubble.inline_html(self)
 
     def show(self) -> Report:
-        """The report as one page, which a notebook shows and `save` writes."""
+        """The report as one page, which a notebook displays and `save` writes."""
         import debubble
 
         return debubble.show(self)
@@ -101,7 +101,7 @@ class Timeline:
 
     @cached_property
     def span(self) -> Number:
-        """Largest over devices of last end minus first start of the compute lane."""
+        """Maximum over devices of the compute lane's last end minus its first start."""
         spans: list[Number] = [
             max(self.end[lane].tolist()) - self.start[lane[:1]].tolist()[0] for lane in self._compute
         ]
@@ -109,14 +109,14 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[Number, ...]:
-        """The time in which each compute lane works, recomputation included."""
+        """The time for which each compute lane is busy, including recomputation."""
         works = np.isin(self.program.kind, _BUSY)
         time = self.end - self.start
         return tuple(sum(time[lane[works[lane]]].tolist()) for lane in self._compute)
 
     @cached_property
     def recompute(self) -> tuple[Number, ...]:
-        """The time of each device for recomputation, fused or explicit."""
+        """The time each device spends on recomputation, fused or explicit."""
         program, schedule, costs = self.program, self.program.schedule, self.program.costs
         recomputations = program.kind == CODE[Kind.R]
         fused = np.zeros((schedule.stages, schedule.micro_batches), dtype=np.bool_)
@@ -165,15 +165,15 @@ class Timeline:
 
     @cached_property
     def memory(self) -> tuple[tuple[tuple[Number, Number], ...], ...]:
-        """The memory of each device as (time, bytes from then on): static and activations, one entry per change."""
+        """The memory of each device, static bytes and activations, as (time, bytes from then on) per change."""
         return tuple(
-            ((0, self.program.static[device]), *zip(at.tolist(), used.tolist(), strict=True))
-            for device, (at, used) in enumerate(self._memory)
+            ((0, self.program.static[device]), *zip(time.tolist(), used.tolist(), strict=True))
+            for device, (time, used) in enumerate(self._memory)
         )
 
     @cached_property
     def peak_memory(self) -> tuple[Number, ...]:
-        """The most bytes of each device at any instant, activations and static together."""
+        """Maximum bytes of each device at any instant, including static bytes."""
         return tuple(
             max([static, *used.tolist()]) for static, (_, used) in zip(self.program.static, self._memory, strict=True)
         )
@@ -189,37 +189,37 @@ class Timeline:
         lanes = np.flatnonzero(self.program.lane == LANE_CODE[Lane.COMPUTE])
         device = self.program.device[lanes]
         ends = np.cumsum(np.bincount(device, minlength=self.program.devices))[:-1]
-        return tuple(np.split(lanes[_by(device, self.start[lanes], self.end[lanes])], ends))
+        return tuple(np.split(lanes[_sort_order(device, self.start[lanes], self.end[lanes])], ends))
 
     @cached_property
     def _memory(self) -> tuple[tuple[Numbers, Numbers], ...]:
         """The times at which the memory of each device changes, and the bytes from then on."""
         program = self.program
         allocates, frees = np.flatnonzero(program.allocated), np.flatnonzero(program.freed)
-        parts = [
+        changes_by_source = [
             (program.device[allocates], self.start[allocates], program.allocated[allocates]),
             (program.device[frees], self.end[frees], -program.freed[frees]),
         ]
         swaps = program.peer != NO_PEER
         offloads, reloads = (np.flatnonzero(swaps & (program.kind == CODE[kind])) for kind in (Kind.O, Kind.L))
-        parts += [
+        changes_by_source += [
             (program.peer[offloads], self.start[offloads], program.freed[offloads]),
             (program.peer[reloads], self.end[reloads], -program.allocated[reloads]),
         ]
-        device, at, change = (np.concatenate(part) for part in zip(*parts, strict=True))
+        device, time, change = (np.concatenate(column) for column in zip(*changes_by_source, strict=True))
         # At one instant frees (negative) come before allocations.
-        order = _by(device, at, change)
+        order = _sort_order(device, time, change)
         ends = np.cumsum(np.bincount(device, minlength=program.devices))[:-1]
         changes = zip(program.static, np.split(change[order], ends), strict=True)
         used = [np.cumsum(np.concatenate((exact([static]), change)))[1:] for static, change in changes]
-        return tuple(zip(np.split(at[order], ends), used, strict=True))
+        return tuple(zip(np.split(time[order], ends), used, strict=True))
 
 
 _BUSY, _BACKWARDS = ([CODE[kind] for kind in kinds] for kinds in (BUSY_KINDS, BACKWARDS))
 
 
-def _by(*keys: Numbers) -> Ints:
-    """The order by the first key, then the second, and so on; equals stay as they are."""
+def _sort_order(*keys: Numbers) -> Ints:
+    """The stable sort order by the first key, then the second, and so on."""
     if any(key.dtype == object for key in keys):
         rows = [*zip(*(key.tolist() for key in keys), strict=True)]
         return np.array(sorted(range(len(rows)), key=rows.__getitem__), dtype=np.int64)
@@ -227,11 +227,11 @@ def _by(*keys: Numbers) -> Ints:
 
 
 def _first(lane: Sequence[TimedOperation], kinds: Collection[Kind]) -> Number:
-    """Return the start of the first operation of these kinds."""
+    """The start of the first operation of these kinds."""
     return min(o.start for o in lane if o.op.kind in kinds)
 
 
 def _idle(lane: Sequence[TimedOperation], begin: Number, end: Number) -> Number:
-    """Return the time between two moments in which the lane does no work."""
+    """The idle time of a lane between two moments."""
     worked = (min(o.end, end) - max(o.start, begin) for o in lane if o.op.kind in BUSY_KINDS)
     return end - begin - sum(time for time in worked if time > 0)

@@ -23,7 +23,7 @@ from debubble.ir.lowering.op_costs import OpCosts
 from debubble.papers.chronospipe.combinations import ChunkIncrement, Combination, CombinationBuilder
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import HostEstimate, planner
-from debubble.search.effort import CHECKED, SIMULATION
+from debubble.search.effort import MEMORY_CHECK_PRICE, SIMULATION_PRICE
 from debubble.simulator import simulate
 
 MAX_TRIALS = 12
@@ -104,7 +104,7 @@ class ChronosSearch:
             increments = self._needed_increments(fit)
             unsplit = self.builder.build(fit.combination, increments, micro_batches=self.problem.micro_batches)
             for solution in (unsplit, replace(unsplit, schedule=unsplit.schedule.with_split_backwards())):
-                self.effort.spend(SIMULATION * solution.schedule.stages * self.problem.micro_batches)
+                self.effort.spend(SIMULATION_PRICE * solution.schedule.stages * self.problem.micro_batches)
                 try:
                     timeline = simulate(solution.schedule, solution.costs)
                     if solution.partition is not None:
@@ -164,7 +164,7 @@ class ChronosSearch:
                     low = middle
         timeline = simulate(solution.schedule, solution.costs)
         short = solution.schedule.micro_batches
-        self.effort.spend(SIMULATION * solution.schedule.stages * short)
+        self.effort.spend(SIMULATION_PRICE * solution.schedule.stages * short)
         further = (self.problem.micro_batches - short) * max(timeline.busy) / short
         return _Fit(combination, increments, self.problem.step_time(timeline) + further)
 
@@ -186,7 +186,7 @@ class ChronosSearch:
     def _short_run(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> Solution:
         """Build a run just long enough for the steady phase.  Raises InfeasibleError if it does not fit."""
         short = min(self.problem.micro_batches, (2 * self.problem.devices + 4) * combination.group)
-        self.effort.spend(CHECKED * self.problem.devices * combination.chunks * short)
+        self.effort.spend(MEMORY_CHECK_PRICE * self.problem.devices * combination.chunks * short)
         solution = self.builder.build(combination, increments, micro_batches=short)
         if solution.costs.memory_limit is not None:
             # The memory check of lowering, without the rest of lowering.

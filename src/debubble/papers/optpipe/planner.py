@@ -26,7 +26,7 @@ from debubble.planners.baselines.pipeoffload import PlacedStages, placed_stages
 from debubble.planners.initial_schedules import fastest_first, initial
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
-from debubble.search.effort import ROW, START, Effort
+from debubble.search.effort import ROW_PRICE, START_PRICE, Effort
 from debubble.search.problem import Incumbent, OrderProblem
 
 MAX_START_GAP = 0.05
@@ -46,7 +46,9 @@ def optpipe(problem: Problem) -> Solution:
     reason: DebubbleError | None = None
     for rank, stages in enumerate(choices):
         try:
-            candidates.append(_StartedStages.begin(problem, stages, effort.part(effort.left / (len(choices) - rank))))
+            candidates.append(
+                _StartedStages.begin(problem, stages, effort.split_off(effort.remaining / (len(choices) - rank)))
+            )
         except InfeasibleError as error:
             reason = error
             bounds.append(0)
@@ -60,7 +62,7 @@ def optpipe(problem: Problem) -> Solution:
         if rank and candidate.start.bound >= best.value:
             bounds.append(candidate.start.bound)
             continue
-        incumbent = candidate.search(problem, effort.part(effort.left / (len(searched) - rank)))
+        incumbent = candidate.search(problem, effort.split_off(effort.remaining / (len(searched) - rank)))
         cached = cached or candidate.cached
         bounds.append(incumbent.bound)
         if incumbent.value < best.value or not rank:
@@ -93,8 +95,8 @@ class _StartedStages:
         cached = cache.nearest(orders, cache.folder()) if problem.cache else None
         published = initial(orders, effort)
         starts = published if cached is None else fastest_first(orders, [*published, cached])
-        effort.spend(START * orders.stages * orders.micro_batches * len(starts))
-        start = fastest_start(orders, starts=starts, effort=effort.part(effort.left / 4))
+        effort.spend(START_PRICE * orders.stages * orders.micro_batches * len(starts))
+        start = fastest_start(orders, starts=starts, effort=effort.split_off(effort.remaining / 4))
         return _StartedStages(stages, orders, start, cached is not None)
 
     def may_be_best(self, fastest: Number) -> bool:
@@ -129,7 +131,7 @@ def milp(problem: Problem) -> Iterator[Solution]:
     for rank, stages in enumerate(choices):
         orders = replace(stages.order_problem(problem.micro_batches), recompute=False)
         try:
-            for incumbent, remark in _solve_milp(orders, effort.part(effort.left / (len(choices) - rank))):
+            for incumbent, remark in _solve_milp(orders, effort.split_off(effort.remaining / (len(choices) - rank))):
                 if best is not None and incumbent.value > best.value:
                     continue
                 best, solution = incumbent, replace(_milp_solution(problem, stages, incumbent), remark=remark)
@@ -151,10 +153,10 @@ def _milp_solution(problem: Problem, stages: PlacedStages, best: Incumbent) -> S
 def _solve_milp(problem: OrderProblem, effort: Effort) -> Iterator[tuple[Incumbent, str]]:
     """Improving schedules of the MILP, each with the plan's remark."""
     rows = _estimated_rows(problem)
-    if ROW * rows > effort.left:
+    if ROW_PRICE * rows > effort.remaining:
         raise InputError(
             f"The MILP of {problem.devices} devices and {problem.micro_batches} micro-batches has about {rows:,} rows:"
-            f" give each partition an --effort of {ROW * rows:.0f}, or ask 'optpipe', which orders the same"
+            f" give each partition an --effort of {ROW_PRICE * rows:.0f}, or ask 'optpipe', which orders the same"
             " operations."
         )
     # Imported here because these modules load the solvers.
@@ -162,7 +164,7 @@ def _solve_milp(problem: OrderProblem, effort: Effort) -> Iterator[tuple[Incumbe
     from debubble.papers.optpipe.program.milp_model import MilpModel, Reductions
 
     program, backend = MilpModel(problem, Reductions(triangles="lazy")), best_backend()
-    start = next(iter(initial(problem, effort.part(0))), None)
+    start = next(iter(initial(problem, effort.split_off(0))), None)
     best: Incumbent | None = None
     for best in milp_incumbents(program, effort=effort, start=start, backend=backend):
         result = "proves that none of its orders is faster" if best.optimal else f"leaves a gap of {best.gap:.1%}"

@@ -234,7 +234,7 @@ def fastest(
         _fit(model, device, layers)
     time = sum(inst.times[t][r] * v for (_, t, r), v in layers.items())
     model.minimize(time)
-    share = Effort(DEVICE_EFFORT, deadline=effort.deadline, whole=effort)
+    share = Effort(DEVICE_EFFORT, deadline=effort.deadline, parent=effort)
     solver = solver_of(share)
     solver.parameters.relative_gap_limit = DEVICE_GAP
     solver.parameters.cp_model_presolve = False  # would take longer than such a small program

@@ -70,10 +70,10 @@ def solve(
     from ortools.sat.python import cp_model
 
     inst = instance(types, schedule, limits=limits, static=static)
-    start = decompose(inst, effort.part(DECOMPOSITION_SHARE * effort.left))
+    start = decompose(inst, effort.split_off(DECOMPOSITION_SHARE * effort.remaining))
     program = _IntegerProgram(cp_model.CpModel(), inst)
     program.set_start(start)
-    share = effort.part(FINISH_EFFORT if start.gap <= SMALL_GAP else EFFORT)
+    share = effort.split_off(FINISH_EFFORT if start.gap <= SMALL_GAP else EFFORT)
     solver = solver_of(share, seed=seed)
     status = status_of(solver, program.model, share)
     if start.layers is not None and status == "INFEASIBLE":

@@ -41,13 +41,13 @@ def scope(problem: Problem) -> Solution:
     """Assign layers with their strategies to stages and chunks by an integer program and a simulated local search."""
     effort = problem.begun()
     choices = problem.chunk_choices
-    program_effort = effort.part(PROGRAM_SHARE * problem.effort)
+    program_effort = effort.split_off(PROGRAM_SHARE * problem.effort)
     candidates: list[PricedSchedule] = []
     reasons: list[str] = []
     gaps: list[str] = []
     for remaining, chunks in zip(range(len(choices), 0, -1), choices, strict=True):
         try:
-            answer = _solve_program(problem, chunks, program_effort.part(program_effort.left / remaining))
+            answer = _solve_program(problem, chunks, program_effort.split_off(program_effort.remaining / remaining))
             candidates += _simulated_candidates(problem, chunks, answer)
         except (InfeasibleError, SolverError) as error:
             reasons.append(str(error))
@@ -61,7 +61,7 @@ def scope(problem: Problem) -> Solution:
     best = candidates[0]
     finalists = candidates[:MAX_FINALISTS]
     for remaining, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
-        improved = improve(problem, candidate, effort=effort.part(effort.left / remaining))
+        improved = improve(problem, candidate, effort=effort.split_off(effort.remaining / remaining))
         best = min(best, improved, key=lambda c: c.time)
     return replace(best.solution, remark=_remark(gaps, reasons), cut_off=effort.cut_off)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.papers.scope.instance import RESOLUTION, Instance
-from debubble.search.effort import LINEAR, Effort
+from debubble.search.effort import LINEAR_PROGRAM_PRICE, Effort
 
 LINEAR_VARIABLES = 100
-"""Number of variables of a linear program that costs an effort of LINEAR."""
+"""Number of variables of a linear program that costs an effort of LINEAR_PROGRAM_PRICE."""
 SOLVER_TOLERANCE = 1e-6
 """Relative tolerance by which the solver's optimum is lowered to give a valid bound."""
 
@@ -60,7 +60,7 @@ def relaxed(inst: Instance, effort: Effort, spans: Sequence[range] | None = None
         }
         for device in inst.devices
     ]
-    effort.spend(LINEAR * sum(map(len, layers)) / LINEAR_VARIABLES)
+    effort.spend(LINEAR_PROGRAM_PRICE * sum(map(len, layers)) / LINEAR_VARIABLES)
     for layer_type, count in enumerate(inst.counts):
         row(count, count, ((v, 1) for here in layers for (_, t, _), v in here.items() if t == layer_type))
     slowest = solver.NumVar(0, math.inf, "")

@@ -69,7 +69,7 @@ def seq1f1b(problem: Problem) -> Iterator[Solution]:
     yield points[0].priced.solution
     finalists = points[:FINALISTS]
     for rank, (cut, priced) in enumerate(finalists):
-        share = effort.part(effort.left / (len(finalists) - rank))
+        share = effort.split_off(effort.remaining / (len(finalists) - rank))
         points.append(_Point(cut, improve(cut, priced, effort=share)))
     best = min(points, key=lambda point: point.time)
     yield replace(_reordered(*best, effort).solution, cut_off=effort.cut_off)

@@ -80,12 +80,12 @@ class CandidatePlans:
     @property
     def expired(self) -> bool:
         """True if no plan fits `GRACE_SECONDS` after the job's deadline."""
-        return self.clock.left < -GRACE_SECONDS and not (self.ranking.steps or self.results)
+        return self.clock.remaining < -GRACE_SECONDS and not (self.ranking.steps or self.results)
 
     @property
     def deadline(self) -> float | None:
         """Seconds until the job's deadline; None if it has none."""
-        return None if self.job.deadline is None else max(self.clock.left, MIN_SECONDS_LEFT)
+        return None if self.job.deadline is None else max(self.clock.remaining, MIN_SECONDS_LEFT)
 
     @cached_property
     def legal(self) -> list[Degrees]:

@@ -41,7 +41,7 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe",)) -> Soluti
             if name == QUICK_PLAN:
                 answers.append(verify(name, problem, quick_step(problem)[1], 0.0))
             else:
-                seconds = None if problem.deadline is None else max(clock.left, MIN_SECONDS_LEFT)
+                seconds = None if problem.deadline is None else max(clock.remaining, MIN_SECONDS_LEFT)
                 answers.append(planners[name](replace(problem, deadline=seconds)))
                 if answers[-1].solution.interrupted:
                     break

@@ -19,7 +19,7 @@ from debubble.planners.partitioning.local_search import PartitionSearch, PricedS
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.registry import HostEstimate, planners
 from debubble.schedules import schedules
-from debubble.search.effort import REPRICED
+from debubble.search.effort import RECOMPUTE_CHOICE_PRICE
 from debubble.simulator import Repricer
 from debubble.targets.orders import COMBINED
 
@@ -91,7 +91,7 @@ def quick_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: N
     for bound, chunks in sorted(bounds):
         if best is not None and bound >= best[0]:
             break
-        once, per_pair = REPRICED
+        once, per_pair = RECOMPUTE_CHOICE_PRICE
         spend(once + per_pair * problem.devices * chunks * problem.micro_batches)
         try:
             candidate = _fit(problem, chunks)

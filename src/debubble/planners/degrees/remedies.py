@@ -289,7 +289,7 @@ def _host_remedy(change: str, job: Job, clock: Deadline) -> Iterator[Remedy]:
             if clock.passed:
                 break
             try:
-                answer = planners[name](replace(problems[degrees], effort=TRIAL_EFFORT, deadline=clock.left))
+                answer = planners[name](replace(problems[degrees], effort=TRIAL_EFFORT, deadline=clock.remaining))
             except DebubbleError:
                 continue
             answer.solution.raise_if_interrupted()

@@ -1,7 +1,7 @@
-"""The compiled annealing chain of the joint search: points as arrays, their neighbours, simulated annealing.
+"""The compiled annealing chain of the joint search: points as arrays, their neighbors, simulated annealing.
 
-A point is a row of whole numbers, one per stage and choice (`COUNT` to `ON_HOST`), with the entries of a policy.  What
-a stage costs at a level is looked up in a table that Python fills as the chain asks for it.
+A point is an integer array [choice, stage], with choices `COUNT` to `ON_HOST`, plus the entries of a policy.  The costs
+of a stage at a level come from a table whose rows Python fills on demand.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from debubble.ir.lowering.op_costs import recompute_lead, streaming_lead
 from debubble.kernels import inlined, jit
 from debubble.planners.joint.list_scheduling.scheduler import place
 from debubble.planners.joint.list_scheduling.stage_table import (
-    AFTER,
-    AGAIN,
-    AGAIN_LEAD,
-    BACK_LEAD,
     BACKWARDS,
     BY_STAGE,
     COLUMNS,
     DRAIN,
     DROPPED,
     FORWARD,
-    FREED,
+    FREED_BY_I,
+    FREED_BY_W,
     HORIZON,
     HOSTED,
     INPUT,
-    KEPT,
     LOAD,
-    MOVED,
-    OUT_LEAD,
+    OFFLOAD_LEAD,
+    OFFLOADED,
     PREFETCH,
+    RECOMPUTE,
+    RECOMPUTE_LEAD,
+    RELOAD_LEAD,
+    RETAINED,
     SEND,
     STEP,
     TRANSFER,
@@ -43,77 +43,79 @@ from debubble.planners.joint.list_scheduling.stage_table import (
 from debubble.search.annealing.moves import draw
 
 CHOICES = 5
-COUNT, LEVEL, SHARE, MOST, ON_HOST = range(CHOICES)
-"""Per stage: its units, its level of recomputation, the quarters of its activations that it offloads, the micro-batches
-that may be in flight, and 1 if its optimizer is the host's."""
+COUNT, LEVEL, SHARE, IN_FLIGHT, ON_HOST = range(CHOICES)
+"""Per stage: number of units, recomputation level, offloaded quarters of its activations, limit on micro-batches in
+flight, and 1 if its optimizer is on the host."""
 
 ENTRIES = 21
 (
-    T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP,
-    T_AGAIN, B_DROPPED, T_OWN_STEP, B_WHOLE, T_TRANSFER, S_OUT, S_BACK, S_AGAIN, B_HOST,
+    T_FORWARD, T_INPUT, T_WEIGHT, B_RETAINED, B_RECOMPUTED, B_AFTER_INPUT, B_STATES, B_WORKSPACE, B_STATES_HOSTED,
+    T_LOAD, T_DRAIN, T_STEP, T_RECOMPUTE, B_DROPPED, T_DEVICE_STEP, B_FULL, T_TRANSFER,
+    S_OFFLOAD, S_RELOAD, S_RECOMPUTE, B_HOST,
 ) = range(ENTRIES)  # fmt: skip
-"""Columns of the table of stages: times of F, I and W, without recomputation; bytes that F keeps, that come back
-before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
-of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own; time of
-its step on the device; bytes of its activation if it recomputes nothing, and the time to move them to the host; the
-overlaps of its offloads, reloads and recomputations, as in StageCosts; bytes on the host if that steps."""
+"""Columns of the cost table: times of F, I and W without recomputation; bytes that F retains, that recomputation adds
+before I, and that remain after it; bytes of states, of workspace, and of states if the optimizer is on the host; times
+of parameter load, gradient drain and optimizer step on the host; time of the recomputation, and bytes allocated by a
+separate R; time of the optimizer step on the device; activation bytes without recomputation, and the time to offload
+them; overlaps of offloads, reloads and recomputations as in StageCosts; bytes on the host if the optimizer is there."""
 
-ADDRESS = 4
-"""The numbers of a row's place in the table."""
+ROW_INDICES = 4
+"""Number of indices that address a row of the table."""
 
 QUARTERS = 4
-"""Shares of a stage's activations are counted in quarters."""
+"""Unit of offloaded shares: quarters of a stage's activations."""
 UNLIMITED = 10**6
-"""As many micro-batches in flight as memory allows."""
+"""In-flight limit of stages restricted by memory alone."""
 REJECTED = 1e300
-"""The score of what is worse than it may be."""
+"""Score of rejected points."""
 
-SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
-"""Shares of 100 moves: those below the first number shift units between stages; then they change levels, shares of
-offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
-STAGE_BY_STAGE = 2
-"""One in so many random points goes back stage by stage, where devices are crowded."""
-FEWEST_HOSTED = 2
-"""One in so many random points has hosts step as few stages of each device as a share of its memory is to be left."""
-FREE_SHARES = 24
-"""The largest of these shares, in parts of 64."""
+BELOW_SHIFT, BELOW_LEVEL, BELOW_SHARE, BELOW_IN_FLIGHT, BELOW_HOST = 30, 52, 74, 82, 88
+"""Cumulative percentages of moves that shift units between stages, change a level, an offloaded share, an in-flight
+limit, and, if possible, where the optimizer steps; the remaining moves change the policy."""
+STAGE_ORDER_ODDS = 2
+"""One in this many random points runs backwards stage by stage, if devices are crowded."""
+MIN_HOSTED_ODDS = 2
+"""One of this many random points offloads the optimizer of as few stages per device as free the drawn share of its
+memory."""
+MAX_FREE_SHARE = 24
+"""The largest such share, in 64ths."""
 DRAWN_HORIZONS, DRAWN_PREFETCHES = 16, 3
-"""How many choices of the list scheduler's horizon and prefetch, the least first, are drawn for points that go back
-stage by stage, where devices are short of memory."""
-LEAST_KEPT = 3
-"""One in so many random points keeps as little of activations on devices as can be, where states leave little room."""
-CHUNK, RUN = 5, 2
-"""One in so many changes is made to all stages of a chunk; where devices are crowded, one in so many others to a run of
-stages, as what is best often changes with depth alone there."""
+"""Number of choices of the horizon and the prefetch, from the smallest, drawn for points that run backwards stage by
+stage if devices are short of memory."""
+MIN_RETAINED_ODDS = 3
+"""One in this many random points retains as few activations on devices as possible, if states take most of them."""
+CHUNK_ODDS, RUN_ODDS = 5, 2
+"""One in CHUNK_ODDS changes applies to all stages of a chunk; if devices are crowded, one in RUN_ODDS of the others to
+a run of stages, because the best choices there often depend on depth alone."""
 
 
 class Space(NamedTuple):
-    """The constants of a chain's problem, and its table, which grows.
+    """The constants of a chain's problem, and its cost table, which grows.
 
     Attributes:
-        rows: [type of device, level, first unit, units]: the entries above; negative where they are not known yet.
-        type_of: Per stage, the type of its device.
-        device_of: Per stage, its device.
-        limits: Per device, bytes.
-        down: Per device, its link's lane to the host.
-        up: Per device, its lane from the host.
-        host: Bytes that every device has on its host.
-        choices: Per entry of a policy, what it may be.
-        options: Per entry of a policy, how many these are.
-        scales: Per micro-batch, its length.
-        static: Bytes on every device.
+        rows: [device type, level, first unit, units, column]: the cost table; negative where not yet filled.
+        type_of: Device type of each stage.
+        device_of: Device of each stage.
+        limits: Memory limit per device in bytes.
+        down: Per device, its link lane to the host.
+        up: Per device, its link lane from the host.
+        host: Bytes of host memory per device.
+        choices: Candidate values of each policy entry.
+        options: Number of candidate values of each policy entry.
+        scales: Length of each micro-batch.
+        static: Bytes used on every device regardless of its units.
         communication: Per stage, time of a message to the next one.
-        on_device: Per stage, 1 if no host may step it.
-        longest: Longer than any step that is not stuck.
-        offloads: 1 if activations can be moved to the host.
-        hostable: 1 if the host may step.
-        crowded: 1 if states would take most of the devices' memory, or have no room there.
-        short: 1 if they would take nearly all of it, or do not fit.
-        full: 1 if states take most of devices' memory in the points that are drawn.
-        free: Per device, bytes beside all states of the units that it has at first; negative if these do not fit.
-        saved: Per stage, bytes of states that leave the device if a host steps it, of the units that it has at first.
-        tails: The time after the last operation if hosts step everything, if devices step next to nothing of their
-            states, and if they step all.
+        on_device: Per stage, 1 if its optimizer must step on the device.
+        longest: Upper bound on the time of every step that completes.
+        offloads: 1 if activations can be offloaded.
+        hostable: 1 if the optimizer can be offloaded.
+        crowded: 1 if states would take most of the device memory, or exceed it.
+        short: 1 if they would take nearly all of it, or exceed it.
+        filled: 1 if states take most of the device memory in random points.
+        free: Per device, bytes that remain next to all states of its initial units; negative if they exceed it.
+        saved: Per stage, bytes freed on the device by offloading the optimizer of its initial units.
+        tails: Time after the last operation if hosts step everything, if devices step a vanishing part, and if devices
+            step everything.
     """
 
     rows: Floats
@@ -134,7 +136,7 @@ class Space(NamedTuple):
     hostable: int
     crowded: int
     short: int
-    full: int
+    filled: int
     free: Floats
     saved: Floats
     tails: Floats
@@ -144,33 +146,34 @@ _streaming_lead, _recompute_lead = inlined(streaming_lead), inlined(recompute_le
 
 
 @inlined
-def tail_of(a: Space, point: Ints) -> float:
-    """The time after the last operation: the largest share of its step that a device takes itself, and the rest."""
+def tail_time(a: Space, point: Ints) -> float:
+    """The time after the last operation, interpolated by the largest fraction of its step that a device runs itself."""
     if not point[ON_HOST].any():
-        whole: float = a.tails[2]
-        return whole
-    own, all_ = np.zeros(len(a.limits)), np.zeros(len(a.limits))
+        device_tail: float = a.tails[2]
+        return device_tail
+    device_times, total_times = np.zeros(len(a.limits)), np.zeros(len(a.limits))
     begin = 0
     for s in range(point.shape[1]):
-        step = a.rows[a.type_of[s], point[LEVEL, s], begin, point[COUNT, s], T_OWN_STEP]
+        step = a.rows[a.type_of[s], point[LEVEL, s], begin, point[COUNT, s], T_DEVICE_STEP]
         begin += point[COUNT, s]
-        all_[a.device_of[s]] += step
+        total_times[a.device_of[s]] += step
         if not point[ON_HOST, s]:
-            own[a.device_of[s]] += step
-    share = (own / all_).max()
+            device_times[a.device_of[s]] += step
+    share = (device_times / total_times).max()
     tail: float = a.tails[1] + share * (a.tails[2] - a.tails[1]) if share > 0 else a.tails[0]
     return tail
 
 
 @jit
 def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, host: Floats, missing: Ints) -> float:
-    """Write a point's stages and its devices' room as the list scheduler sees them.
+    """Write the list scheduler's input for a point: the stages' rows and the devices' and hosts' free bytes.
 
-    Returns the bytes that the fullest device or host lacks for states; -1 if the table lacks a row, which is noted.
+    Returns the bytes of states that exceed the fullest device or host; -1 if a row of the table is missing, whose
+    indices are written to `missing`.
     """
     S, P = point.shape[1], len(a.limits)
     capacity[:], host[:] = a.limits - a.static, a.host
-    space = np.zeros(P)
+    workspace = np.zeros(P)
     begin = 0
     for s in range(S):
         count, level = point[COUNT, s], point[LEVEL, s]
@@ -181,37 +184,37 @@ def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, host: Floats, 
         begin += count
         d = a.device_of[s]
         hosted = point[ON_HOST, s] > 0
-        capacity[d] -= row[B_HOSTED] if hosted else row[B_STATES]
+        capacity[d] -= row[B_STATES_HOSTED] if hosted else row[B_STATES]
         host[d] -= row[B_HOST] if hosted else 0.0
-        space[d] = max(space[d], row[B_SPACE])
-        before = row[B_KEPT] + row[B_AGAIN]
-        part = point[SHARE, s] / QUARTERS
+        workspace[d] = max(workspace[d], row[B_WORKSPACE])
+        before_input = row[B_RETAINED] + row[B_RECOMPUTED]
+        fraction = point[SHARE, s] / QUARTERS
         stage = stages[s]
         stage[FORWARD], stage[INPUT], stage[WEIGHT] = row[T_FORWARD], row[T_INPUT], row[T_WEIGHT]
         stage[SEND] = a.communication[s] if s + 1 < S and a.device_of[s + 1] != d else 0.0
-        stage[KEPT] = row[B_KEPT]
-        stage[WORKSPACE] = row[B_AGAIN] + max(row[B_AFTER] - before, 0.0)
-        stage[FREED], stage[AFTER] = max(before - row[B_AFTER], 0.0), row[B_AFTER]
-        stage[MOVED] = row[B_KEPT] * part
-        # Rounded as simulation does, so that what happens at one moment here does there.
-        if row[B_KEPT] != row[B_WHOLE]:
-            part = part * row[B_KEPT] / row[B_WHOLE]
-        stage[TRANSFER] = row[T_TRANSFER] * part
+        stage[RETAINED] = row[B_RETAINED]
+        stage[WORKSPACE] = row[B_RECOMPUTED] + max(row[B_AFTER_INPUT] - before_input, 0.0)
+        stage[FREED_BY_I], stage[FREED_BY_W] = max(before_input - row[B_AFTER_INPUT], 0.0), row[B_AFTER_INPUT]
+        stage[OFFLOADED] = row[B_RETAINED] * fraction
+        # Rounded as in simulation, so that simultaneous events are simultaneous in both.
+        if row[B_RETAINED] != row[B_FULL]:
+            fraction = fraction * row[B_RETAINED] / row[B_FULL]
+        stage[TRANSFER] = row[T_TRANSFER] * fraction
         stage[HOSTED] = 1.0 if hosted else 0.0
         stage[LOAD] = row[T_LOAD] if hosted else 0.0
         stage[DRAIN] = row[T_DRAIN] if hosted else 0.0
         stage[STEP] = row[T_STEP] if hosted else 0.0
-        stage[AGAIN], stage[DROPPED] = row[T_AGAIN], row[B_DROPPED]
-        stage[OUT_LEAD] = stage[BACK_LEAD] = stage[AGAIN_LEAD] = 0.0
-        if part > 0:
-            share, whole = point[SHARE, s] / QUARTERS, row[T_TRANSFER]
-            if row[B_KEPT] != row[B_WHOLE]:
-                whole = whole * row[B_KEPT] / row[B_WHOLE]
-            stage[OUT_LEAD] = _streaming_lead(row[T_FORWARD], whole, share, row[S_OUT])
-            back = _streaming_lead(row[T_INPUT] + row[T_AGAIN], whole, share, row[S_BACK])
-            stage[BACK_LEAD] = min(back, stage[TRANSFER])
-            stage[AGAIN_LEAD] = _recompute_lead(row[T_AGAIN], whole, share, row[S_AGAIN])
-    capacity -= space
+        stage[RECOMPUTE], stage[DROPPED] = row[T_RECOMPUTE], row[B_DROPPED]
+        stage[OFFLOAD_LEAD] = stage[RELOAD_LEAD] = stage[RECOMPUTE_LEAD] = 0.0
+        if fraction > 0:
+            share, transfer = point[SHARE, s] / QUARTERS, row[T_TRANSFER]
+            if row[B_RETAINED] != row[B_FULL]:
+                transfer = transfer * row[B_RETAINED] / row[B_FULL]
+            stage[OFFLOAD_LEAD] = _streaming_lead(row[T_FORWARD], transfer, share, row[S_OFFLOAD])
+            reload_lead = _streaming_lead(row[T_INPUT] + row[T_RECOMPUTE], transfer, share, row[S_RELOAD])
+            stage[RELOAD_LEAD] = min(reload_lead, stage[TRANSFER])
+            stage[RECOMPUTE_LEAD] = _recompute_lead(row[T_RECOMPUTE], transfer, share, row[S_RECOMPUTE])
+    capacity -= workspace
     lacking: float = max(0.0, -capacity.min(), -host.min())
     return lacking
 
@@ -221,59 +224,59 @@ def score(
     a: Space, point: Ints, policy: Floats, stages: Floats, capacity: Floats, host: Floats, missing: Ints,
     threshold: float, operations: Ints, starts: Floats,
 ) -> float:  # fmt: skip
-    """The time of the step; more than any step takes where something does not fit; -1 if the table lacks a row."""
+    """The step time; a value above all step times if the point does not fit; -1 if a row of the table is missing."""
     lacking = fill(a, point, stages, capacity, host, missing)
     if lacking < 0:
         return -1.0
     if lacking > 0:
-        beyond: float = a.longest * (10 + lacking / a.limits.min())
-        return beyond
-    tail = tail_of(a, point)
-    _, time, left = place(
-        stages, a.device_of, capacity, a.down, a.up, host, a.scales, policy, point[MOST], threshold - tail, np.inf,
+        penalty: float = a.longest * (10 + lacking / a.limits.min())
+        return penalty
+    tail = tail_time(a, point)
+    _, time, missing_operations = place(
+        stages, a.device_of, capacity, a.down, a.up, host, a.scales, policy, point[IN_FLIGHT], threshold - tail, np.inf,
         operations, starts,
     )  # fmt: skip
-    if left > 0:
-        return a.longest * (2 + left / (3 * len(stages) * len(a.scales)))
+    if missing_operations > 0:
+        return a.longest * (2 + missing_operations / (3 * len(stages) * len(a.scales)))
     return min(time + tail, REJECTED)
 
 
 @jit
-def change(a: Space, point: Ints, choice: int, to: int, s: int, random: Ints) -> None:
-    """Change one stage's entry, or the same for all stages of its chunk, or for a run of stages that it begins."""
+def change(a: Space, point: Ints, choice: int, value: int, s: int, random: Ints) -> None:
+    """Set a choice of one stage, of all stages of its chunk, or of a run of stages that starts with it."""
     devices = len(a.limits)
-    if draw(random, CHUNK) == 0:
+    if draw(random, CHUNK_ODDS) == 0:
         first = s // devices * devices
-        point[choice, first : first + devices] = to
-    elif a.crowded and draw(random, RUN) == 0:
-        point[choice, s : s + 1 + draw(random, point.shape[1] - s)] = to
+        point[choice, first : first + devices] = value
+    elif a.crowded and draw(random, RUN_ODDS) == 0:
+        point[choice, s : s + 1 + draw(random, point.shape[1] - s)] = value
     else:
-        point[choice, s] = to
+        point[choice, s] = value
 
 
 @jit
-def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
-    """Change a point at random, in place."""
+def neighbor(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
+    """Change a point in place to a random neighbor."""
     S = point.shape[1]
     levels = a.rows.shape[1]
     dice, s = draw(random, 100), draw(random, S)
     offloads = a.offloads > 0
-    if dice < SHIFTS:
+    if dice < BELOW_SHIFT:
         other = s + 2 * draw(random, 2) - 1 if draw(random, 2) == 0 else draw(random, S)
         by = 1
         if 0 <= other < S and point[COUNT, s] > by and point[COUNT, other] + by < a.rows.shape[3]:
             point[COUNT, s] -= by
             point[COUNT, other] += by
-    elif dice < LEVELS:
+    elif dice < BELOW_LEVEL:
         step = 2 * draw(random, 2) - 1
         change(a, point, LEVEL, min(max(point[LEVEL, s] + step, 0), levels - 1), s, random)
-    elif dice < SHARES and offloads:
+    elif dice < BELOW_SHARE and offloads:
         change(a, point, SHARE, draw(random, QUARTERS + 1), s, random)
-    elif dice < FLIGHTS:
-        to = UNLIMITED if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
-        change(a, point, MOST, to, s, random)
-    elif dice < HOSTS and a.hostable:
-        # Two stages of a device may change places between it and its host.
+    elif dice < BELOW_IN_FLIGHT:
+        limit = UNLIMITED if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
+        change(a, point, IN_FLIGHT, limit, s, random)
+    elif dice < BELOW_HOST and a.hostable:
+        # Two stages of a device may swap where their optimizers step.
         other = draw(random, S) if a.short else s
         if a.device_of[other] == a.device_of[s] and point[ON_HOST, other] != point[ON_HOST, s]:
             point[ON_HOST, other], point[ON_HOST, s] = point[ON_HOST, s], point[ON_HOST, other]
@@ -286,10 +289,10 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
 
 
 @jit
-def _host_fewest(a: Space, point: Ints, deeper: int, share: float) -> None:
-    """Have hosts step each device's deepest stages but those of so many chunks, until a share of its memory is free.
+def _offload_fewest(a: Space, point: Ints, skipped_chunks: int, share: float) -> None:
+    """Offload the optimizer of each device's deepest stages until a share of its memory is free.
 
-    Where states leave as much on all devices, the point remains as it is.
+    Stages of the deepest `skipped_chunks` chunks come last.  The point is unchanged if enough is free on all devices.
     """
     S, P = point.shape[1], len(a.limits)
     free = a.free - share * a.limits
@@ -297,7 +300,7 @@ def _host_fewest(a: Space, point: Ints, deeper: int, share: float) -> None:
         return
     point[ON_HOST] = 0
     for n in range(S):
-        s = S - 1 - (n + deeper * P) % S
+        s = S - 1 - (n + skipped_chunks * P) % S
         d = a.device_of[s]
         if free[d] < 0 and not a.on_device[s]:
             point[ON_HOST, s] = 1
@@ -306,7 +309,7 @@ def _host_fewest(a: Space, point: Ints, deeper: int, share: float) -> None:
 
 @jit
 def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: Ints) -> None:
-    """Write a point whose stages have one level and one share per chunk, with a random policy."""
+    """Draw a point with one level and one share per chunk, and a random policy."""
     S, P = point.shape[1], len(a.limits)
     levels, chunks = a.rows.shape[1], point.shape[1] // len(a.limits)
     offloads = a.offloads > 0
@@ -316,30 +319,30 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         if offloads and draw(random, 10) < 6:
             share[k] = draw(random, QUARTERS + 1)
     if draw(random, 2) == 0:
-        # What a step needs last, the shallow chunks' activations, is worth the most time to bring back.
+        # The shallow chunks' activations are needed last, so recomputation and reloads pay off most there.
         level, share = np.sort(level)[::-1], np.sort(share)[::-1]
     hosted = draw(random, chunks + 1) if a.hostable else 0
-    # Deeper chunks, whose backwards come last, may keep their states.
+    # Deeper chunks may keep their states on devices.
     deeper = draw(random, chunks - hosted + 1) if hosted and a.crowded and draw(random, 2) == 0 else 0
     for s in range(S):
-        point[COUNT, s], point[MOST, s] = counts[s], UNLIMITED
+        point[COUNT, s], point[IN_FLIGHT, s] = counts[s], UNLIMITED
         point[LEVEL, s], point[SHARE, s] = level[s // P], share[s // P]
         point[ON_HOST, s] = 1 if chunks - hosted - deeper <= s // P < chunks - deeper and not a.on_device[s] else 0
-    if hosted and a.short and draw(random, FEWEST_HOSTED) == 0:
-        _host_fewest(a, point, deeper, (1 + draw(random, FREE_SHARES)) / 64)
+    if hosted and a.short and draw(random, MIN_HOSTED_ODDS) == 0:
+        _offload_fewest(a, point, deeper, (1 + draw(random, MAX_FREE_SHARE)) / 64)
     for n in range(len(policy)):
         policy[n] = a.choices[n, draw(random, a.options[n])]
-    if a.crowded and draw(random, STAGE_BY_STAGE) == 0:
-        # The deepest stages' hosts step beside all that is left, while activations wait on hosts.
+    if a.crowded and draw(random, STAGE_ORDER_ODDS) == 0:
+        # Hosts step the deepest stages alongside the remaining backwards, while activations wait on hosts.
         point[LEVEL] = draw(random, levels)
         if offloads:
             point[SHARE] = QUARTERS
         policy[BACKWARDS] = BY_STAGE + draw(random, 2)
         if a.short:
-            # Earlier reloads fill the memory that the forwards before them need.
+            # Earlier reloads take memory that preceding forwards need.
             policy[HORIZON] = a.choices[HORIZON, draw(random, min(DRAWN_HORIZONS, a.options[HORIZON]))]
             policy[PREFETCH] = a.choices[PREFETCH, draw(random, DRAWN_PREFETCHES)]
-    elif offloads and a.full and draw(random, LEAST_KEPT) == 0:
+    elif offloads and a.filled and draw(random, MIN_RETAINED_ODDS) == 0:
         point[LEVEL], point[SHARE] = levels - 1, QUARTERS
 
 
@@ -348,20 +351,20 @@ def sample(
     a: Space, counts: Ints, best: Ints, best_policy: Floats, values: Floats, missing: Ints, begin: int, end: int,
     random: Ints,
 ) -> int:  # fmt: skip
-    """Draw the random points from `begin` to `end`, and keep the best; returns as `anneal` does."""
+    """Draw the random points from `begin` to `end` and store the best; returns as `anneal` does."""
     S = best.shape[1]
     stages, capacity, host = np.zeros((S, COLUMNS)), np.zeros(len(a.limits)), np.zeros(len(a.limits))
     operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     point, policy = best.copy(), best_policy.copy()
     for step in range(begin, end):
-        before = random[0]
+        random_state = random[0]
         random_point(a, counts, point, policy, random)
-        found = score(a, point, policy, stages, capacity, host, missing, values[1], operations, starts)
-        if found < 0:
-            random[0] = before
+        value = score(a, point, policy, stages, capacity, host, missing, values[1], operations, starts)
+        if value < 0:
+            random[0] = random_state
             return step
-        if found < values[1]:
-            values[1] = found
+        if value < values[1]:
+            values[1] = value
             best[:], best_policy[:] = point, policy
     return end
 
@@ -369,32 +372,32 @@ def sample(
 @jit
 def anneal(
     a: Space, point: Ints, policy: Floats, best: Ints, best_policy: Floats, values: Floats, missing: Ints, begin: int,
-    end: int, steps: int, warm: float, cold: float, random: Ints,
+    end: int, steps: int, initial: float, final: float, random: Ints,
 ) -> int:  # fmt: skip
-    """Run from step `begin` to `end` of `steps` that cool from one temperature to another, parts of the step's time.
+    """Run steps `begin` to `end` of `steps`, cooling geometrically between temperatures relative to the step time.
 
-    `values` are the score of the point and of the best.  Returns the step at which a row was lacking, or `end`; the
-    move is tried again once there is the row.
+    `values` are the scores of the point and of the best.  Returns the step at which a row of the table was missing,
+    which is repeated once the row is filled, or `end`.
     """
     S = point.shape[1]
     stages, capacity, host = np.zeros((S, COLUMNS)), np.zeros(len(a.limits)), np.zeros(len(a.limits))
     operations, starts = np.empty((0, 3), np.int64), np.empty(0)
-    tried, tried_policy = point.copy(), policy.copy()
+    candidate, candidate_policy = point.copy(), policy.copy()
     for step in range(begin, end):
-        temperature = warm * (cold / warm) ** (step / steps)
-        before = random[0]
-        neighbour(a, tried, tried_policy, random)
+        temperature = initial * (final / initial) ** (step / steps)
+        random_state = random[0]
+        neighbor(a, candidate, candidate_policy, random)
         allowed = values[0] * (1 - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0))
-        found = score(a, tried, tried_policy, stages, capacity, host, missing, allowed, operations, starts)
-        if found < 0:
-            random[0] = before
+        value = score(a, candidate, candidate_policy, stages, capacity, host, missing, allowed, operations, starts)
+        if value < 0:
+            random[0] = random_state
             return step
-        if found <= allowed:
-            values[0] = found
-            point[:], policy[:] = tried, tried_policy
-            if found < values[1]:
-                values[1] = found
-                best[:], best_policy[:] = tried, tried_policy
+        if value <= allowed:
+            values[0] = value
+            point[:], policy[:] = candidate, candidate_policy
+            if value < values[1]:
+                values[1] = value
+                best[:], best_policy[:] = candidate, candidate_policy
         else:
-            tried[:], tried_policy[:] = point, policy
+            candidate[:], candidate_policy[:] = point, policy
     return end

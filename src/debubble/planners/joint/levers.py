@@ -1,8 +1,8 @@
-"""A point of the joint search: everything that is chosen but the order, and what it costs.
+"""A point of the joint search: every choice except the order, with its costs.
 
-A point says how many units each stage has, how each stage recomputes, what part of its activations it offloads, and how
-the list scheduler orders.  Recomputation has levels, one per price of a byte: at a price, each unit takes the strategy
-whose time and memory together cost least, so that level 0 recomputes nothing and the last one all that it can.
+A point holds the units of each stage, its recomputation level, the fraction of its activations that is offloaded, and
+the list scheduler's policy.  Each recomputation level is a price per byte: every unit takes the strategy with the
+lowest sum of time and priced memory, so level 0 recomputes nothing and the last level as much as possible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from debubble.ir import Number, Placement, Schedule
 from debubble.ir.arrays import Floats, Ints
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.kernels import jit
-from debubble.planners.joint.annealing_kernel import ADDRESS, ENTRIES, QUARTERS, Space, fill
+from debubble.planners.joint.annealing_kernel import ENTRIES, QUARTERS, ROW_INDICES, Space, fill
 from debubble.planners.joint.list_scheduling.scheduler import schedule
 from debubble.planners.joint.list_scheduling.stage_table import (
     BY_AGE,
@@ -42,91 +42,96 @@ class Point:
 
     Attributes:
         counts: Units per stage.
-        levels: Per stage, its level of recomputation.
-        shares: Per stage, the quarters of its activations that it offloads.
-        most: Per stage, the micro-batches that may be in flight.
-        hosted: Per stage, whether its optimizer's states and step are the host's.
-        policy: The list scheduler's entries.
+        levels: Recomputation level per stage.
+        shares: Quarters of the activations that each stage offloads.
+        max_in_flight: Limit on micro-batches in flight per stage.
+        hosted: Per stage, whether its optimizer states and step are on the host.
+        policy: The list scheduler's policy entries.
     """
 
     counts: tuple[int, ...]
     levels: tuple[int, ...]
     shares: tuple[int, ...]
-    most: tuple[int, ...]
+    max_in_flight: tuple[int, ...]
     hosted: tuple[bool, ...]
     policy: tuple[float, ...]
 
     @property
     def rows(self) -> Ints:
-        """The point's rows per stage, as the chain has them."""
-        return np.array((self.counts, self.levels, self.shares, self.most, self.hosted), dtype=np.int64)
+        """The point as the compiled chain's array, [choice, stage]."""
+        return np.array((self.counts, self.levels, self.shares, self.max_in_flight, self.hosted), dtype=np.int64)
 
     @staticmethod
-    def of(rows: Ints, policy: Floats) -> Point:
-        """The point of a chain's arrays."""
-        counts, levels, shares, most, hosted = rows.tolist()
+    def from_arrays(rows: Ints, policy: Floats) -> Point:
+        """Convert a chain's arrays to a point."""
+        counts, levels, shares, max_in_flight, hosted = rows.tolist()
         return Point(
-            tuple(counts), tuple(levels), tuple(shares), tuple(most), tuple(map(bool, hosted)), tuple(policy.tolist())
+            tuple(counts),
+            tuple(levels),
+            tuple(shares),
+            tuple(max_in_flight),
+            tuple(map(bool, hosted)),
+            tuple(policy.tolist()),
         )
 
 
 MAX_STAGE_RATIO = 2.5
-"""Units of the longest stage that the search tries, in times of the mean."""
-MAX_LISTED_WAYS = 64
-"""Ways in which a whole model can recompute, up to which each is tried."""
-BOUNDLESS = 1e30
-"""Bytes of a device or host without a limit."""
+"""Upper limit on units per stage, as a multiple of the mean."""
+MAX_ENUMERATED_CHOICES = 64
+"""Recomputation choices are enumerated exhaustively for models with at most this many combinations."""
+UNLIMITED_BYTES = 1e30
+"""Stands for the memory of a device or host without a limit."""
 BACKLOGS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 1e9)
-PATIENCES = (0.0, 0.25, 0.5, 0.75, 1.0)
+WAIT_LIMITS = (0.0, 0.25, 0.5, 0.75, 1.0)
 AGES = (0.0, 0.3, 1.0, 3.0, 10.0)
 PREFETCHES = (1.0, 2.0, 3.0, 4.0, 6.0)
 AHEADS = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Values of the policy entries BACKLOG, WAIT_LIMIT, AGE, PREFETCH and AHEAD that are tried."""
 
 
 def policy_choices(stages: int, *, first: Sequence[float] = ()) -> tuple[Sequence[float], ...]:
-    """The values that each entry of a policy may have, in the order of the list scheduler's entries.
+    """The candidate values of each policy entry, in the list scheduler's order.
 
-    `first` is what the last one may be, which backwards come first; it is there where hosts may step.
+    `first` holds the values of the last entry, BACKWARDS, which exists only if optimizer steps may be offloaded.
     """
     horizons = [float(operations) for operations in range(1, 2 * stages)]
-    return BACKLOGS, PATIENCES, horizons, PREFETCHES, AGES, AHEADS, *([first] if first else [])
+    return BACKLOGS, WAIT_LIMITS, horizons, PREFETCHES, AGES, AHEADS, *([first] if first else [])
 
 
-DEEPER_SHARE = 0.85
-"""The part of what a stage keeps, below which a level is a deeper one for some of its micro-batches."""
-LEAST_CAPACITY = 1.0
-"""Bytes of a device on which nothing fits: measures of what it lacks divide by its capacity."""
-STATES_SHARE = 0.95
-"""The part of devices' room that states may take: in the partitions that a search begins with, and where all stay."""
-CROWDED_SHARE = 0.6
-"""The part of devices' room that states may take before plans are drawn as where hosts have to step: four settings
-between the two are 2.4% faster so."""
-
-SHORT_SHARE = 0.85
-"""The part above which plans are drawn whose hosts step as little as they have to, from the deepest stages on: five
-settings are 4% faster in the mean so (llama2-70b on 16 H100 by 17%), and three below it 0.6% slower."""
+DEEPER_LEVEL_FRACTION = 0.85
+"""A level counts as deeper than a stage's own if it retains less than this fraction of the stage's bytes."""
+MIN_CAPACITY = 1.0
+"""Bytes assumed for a device on which nothing fits, because shortages are divided by the capacity."""
+MAX_STATES_FRACTION = 0.95
+"""Largest fraction of device memory that model states may occupy, initially and where none are offloaded."""
+CROWDED_FRACTION = 0.6
+"""Fraction of device memory taken by states above which random points are drawn as if offloading the optimizer were
+necessary: 2.4% faster on four settings between this fraction and the maximum."""
+SHORT_FRACTION = 0.85
+"""Fraction above which some random points offload the optimizer of as few stages as necessary, deepest first: five
+settings are 4% faster on average (llama2-70b on 16 H100 by 17%); three settings below it would be 0.6% slower."""
 
 
 def exceeds_devices(problem: Problem, units: Units) -> bool:
-    """True if devices have no room for all states, so that hosts have to step."""
-    return units.hostable and _states_share(problem, units) > STATES_SHARE
+    """Tell whether all states exceed device memory, so that optimizer steps have to be offloaded."""
+    return units.hostable and _states_fraction(problem, units) > MAX_STATES_FRACTION
 
 
 def is_crowded(problem: Problem, units: Units) -> bool:
-    """True if states would take most of the devices' memory, and hosts may step."""
-    return units.hostable and _states_share(problem, units) > CROWDED_SHARE
+    """Tell whether states would take most of the device memory, and optimizer steps may be offloaded."""
+    return units.hostable and _states_fraction(problem, units) > CROWDED_FRACTION
 
 
 def is_short(problem: Problem, units: Units) -> bool:
-    """True if states would take nearly all of the devices' memory, and hosts may step."""
-    return units.hostable and _states_share(problem, units) > SHORT_SHARE
+    """Tell whether states would take nearly all of the device memory, and optimizer steps may be offloaded."""
+    return units.hostable and _states_fraction(problem, units) > SHORT_FRACTION
 
 
-def _states_share(problem: Problem, units: Units) -> float:
-    """The share of the devices' memory that all states would take there."""
-    rooms = sum(problem.limits) - len(problem.limits) * float(units.static)
+def _states_fraction(problem: Problem, units: Units) -> float:
+    """The fraction of device memory that all states would take."""
+    capacity = sum(problem.limits) - len(problem.limits) * float(units.static)
     states = sum(float(unit.static) for unit in units.units)
-    return states / rooms if rooms > 0 else math.inf
+    return states / capacity if capacity > 0 else math.inf
 
 
 class Levers:
@@ -136,8 +141,8 @@ class Levers:
         self.problem, self.placement, self.units = problem, placement, units
         self.device_of = np.array(placement.device_of)
         types = [id(units.on(device)) for device in range(placement.devices)]
-        self.examples = [types.index(each) for each in dict.fromkeys(types)]
-        """A device of each type."""
+        self.examples = [types.index(type_) for type_ in dict.fromkeys(types)]
+        """One device of each type."""
         self.type_of = np.array([*map([*dict.fromkeys(types)].index, types)])[self.device_of]
         group_of = {d: g for g, group in enumerate(self.units.link_groups) for d in group}
         links = [group_of.get(d, len(group_of) + d) for d in range(placement.devices)]
@@ -145,26 +150,26 @@ class Levers:
         self.down = np.array([lanes[link] for link in links])
         half = self.units.host_link == "half-duplex"
         self.up = self.down if half else self.down + placement.devices
-        buffers = [float(units.buffers(own, placement.stages)) for own in placement.stages_of]
-        self.limits = np.maximum(np.array(problem.limits) - buffers, LEAST_CAPACITY)
+        buffers = [float(units.buffers(stages, placement.stages)) for stages in placement.stages_of]
+        self.limits = np.maximum(np.array(problem.limits) - buffers, MIN_CAPACITY)
         work = np.array([float(sum(unit.work for unit in units.on(device))) for device in self.examples])
         self.paces = (work / work.min() if work.min() else np.ones(len(work)))[self.type_of]
-        """Per stage, the time of the model on its device over that on the fastest."""
+        """Per stage, the model's time on its device relative to the fastest device."""
         self.scales = np.array([*map(float, problem.entries.micro_batch_scale or (1,) * problem.micro_batches)])
-        """Per micro-batch, its length over that of a whole one."""
+        """Length of each micro-batch relative to a full one."""
         self.longest = 4 * problem.micro_batches * float(work.max())
-        """Longer than any step that is not stuck."""
+        """Upper bound on the time of every step that completes."""
         self.crowded = is_crowded(problem, units)
 
     @cached_property
     def policies(self) -> tuple[Sequence[float], ...]:
-        """The values of the policy's entries."""
+        """The candidate values of each policy entry."""
         first = (BY_AGE, HOSTS_FIRST, BY_STAGE, BY_DEEP_STAGE) if self.crowded else (BY_AGE, HOSTS_FIRST)
         return policy_choices(self.placement.stages, first=first if self.units.hostable else ())
 
     @cached_property
     def space(self) -> Space:
-        """The constants that the compiled chain reads."""
+        """The input of the compiled chain."""
         units, choices = self.units, self.policies
         table = np.zeros((len(choices), max(map(len, choices))))
         for n, entry in enumerate(choices):
@@ -173,10 +178,10 @@ class Levers:
             rows=np.full((len(self.examples), self.levels, len(units.units), self.most_units + 1, ENTRIES), -1.0),
             type_of=self.type_of,
             device_of=self.device_of,
-            limits=np.where(np.isinf(self.limits), BOUNDLESS, self.limits),
+            limits=np.where(np.isinf(self.limits), UNLIMITED_BYTES, self.limits),
             down=self.down,
             up=self.up,
-            host=BOUNDLESS if self.units.host_memory is None else float(self.units.host_memory),
+            host=UNLIMITED_BYTES if self.units.host_memory is None else float(self.units.host_memory),
             choices=table,
             options=np.array([*map(len, choices)]),
             scales=self.scales,
@@ -188,7 +193,7 @@ class Levers:
             hostable=int(units.hostable),
             crowded=int(self.crowded),
             short=int(is_short(self.problem, units)),
-            full=0,
+            filled=0,
             free=self._free,
             saved=self._saved,
             tails=self._tails,
@@ -196,54 +201,54 @@ class Levers:
 
     @property
     def _on_device(self) -> Ints:
-        """For every stage, 1 if no host may step it."""
-        kept = self.problem.stepped_on_device(self.placement)
-        return np.array([int(stage in kept) for stage in range(self.placement.stages)])
+        """For every stage, 1 if its optimizer step must run on the device."""
+        device_stepped = self.problem.stepped_on_device(self.placement)
+        return np.array([int(stage in device_stepped) for stage in range(self.placement.stages)])
 
     @property
     def _tails(self) -> Floats:
-        """The time after the pipeline's last operation if devices step nothing, next to nothing, or all themselves."""
+        """Time after the pipeline's last operation if devices step none, a vanishing part or all of their states."""
         tail = self.problem.tail
         return np.array([0.0 if tail is None else tail.after(unstepped=share) for share in (0.0, 1e-12, 1.0)])
 
     @property
     def _saved(self) -> Floats:
-        """Per stage of the balanced counts, the bytes of states that leave the device if a host steps it."""
+        """Per stage of the balanced counts, the bytes freed on the device by offloading its optimizer."""
         saved = [0.0 if u.on_host is None else float(u.static - u.on_host.static) for u in self.units.units]
-        return self._of_stages(saved)
+        return self._stage_totals(saved)
 
     @property
     def _free(self) -> Floats:
-        """Per device, the bytes beside all states of its units of the balanced counts."""
-        states = self._of_stages([float(unit.static) for unit in self.units.units])
+        """Per device, the bytes that remain next to all states of its units at the balanced counts."""
+        states = self._stage_totals([float(unit.static) for unit in self.units.units])
         return self.limits - float(self.units.static) - np.bincount(self.device_of, states)
 
-    def _of_stages(self, of_units: Sequence[float]) -> Floats:
-        """The sums of units' figures by stage of the balanced counts."""
+    def _stage_totals(self, of_units: Sequence[float]) -> Floats:
+        """Sum a quantity of the units by stage of the balanced counts."""
         begins = [0, *accumulate(self.balanced_counts[:-1])]
         return np.add.reduceat(of_units, begins)
 
     @property
     def most_units(self) -> int:
-        """Units of the longest stage that is tried, on the fastest device."""
+        """Limit on units per stage, for the fastest device."""
         units, stages = len(self.units.units), self.placement.stages
         mean = float(units / stages * (1 / self.paces).max() / (1 / self.paces).mean())
-        # Next to one unit that is larger than all others, a balanced stage has many of these.
+        # If one unit is larger than all others, balanced stages of the small ones are long.
         balanced = int(np.diff(self._balanced_stages).max())
         return min(units - stages + 1, max(round(MAX_STAGE_RATIO * mean), balanced) + 2)
 
     def fill(self, type_: int, level: int, begin: int, count: int) -> None:
-        """Fill a row of the table: a stage of so many units, from one on, at a level, on a type of device."""
+        """Fill the table's row for a stage of `count` units from `begin` on, at a level, on a device type."""
         stage = self._stage(begin, begin + count, level)
         sums = self.units.average.stage_sums(stage, self.examples[type_])
         recomputes = any(name != "none" for _, name in stage)
         dropped = sums.activation - sums.activation_recomputed if recomputes else 0
-        kept = sums.activation - dropped
+        retained = sums.activation - dropped
         recompute_bytes = min(sums.recompute_workspace_input, dropped) if recomputes else 0
         row = self.space.rows[type_, level, begin, count]
         row[1:] = (
             sums.backward_input, sums.backward_weight,
-            kept, recompute_bytes, sums.activation_after_input, sums.static + sums.gathered,
+            retained, recompute_bytes, sums.activation_after_input, sums.static + sums.gathered,
             sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
             sums.recompute if recomputes else 0, dropped,
             sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0), sums.activation,
@@ -251,11 +256,11 @@ class Levers:
             *([getattr(sums, name) for name in OVERLAPS] if self.units.streams else [0] * len(OVERLAPS)),
             states_on_host(self.units.units[begin : begin + count]),
         )  # fmt: skip
-        # It says that the row is known.
+        # A nonnegative first entry marks the row as filled.
         row[0] = sums.forward
 
     def _host_times(self, begin: int, end: int) -> tuple[Number, Number, Number]:
-        """Times in which parameters come from the host, gradients go there, and it steps, for the units of a stage."""
+        """Times of a stage's parameter load, gradient drain and optimizer step on the host."""
         if not self.units.hostable:
             return 0, 0, 0
         assert self.units.offload_bandwidth is not None
@@ -266,47 +271,44 @@ class Levers:
 
     @cached_property
     def levels(self) -> int:
-        """The number of levels of recomputation."""
+        """The number of recomputation levels."""
         return len(self._strategies)
 
     @cached_property
     def _strategies(self) -> list[list[str]]:
-        """The strategy of each unit by level; of a model with few ways to recompute, each of them is a level."""
-        if math.prod(len(unit.strategies) for unit in self.units.units) <= MAX_LISTED_WAYS:
-            ways = [[*names] for names in product(*(unit.strategies for unit in self.units.units))]
-            return sorted(ways, key=self._kept, reverse=True)
+        """The strategy of each unit by level; with few combinations, every one of them is a level."""
+        if math.prod(len(unit.strategies) for unit in self.units.units) <= MAX_ENUMERATED_CHOICES:
+            choices = [[*names] for names in product(*(unit.strategies for unit in self.units.units))]
+            return sorted(choices, key=self._retained_bytes, reverse=True)
         prices = sorted({step.price for unit in self.units.units for step in unit.savings()})
         # Between two neighbouring prices all choices are the same.
         between = [0.0, *((a * b) ** 0.5 for a, b in pairwise(prices)), *(2 * price for price in prices[-1:])]
         chosen = [[_strategy(unit, price) for unit in self.units.units] for price in between]
         return [row for n, row in enumerate(chosen) if row not in chosen[:n]]
 
-    def _kept(self, names: Sequence[str]) -> float:
-        """Bytes that all units keep of a micro-batch."""
+    def _retained_bytes(self, names: Sequence[str]) -> float:
+        """Bytes of a micro-batch that all units retain."""
         return sum(float(unit.strategies[name].activation) for unit, name in zip(self.units.units, names, strict=True))
 
     @cached_property
     def balanced_counts(self) -> tuple[int, ...]:
-        """Units per stage such that devices, not stages, take equal times, as far as moves of single units go.
-
-        Boundaries between stages move, alone or several together, while that evens out the devices' times.
-        """
+        """Units per stage that balance the times of devices rather than of stages: a local optimum of `even_out`."""
         pace_of = np.ones(self.placement.devices)
         pace_of[self.device_of] = self.paces
         states = np.concatenate(([0.0], np.cumsum([float(unit.static) for unit in self.units.units])))
         cuts = self._balanced_stages.copy()
-        capacity = np.maximum(self.limits - float(self.units.static), LEAST_CAPACITY)
+        capacity = np.maximum(self.limits - float(self.units.static), MIN_CAPACITY)
         even_out(cuts, self._work_before, states, self.device_of, self.paces, pace_of, capacity, self.most_units)
         return tuple(np.diff(cuts).tolist())
 
     @cached_property
     def _work_before(self) -> Floats:
-        """The time of all units before each unit, and before the end."""
+        """Prefix sums of the units' times."""
         return np.concatenate(([0.0], np.cumsum([float(unit.work) for unit in self.units.units])))
 
     @cached_property
     def _balanced_stages(self) -> Ints:
-        """First units of stages of equal times, as far as whole units allow, and the end of the last one."""
+        """First units of stages of nearly equal times, and the end of the last stage."""
         stages, units, sums = self.placement.stages, len(self.units.units), self._work_before
         ends = np.searchsorted(sums, sums[-1] * np.arange(1, stages) / stages)
         ends = np.maximum(ends, np.arange(1, stages))
@@ -316,48 +318,48 @@ class Levers:
         return np.concatenate(([0], ends, [units]))
 
     def partition(self, point: Point) -> Partition:
-        """The units of each stage with their strategies."""
+        """The units of each stage with their recomputation strategies."""
         ends = accumulate(point.counts, initial=0)
         return Partition(
             self._stage(begin, end, level) for (begin, end), level in zip(pairwise(ends), point.levels, strict=True)
         )
 
     def deeper(self, partition: Partition) -> Partition:
-        """The units of a partition, each stage at the first level that keeps well less than it does, else the last."""
+        """The partition with each stage at the first level that retains considerably less, else at the last."""
         return Partition(self._deeper(stage, d) for stage, d in zip(partition, self.placement.device_of, strict=True))
 
     def _deeper(self, stage: tuple[tuple[int, str], ...], device: int) -> tuple[tuple[int, str], ...]:
-        most = DEEPER_SHARE * self.units.stage_sums(stage, device).activation_recomputed
+        max_bytes = DEEPER_LEVEL_FRACTION * self.units.stage_sums(stage, device).activation_recomputed
         for level in range(self.levels):
             deeper = self._stage(stage[0][0], stage[-1][0] + 1, level)
-            if self.units.stage_sums(deeper, device).activation_recomputed < most:
+            if self.units.stage_sums(deeper, device).activation_recomputed < max_bytes:
                 break
         return deeper
 
     def _stage(self, begin: int, end: int, level: int) -> tuple[tuple[int, str], ...]:
-        """The units from one index to another, with their strategies at a level."""
+        """The units from `begin` to `end`, with their strategies at a level."""
         names = self._strategies[level]
         return tuple((index, names[index]) for index in range(begin, end))
 
     def table(self, point: Point) -> tuple[StageTable, float]:
-        """The point as the list scheduler sees it, and the bytes that its states lack on the fullest device."""
+        """The list scheduler's input for a point, and the bytes of states that exceed the fullest device."""
         begins = accumulate(point.counts[:-1], initial=0)
         for type_, level, begin, count in zip(self.type_of, point.levels, begins, point.counts, strict=True):
             self.fill(type_, level, begin, count)
         stages, (capacity, host) = np.zeros((self.placement.stages, COLUMNS)), np.zeros((2, self.placement.devices))
-        lacking = fill(self.space, point.rows, stages, capacity, host, np.zeros(ADDRESS, np.int64))
+        lacking = fill(self.space, point.rows, stages, capacity, host, np.zeros(ROW_INDICES, np.int64))
         return StageTable(stages, self.device_of, capacity, self.down, self.up, host), lacking
 
     def solution(self, point: Point) -> Solution:
-        """The schedule of a point with its costs, as the list scheduler orders it."""
+        """The list schedule of a point, with its costs."""
         table, _ = self.table(point)
-        made = schedule(table, self.scales, np.array(point.policy), np.array(point.most))
+        placed = schedule(table, self.scales, np.array(point.policy), np.array(point.max_in_flight))
         partition = self.partition(point)
         ordered = Schedule(
             name="joint",
             placement=self.placement,
             micro_batches=self.problem.micro_batches,
-            orders=made.orders(self.device_of),
+            orders=placed.orders(self.device_of),
             fused_recompute=partition.recomputing,
             offload_fraction={s: share / QUARTERS for s, share in enumerate(point.shares) if 0 < share < QUARTERS},
         )
@@ -378,19 +380,19 @@ def even_out(
     paces: Floats,
     pace_of: Floats,
     capacity: Floats,
-    most: int,
+    max_units: int,
 ) -> None:
-    """Move the cuts between stages by one unit, alone or several in a row, while that evens out the devices' times.
+    """Move one cut, or several consecutive ones together, by one unit while that balances the devices' times.
 
     Args:
-        cuts: The first unit of every stage, and the number of units; it is changed.
-        sums: Time of the first units, by their number.
-        states: Bytes of their states.
-        device_of: Per stage, its device.
-        paces: Per stage, the time of the model on its device over that on the fastest.
+        cuts: The first unit of every stage, and the number of units; changed in place.
+        sums: Prefix sums of the units' times.
+        states: Prefix sums of the units' state bytes.
+        device_of: Device of each stage.
+        paces: Per stage, the model's time on its device relative to the fastest device.
         pace_of: The same per device.
         capacity: Bytes per device.
-        most: Units of the longest stage.
+        max_units: Limit on units per stage.
     """
     best = _unevenness(cuts, sums, states, device_of, paces, pace_of, capacity)
     improved = True
@@ -401,8 +403,8 @@ def even_out(
                 for step in (-1, 1):
                     cuts[begin : end + 1] += step
                     before, after = cuts[begin] - cuts[begin - 1], cuts[end + 1] - cuts[end]
-                    # The lengths of the stages between these two do not change.
-                    if min(before, after) >= 1 and max(before, after) <= most:
+                    # Only the stages on both sides of the moved cuts change their length.
+                    if min(before, after) >= 1 and max(before, after) <= max_units:
                         value = _unevenness(cuts, sums, states, device_of, paces, pace_of, capacity)
                         if value < best * (1 - 1e-12):
                             best, improved = value, True
@@ -414,7 +416,7 @@ def even_out(
 def _unevenness(
     cuts: Ints, sums: Floats, states: Floats, device_of: Ints, paces: Floats, pace_of: Floats, capacity: Floats
 ) -> float:
-    """Least where devices, and then stages, take equal times, and no device lacks room for its states."""
+    """Imbalance of the devices' times, then of the stages', with a penalty for states beyond a device's memory."""
     loads, static = np.zeros(len(capacity)), np.zeros(len(capacity))
     stages = devices = lacking = 0.0
     for s in range(len(device_of)):
@@ -423,9 +425,9 @@ def _unevenness(
         static[device_of[s]] += states[cuts[s + 1]] - states[cuts[s]]
         stages += load**2 / paces[s]
     for d in range(len(capacity)):
-        # Divided by the pace, the squares are least where the times are equal.
+        # Squares divided by the pace have their minimum where the times are equal.
         devices += loads[d] ** 2 / pace_of[d]
-        lacking += max(static[d] - STATES_SHARE * capacity[d], 0.0)
+        lacking += max(static[d] - MAX_STATES_FRACTION * capacity[d], 0.0)
     unevenness: float = devices + 1e-3 * stages + 1e3 * lacking / capacity.min() * sums[-1] ** 2
     return unevenness
 

@@ -1,7 +1,7 @@
-"""Recomputation of a plan's units one by one: the search gives a stage's units one price; this frees some of it.
+"""Refines the recomputation strategy of single units, after the search chose one price per byte for each stage.
 
-Choosing by time per byte is not exact, because units cannot be cut: where memory is left, a unit may keep more; where
-some is lacking for a better order, one unit may keep less instead of a whole stage.
+A price per byte is not exact because units cannot be cut: with memory to spare one unit may retain more, and if a
+better order needs memory, one unit may retain less instead of the full stage.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from itertools import chain, combinations
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.planners.problem import Solution
-from debubble.search.effort import EVALUATED, Effort
+from debubble.search.effort import EVALUATION_PRICE, Effort
 
 
 def refine(units: Units, time_of: Callable[[Solution], float], solution: Solution, effort: Effort) -> Solution:
-    """Change the strategies of one unit, or of two on a device, as long as that makes the step faster in this order.
+    """Change the strategy of one unit, or of two on a device, while that makes the step faster in this order.
 
     Args:
-        units: The model.
-        time_of: The time of a solution's step; infinite if it does not fit.
-        solution: Where it begins.
-        effort: What it may spend.
+        units: The model's units.
+        time_of: Evaluates a solution's step time; infinite if it does not fit.
+        solution: The initial plan.
+        effort: The effort available.
 
     Returns:
         The fastest plan.
@@ -31,40 +31,42 @@ def refine(units: Units, time_of: Callable[[Solution], float], solution: Solutio
     value, improved = time_of(solution), True
     while improved:
         improved = False
-        for changed in _neighbours(units, solution):
+        for candidate in _neighbors(units, solution):
             if effort.over:
                 return solution
-            effort.spend(EVALUATED * changed.schedule.stages * changed.schedule.micro_batches)
-            time = time_of(changed)
+            effort.spend(EVALUATION_PRICE * candidate.schedule.stages * candidate.schedule.micro_batches)
+            time = time_of(candidate)
             if time < value:
-                value, solution, improved = time, changed, True
+                value, solution, improved = time, candidate, True
                 break
     return solution
 
 
-def _neighbours(units: Units, solution: Solution) -> Iterator[Solution]:
-    """Plans that differ in a unit's strategy, or in those of two units of a device; what saves most time first."""
+def _neighbors(units: Units, solution: Solution) -> Iterator[Solution]:
+    """Plans with another strategy of one unit, or of two units on a device, by decreasing time saved."""
     partition, placement = solution.partition, solution.schedule.placement
     assert partition is not None
 
     def saved(change: tuple[int, int, str]) -> float:
-        stage, at, name = change
-        index, before = partition[stage][at]
+        stage, position, name = change
+        index, before = partition[stage][position]
         strategies = units.units[index].strategies
         return float(strategies[before].recompute) - float(strategies[name].recompute)
 
     changes = [
         [
-            (stage, at, name)
+            (stage, position, name)
             for stage in stages
-            for at, (index, strategy) in enumerate(partition[stage])
+            for position, (index, strategy) in enumerate(partition[stage])
             for name in units.units[index].strategies
             if name != strategy
         ]
         for stages in placement.stages_of
     ]
     single = sorted(chain.from_iterable(changes), key=saved, reverse=True)
-    pairs = chain.from_iterable(combinations(sorted(each, key=saved, reverse=True), 2) for each in changes)
+    pairs = chain.from_iterable(
+        combinations(sorted(device_changes, key=saved, reverse=True), 2) for device_changes in changes
+    )
     for chosen in chain(((change,) for change in single), pairs):
         if sum(map(saved, chosen)) > 0:
             yield _changed(units, solution, partition, chosen)
@@ -73,13 +75,13 @@ def _neighbours(units: Units, solution: Solution) -> Iterator[Solution]:
 def _changed(
     units: Units, solution: Solution, partition: Partition, chosen: tuple[tuple[int, int, str], ...]
 ) -> Solution:
-    """The plan with other strategies of some units, as (stage, place in it, strategy)."""
+    """Apply changes of strategies, given as (stage, position in the stage, strategy)."""
     stages = [list(stage) for stage in partition]
-    for stage, at, name in chosen:
-        stages[stage][at] = (stages[stage][at][0], name)
+    for stage, position, name in chosen:
+        stages[stage][position] = (stages[stage][position][0], name)
     changed = Partition(stages)
-    kept = {*range(solution.schedule.stages)} - changed.recomputing
-    schedule = solution.schedule.without_explicit_recompute(kept)
+    not_recomputing = {*range(solution.schedule.stages)} - changed.recomputing
+    schedule = solution.schedule.without_explicit_recompute(not_recomputing)
     schedule = replace(schedule, fused_recompute=changed.recomputing)
     costs = units.stage_costs(changed, schedule.placement, on_host=schedule.host_steps)
     return replace(solution, schedule=schedule, costs=costs, partition=changed)

@@ -1,4 +1,4 @@
-"""The rounds of the joint search: points are drawn, annealed in ever fewer placements, and put into order."""
+"""The rounds of the joint search: draw points, anneal them with fewer chains per round, search the best orders."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from debubble.planners.joint.chain import PointChain, compile_kernels, may_compi
 from debubble.planners.joint.exact import exact_plans
 from debubble.planners.joint.levers import Levers, exceeds_devices, is_short
 from debubble.planners.joint.orders import (
-    BRIEF,
+    BRIEF_COOLINGS,
     WIDE_GAP,
     affordable,
-    evaluated,
+    evaluate_solution,
     gap_of,
     has_wide_gap,
     improved_order,
     improved_orders,
     price_of_simulation,
-    side_by_side,
+    run_in_parallel,
     step_time,
 )
 from debubble.planners.joint.refinement import refine
@@ -45,78 +45,77 @@ NOT_COMPILED = (
 )
 CHUNKS = (1, 2, 3, 4, 5, 6)
 """Stages per device."""
-CHUNKS_WITH_HOSTS, FEW_DEVICES = (2, 4, 6, 8, 12), 4
-"""Stages per device where hosts have to step, and the most devices of such problems: hosts begin with the first stages
-that are done, and small ones are done soon."""
-CHUNKS_OF_SHORT = (2, 3, 4, 5, 6, 8)
-"""Stages per device on more devices where states would take nearly all of their memory: 0.9% faster in the mean of 27
-runs of six settings."""
-STARTS_PER_PLACEMENT = 3
-"""Chains that begin in every placement; more where there are few placements."""
-STARTS_ON_DEVICES, MUCH_FASTER = 10, 0.93
-"""Chains that are added where hosts may step but need not, and draw plans with all states on devices, which leave
-little for activations: few changes do not lead from one kind to the other.  They are annealed if the best is this much
-faster."""
+CHUNKS_WITH_HOSTS, MAX_DEVICES_WITH_HOSTS = (2, 4, 6, 8, 12), 4
+"""Stages per device where optimizer steps have to be offloaded, for up to this many devices: host steps begin when a
+stage is done, and short stages are done early."""
+CHUNKS_OF_SHORT_MEMORY = (2, 3, 4, 5, 6, 8)
+"""Stages per device on more devices if states would take nearly all of their memory: 0.9% faster on average in 27 runs
+of six settings."""
+MIN_CHAINS_PER_PLACEMENT = 3
+"""Minimum of chains per placement; with few placements there are more."""
+DEVICE_STATE_CHAINS, MAX_TIME_RATIO = 10, 0.93
+"""Chains added if offloading the optimizer is possible but not necessary.  They draw plans with all states on devices,
+which annealing hardly reaches from plans with offloaded ones, and are annealed if their best step takes at most this
+fraction of the other chains' best."""
 DRAW_SHARE = 0.1
-"""The part of the effort in which they draw their first points at random."""
-FEWEST_STARTS, MOST_STARTS, MIN_POINTS = 10, 30, 500
-"""The least and the most chains that are annealed, and the points that each of them tries at least if there are more.
-They find soon most of what they find, and differ more by where they begin than by how long they continue."""
+"""Fraction of the effort spent on drawing random initial points."""
+MIN_CHAINS, MAX_CHAINS, POINTS_PER_CHAIN = 10, 30, 500
+"""Limits on the number of chains, and the points per chain from which it is derived in between.  Chains find most
+improvements early, and their starts matter more than their length."""
 FINAL_TEMPERATURE = 0.0005
-"""Temperature at which a chain ends, a part of the step's time."""
+"""Temperature at which a chain ends, as a fraction of the step time."""
 
 
 class Round(NamedTuple):
     """A round of annealing.
 
     Attributes:
-        share: Of the effort.
-        divisor: Of the number of chains.
-        warm: The first temperature.
-        least: The least chains that are left.
+        share: Fraction of the effort.
+        chain_divisor: The number of chains is divided by this.
+        initial_temperature: Temperature at the start, as a fraction of the step time.
+        min_chains: Minimum number of chains.
     """
 
     share: float
-    divisor: int
-    warm: float
-    least: int = 4
+    chain_divisor: int
+    initial_temperature: float
+    min_chains: int = 4
 
 
 FIRST_ROUND, ROUNDS = Round(0.16, 1, 0.005), (Round(0.1, 3, 0.004), Round(0.09, 8, 0.003))
-ROUNDS_OF_WIDE_GAPS = (Round(0.4, 3, 0.004, least=2), Round(0.34, 8, 0.003, least=2))
-"""The rounds that then follow the first."""
-FURTHER_ROUND, MOST_FURTHER, FURTHER_GAIN = Round(0.5, 16, 0.006, least=2), 4, 0.004
-"""The round that follows where the gap stays wide, with effort of its own, how often at most, and the share of the step
-that each must gain for another one."""
+ROUNDS_OF_WIDE_GAPS = (Round(0.4, 3, 0.004, min_chains=2), Round(0.34, 8, 0.003, min_chains=2))
+"""The rounds after the first if the gap to the bound is wide and the effort needs no reserve for an order search."""
+FURTHER_ROUND, MAX_FURTHER_ROUNDS, FURTHER_GAIN = Round(0.5, 16, 0.006, min_chains=2), 4, 0.004
+"""The round repeated with additional effort while the gap stays wide, how often at most, and the fraction of the step
+that a round must gain for another one to follow."""
 MAX_SIMULATED = 6
-"""Plans that are simulated."""
+"""Number of plans that are simulated."""
 MIN_ORDERED, BRIEF_SHARE = 4, 0.3
-"""Plans whose order is searched, more where the effort suffices for slow searches, and the share of the effort that is
-left for that; the order of the best of them is searched at length.  Without it setting E of docs/joint.md is 2.7%
-slower."""
-EXACT, EXACT_PART, EXACT_SHARE = 0.5, 0.8, 0.5
-"""The least seconds of the exact search of small problems, a part of the effort if that is more, and the part of what
-is left of the effort that it has in addition."""
+"""Minimum number of plans whose order is searched briefly, and the fraction of the remaining effort for that; the order
+of the best one is then searched at length.  Without brief searches setting E of docs/joint.md is 2.7% slower."""
+MIN_EXACT_SECONDS, MIN_EXACT_SHARE, EXACT_SHARE_OF_REST = 0.5, 0.8, 0.5
+"""Effort of the exact search of small problems: the larger of these seconds and this fraction of the effort, plus this
+fraction of the remaining effort."""
 REFINEMENT_SHARE = 0.05
-"""The part of the effort in which single units of each of these plans recompute less."""
+"""Fraction of the effort spent on refining the recomputation of these plans' single units."""
 
 
 def search(problem: Problem, units: Units, *, draft: bool) -> Iterator[Solution]:
-    """Draw, anneal and order.
+    """Draw and anneal points, then search their orders.
 
     Args:
-        problem: What is asked.
+        problem: The problem.
         units: The model's units.
-        draft: Whether the last order search is left to the caller, who does it with effort of its own.
+        draft: Whether to omit the final order search, which the caller then runs with its own effort.
 
     Returns:
-        Plans that were simulated under the limit, each faster than those before it.
+        Plans simulated under the memory limit, each faster than the previous one.
 
     Raises:
-        InfeasibleError: If no plan of those that were tried fits.
+        InfeasibleError: If none of the plans tried fits.
     """
     effort = problem.begun()
-    for best in _draft(problem, units, effort, alone=draft):
+    for best in _draft(problem, units, effort, no_order_search=draft):
         yield best
     if not draft:
         for better in improved_order(problem, best, effort):
@@ -126,34 +125,34 @@ def search(problem: Problem, units: Units, *, draft: bool) -> Iterator[Solution]
         yield replace(best, cut_off=True)
 
 
-def _draft(problem: Problem, units: Units, effort: Effort, *, alone: bool) -> Iterator[Solution]:
-    """Draw, anneal, refine, and search orders briefly; ROUNDS leave a third of the effort.
+def _draft(problem: Problem, units: Units, effort: Effort, *, no_order_search: bool) -> Iterator[Solution]:
+    """Draw, anneal, refine and search orders briefly; with ROUNDS, a third of the effort remains.
 
-    `alone` tells that no order search follows with this effort: where the gap is wide, rounds may have all of it.
-    Raises InfeasibleError if no plan of those that were tried fits.
+    With `no_order_search` none follows with this effort: where the gap is wide, the rounds may use all of it.
+    Raises InfeasibleError if none of the plans tried fits.
     """
     if not may_compile(effort.deadline):
         raise CutOffError(NOT_COMPILED)
     levers = [Levers(problem, units, placement) for placement in _placements(problem, units)]
     points = CORES * FIRST_ROUND.share * problem.effort / max(map(price_of_point, levers))
-    count = max(FEWEST_STARTS, min(MOST_STARTS, int(points / MIN_POINTS)))
-    starts = max(STARTS_PER_PLACEMENT, count // len(levers))
-    chains = [PointChain(each, starts * problem.seed + start) for each in levers for start in range(starts)]
+    count = max(MIN_CHAINS, min(MAX_CHAINS, int(points / POINTS_PER_CHAIN)))
+    starts = max(MIN_CHAINS_PER_PLACEMENT, count // len(levers))
+    chains = [PointChain(space, starts * problem.seed + start) for space in levers for start in range(starts)]
     effort.deadline.extend_for_kernels(compile_kernels(chains[0].levers))
     _draw(problem, chains, DRAW_SHARE, effort)
-    chains = sorted(chains, key=lambda chain: chain.least)
+    chains = sorted(chains, key=lambda chain: chain.best_score)
     if units.hostable:
         chains = _with_states_on_devices(problem, levers, chains, effort)
     best: Number = math.inf
     with suppress(InfeasibleError):
-        # One simulation, to have a plan at once, is not counted.
+        # This one simulation provides a first plan at once and is not counted.
         best, solution = _simulated(problem, chains, Effort(math.inf, deadline=effort.deadline), plans=1)[0]
         yield solution
     chains = _annealed(problem, chains, count, FIRST_ROUND, effort)
-    later = ROUNDS_OF_WIDE_GAPS if alone and has_wide_gap(problem, chains[0].least) else ROUNDS
-    for each in later:
-        chains = _annealed(problem, chains, count, each, effort)
-    if alone:
+    rounds = ROUNDS_OF_WIDE_GAPS if no_order_search and has_wide_gap(problem, chains[0].best_score) else ROUNDS
+    for round_ in rounds:
+        chains = _annealed(problem, chains, count, round_, effort)
+    if no_order_search:
         chains = _annealed_further(problem, chains, count, effort.deadline)
     if best < math.inf and effort.deadline.passed:
         return
@@ -172,8 +171,8 @@ def _draft(problem: Problem, units: Units, effort: Effort, *, alone: bool) -> It
         return
     simulated = simulated[: max(MIN_ORDERED, affordable(simulated, effort))]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
-    refined = side_by_side(refining, effort, REFINEMENT_SHARE * problem.effort)
-    improved = improved_orders(problem, refined, effort, BRIEF_SHARE * effort.left, BRIEF)
+    refined = run_in_parallel(refining, effort, REFINEMENT_SHARE * problem.effort)
+    improved = improved_orders(problem, refined, effort, BRIEF_SHARE * effort.remaining, BRIEF_COOLINGS)
     exact = _exact_plans(problem, units, [*refined, *improved], effort)
     value, solution = min([*refined, *improved, *exact], key=lambda entry: entry[0])
     if value < best:
@@ -183,80 +182,80 @@ def _draft(problem: Problem, units: Units, effort: Effort, *, alone: bool) -> It
 def _annealed(
     problem: Problem, chains: Sequence[PointChain], count: int, round_: Round, effort: Effort
 ) -> list[PointChain]:
-    """The chains, the best first, after a round of annealing of the first of them."""
-    left = _varied(chains, max(count // round_.divisor, round_.least))
-    searches = [partial(each.run, warm=round_.warm, cold=FINAL_TEMPERATURE) for each in left]
-    side_by_side(searches, effort, round_.share * problem.effort)
-    return sorted(chains, key=lambda chain: chain.least)
+    """Anneal some of the best chains; returns all chains, the best first."""
+    selected = _diverse(chains, max(count // round_.chain_divisor, round_.min_chains))
+    searches = [partial(chain.run, initial=round_.initial_temperature, final=FINAL_TEMPERATURE) for chain in selected]
+    run_in_parallel(searches, effort, round_.share * problem.effort)
+    return sorted(chains, key=lambda chain: chain.best_score)
 
 
 def _draw(problem: Problem, chains: Sequence[PointChain], share: float, effort: Effort) -> None:
-    """Draw first points with a share of the effort; where devices are crowded once more, with effort of its own."""
+    """Draw initial points with a share of the effort, and once more with additional effort if devices are crowded."""
     draws, seconds = [chain.draw for chain in chains], share * problem.effort
-    side_by_side(draws, effort, seconds)
+    run_in_parallel(draws, effort, seconds)
     if chains[0].levers.crowded:
-        side_by_side(draws, Effort(seconds, deadline=effort.deadline), seconds)
+        run_in_parallel(draws, Effort(seconds, deadline=effort.deadline), seconds)
 
 
 def _annealed_further(problem: Problem, chains: list[PointChain], count: int, deadline: Deadline) -> list[PointChain]:
-    """The chains after further rounds, as long as the gap is wide and a round gains enough."""
-    for _ in range(MOST_FURTHER):
-        before = chains[0].least
-        if gap_of(problem, before) <= WIDE_GAP:
+    """Anneal for further rounds while the gap is wide and each round gains enough; returns the chains."""
+    for _ in range(MAX_FURTHER_ROUNDS):
+        previous = chains[0].best_score
+        if gap_of(problem, previous) <= WIDE_GAP:
             break
         further = Effort(FURTHER_ROUND.share * problem.effort, deadline=deadline)
         chains = _annealed(problem, chains, count, FURTHER_ROUND, further)
-        if chains[0].least > (1 - FURTHER_GAIN) * before:
+        if chains[0].best_score > (1 - FURTHER_GAIN) * previous:
             break
     return chains
 
 
-def _varied(chains: Sequence[PointChain], count: int) -> list[PointChain]:
-    """So many chains, the best first, at most half of them of one placement if there are others."""
-    taken: list[PointChain] = []
-    others: list[PointChain] = []
+def _diverse(chains: Sequence[PointChain], count: int) -> list[PointChain]:
+    """The best `count` chains, with at most half of them from one placement if there are others."""
+    selected: list[PointChain] = []
+    remaining: list[PointChain] = []
     for chain in chains:
-        of_placement = sum(each.levers is chain.levers for each in taken)
-        (taken if of_placement < max(count // 2, 1) else others).append(chain)
-    return [*taken, *others][:count]
+        of_placement = sum(other.levers is chain.levers for other in selected)
+        (selected if of_placement < max(count // 2, 1) else remaining).append(chain)
+    return [*selected, *remaining][:count]
 
 
 def _with_states_on_devices(
     problem: Problem, levers: Sequence[Levers], chains: list[PointChain], effort: Effort
 ) -> list[PointChain]:
-    """Chains in turn with others whose first points keep all states on devices, if these are much faster."""
+    """Interleave chains that start with all states on devices, if these are much faster."""
     fitting = [] if exceeds_devices(problem, levers[0].units) else levers
-    starts = -(-STARTS_ON_DEVICES // max(len(fitting), 1))
-    others = [
-        PointChain(each, starts * problem.seed + start, hosts=False) for each in fitting for start in range(starts)
+    starts = -(-DEVICE_STATE_CHAINS // max(len(fitting), 1))
+    device_chains = [
+        PointChain(space, starts * problem.seed + start, hosts=False) for space in fitting for start in range(starts)
     ]
-    if not others:
+    if not device_chains:
         return chains
-    _draw(problem, others, DRAW_SHARE * len(others) / len(chains), effort)
-    others.sort(key=lambda chain: chain.least)
-    if others[0].least > MUCH_FASTER * chains[0].least:
+    _draw(problem, device_chains, DRAW_SHARE * len(device_chains) / len(chains), effort)
+    device_chains.sort(key=lambda chain: chain.best_score)
+    if device_chains[0].best_score > MAX_TIME_RATIO * chains[0].best_score:
         return chains
-    return [chain for pair in zip_longest(others, chains) for chain in pair if chain is not None]
+    return [chain for pair in zip_longest(device_chains, chains) for chain in pair if chain is not None]
 
 
 def _exact_plans(
     problem: Problem, units: Units, plans: Sequence[tuple[Number, Solution]], effort: Effort
 ) -> list[tuple[Number, Solution]]:
-    """The exact search's plans, with effort of its own: few problems need all of it."""
-    own = max(EXACT, EXACT_PART * problem.effort)
-    limit = Effort(own + EXACT_SHARE * effort.left, deadline=effort.deadline)
+    """The exact search's plans, with additional effort, of which few problems need all."""
+    minimum = max(MIN_EXACT_SECONDS, MIN_EXACT_SHARE * problem.effort)
+    limit = Effort(minimum + EXACT_SHARE_OF_REST * effort.remaining, deadline=effort.deadline)
     return exact_plans(problem, units, plans, limit)
 
 
 def _placements(problem: Problem, units: Units) -> list[Placement]:
-    """The placements that are tried: for each number of chunks, looped and in V."""
+    """The placements to try: looped and V-shaped for each number of chunks."""
     chunks: Sequence[int] = CHUNKS
     if problem.chunks is not None:
         chunks = (problem.chunks,)
-    elif problem.devices <= min(FEW_DEVICES, len(units.units) // CHUNKS_WITH_HOSTS[-1]):
+    elif problem.devices <= min(MAX_DEVICES_WITH_HOSTS, len(units.units) // CHUNKS_WITH_HOSTS[-1]):
         chunks = CHUNKS_WITH_HOSTS if exceeds_devices(problem, units) else CHUNKS
-    elif is_short(problem, units) and problem.devices * CHUNKS_OF_SHORT[0] <= len(units.units):
-        chunks = CHUNKS_OF_SHORT
+    elif is_short(problem, units) and problem.devices * CHUNKS_OF_SHORT_MEMORY[0] <= len(units.units):
+        chunks = CHUNKS_OF_SHORT_MEMORY
     return [
         make(problem.devices, v)
         for v in chunks
@@ -268,7 +267,7 @@ def _placements(problem: Problem, units: Units) -> list[Placement]:
 def _simulated(
     problem: Problem, chains: Sequence[PointChain], effort: Effort, *, plans: int
 ) -> list[tuple[Number, Solution]]:
-    """So many plans of chains that fit and are cut differently, by the time of their step, the fastest first."""
+    """Simulate up to `plans` chain results with different partitions; returns those that fit, the fastest first."""
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
     partitions: set[tuple[Placement, Partition | None]] = set()
@@ -295,13 +294,13 @@ def _simulated(
 
 
 def _refined(problem: Problem, value: Number, solution: Solution, effort: Effort) -> tuple[Number, Solution]:
-    """A solution whose single units recompute less, and its step; as it is where that is not faster in this order."""
+    """Let single units of a solution recompute less; returns the original with its step time if that is not faster."""
     assert isinstance(problem.workload, ModelUnits)
     try:
-        found = refine(problem.workload.units, partial(evaluated, problem), solution, effort)
-        effort.spend(price_of_simulation(found))
-        time = value if found is solution else step_time(problem, found)
+        refined = refine(problem.workload.units, partial(evaluate_solution, problem), solution, effort)
+        effort.spend(price_of_simulation(refined))
+        time = value if refined is solution else step_time(problem, refined)
     except DebubbleError:
-        # Messages that wait for their receivers are simulated alone.
+        # The order search cannot evaluate blocking messages.
         return value, solution
-    return (time, found) if time < value else (value, solution)
+    return (time, refined) if time < value else (value, solution)

@@ -16,7 +16,7 @@ from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies, cheapest_uniform
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
-from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
+from debubble.search.effort import PARTITION_SCORE_PRICE, RECOMPUTE_CHOICE_PRICE, RESIMULATION_PRICE, Effort
 from debubble.simulator import Repricer
 from debubble.targets.levers import TargetLevers, Uniform
 
@@ -84,7 +84,7 @@ def with_least_recomputation(
             except DebubbleError as error:
                 reasons.append(error)
     finally:
-        effort.spend(RESIMULATED * schedule.stages * schedule.micro_batches * repricer.simulations)
+        effort.spend(RESIMULATION_PRICE * schedule.stages * schedule.micro_batches * repricer.simulations)
     if not points:
         raise closest(reasons)
     return min(points, key=lambda point: point.time)
@@ -185,7 +185,7 @@ class PartitionSearch:
             for changed in self._other_strategies(best):
                 if effort.over:
                     return best
-                with self._spending(effort, SCORED):
+                with self._spending(effort, PARTITION_SCORE_PRICE):
                     point = self.priced(changed)
                     better = point.time < best.time and max(self.excesses(changed)) <= 0
                 if better:
@@ -212,7 +212,7 @@ class PartitionSearch:
 
     def _neighbour(self, lengths: Sequence[int], effort: Effort) -> PricedSchedule | None:
         """The cheapest partition of these lengths with its price; None if it does not fit."""
-        with self._spending(effort, REPRICED):
+        with self._spending(effort, RECOMPUTE_CHOICE_PRICE):
             try:
                 return self.fitted(lengths)
             except InfeasibleError:
@@ -227,7 +227,7 @@ class PartitionSearch:
             yield
         finally:
             simulations = self.repricer.simulations - before
-            effort.spend(price[0] + price[1] * pairs + simulations * RESIMULATED * pairs)
+            effort.spend(price[0] + price[1] * pairs + simulations * RESIMULATION_PRICE * pairs)
 
     def _other_strategies(self, point: PricedSchedule) -> Iterator[Partition]:
         """Partitions that differ in the strategy of one unit, or of two units on the same device."""

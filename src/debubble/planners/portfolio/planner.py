@@ -81,9 +81,9 @@ def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
     search = _Portfolio(problem, problem.begun())
     candidates = search.ranking()
-    spare = search.effort.part(search.effort.left - search.price_in_full(candidates[0]))
+    spare = search.effort.split_off(search.effort.remaining - search.price_in_full(candidates[0]))
     for rank, candidate in enumerate(candidates[:FINALISTS]):
-        share = spare.part(spare.left / (min(FINALISTS, len(candidates)) - rank))
+        share = spare.split_off(spare.remaining / (min(FINALISTS, len(candidates)) - rank))
         improved = _as_run(search.short, improve(search.short, candidate.priced, effort=share))
         candidates[rank] = search.candidate(candidate.order, improved)
     solution = search.fastest(candidates).solution
@@ -169,7 +169,7 @@ class _Portfolio:
         The estimate is the busiest device's work times the ratio of step to work on a scaled-down problem.
         """
         total = sum(trial.price(self.short.micro_batches) for trial in trials)
-        if total <= RANKING_SHARE * self.effort.left:
+        if total <= RANKING_SHARE * self.effort.remaining:
             return trials
         stretch = {order: self._stretch(order) for order in dict.fromkeys(trial.order for trial in trials)}
         return sorted(trials, key=lambda trial: stretch[trial.order] * self._work(trial))
@@ -240,7 +240,7 @@ class _Portfolio:
         reasons: list[DebubbleError] = []
         for rank, candidate in enumerate(candidates):
             price = self.price_in_full(candidate)
-            if full and (rank >= FINALISTS or price > self.effort.left):
+            if full and (rank >= FINALISTS or price > self.effort.remaining):
                 break
             self.effort.spend(price)
             try:

@@ -21,7 +21,7 @@ from debubble.planners.partitioning.balance import (
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
 from debubble.schedules import schedules
 from debubble.search.constructive.zero_bubble import list_order
-from debubble.search.effort import BUILT, DISPATCHED, LISTED, MOVED, SEARCHED
+from debubble.search.effort import DISPATCH_PRICE, LIBRARY_PRICE, LIST_PRICE, OFFLOAD_PRICE, SEARCH_PRICE
 
 LIST = "list schedule"
 """The name of list schedules, which are not in the library."""
@@ -99,12 +99,12 @@ class Trial:
         """Effort to build and fit the order, in seconds of the reference machine."""
         options = frozenset[str]() if self.order.schedule == LIST else schedules[self.order.schedule].options
         once, per_pair = (
-            LISTED if self.order.schedule == LIST
-            else DISPATCHED if "tries" in options
-            else MOVED if "variant" in options
-            else BUILT
+            LIST_PRICE if self.order.schedule == LIST
+            else DISPATCH_PRICE if "tries" in options
+            else OFFLOAD_PRICE if "variant" in options
+            else LIBRARY_PRICE
         )  # fmt: skip
-        search = SEARCHED if self.order.searches else 0
+        search = SEARCH_PRICE if self.order.searches else 0
         return once + per_pair * self.order.placement.stages * micro_batches + search
 
 

@@ -1,9 +1,9 @@
 """A problem and its schedules as arrays, which the compiled kernel reads and changes.
 
-`arrays_of` lays a problem out: costs in rows by [R in list, kind, stage, micro-batch] (one row for all micro-batches
-where they are equal), and room for the state of the devices.  Times and sizes that are whole numbers or fractions are
-scaled to whole numbers, so that the kernel is exact for them.  `encode` and `decode` translate between a Schedule and
-its lists of operation numbers.
+`arrays_of` builds the arrays of a problem: cost rows by [R in list, kind, stage, micro-batch] (one row for all
+micro-batches if they are equal), and the state of the devices.  Integer and fractional times and sizes are scaled to
+integers, for which the kernel is exact.  `encode` and `decode` convert between a Schedule and lists of operation
+numbers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from debubble.search.annealing.layout import (
     KINDS,
     MARKS,
     NEEDED,
-    NOTED,
     RELOADED,
     ROW,
     SENT,
+    SNAPSHOT_INTERVAL,
     B,
     F,
     I,
@@ -43,12 +43,12 @@ from debubble.search.problem import OrderProblem
 
 
 def distinct_micro_batches(problem: OrderProblem) -> range:
-    """Micro-batches with cost rows of their own (only 0 if all are equal)."""
-    return range(1 if problem.alike else problem.micro_batches)
+    """Micro-batches with separate cost rows (only 0 if all are equal)."""
+    return range(1 if problem.is_uniform else problem.micro_batches)
 
 
 def message_rows(problem: OrderProblem) -> list[Number]:
-    """Time of the message after each operation; -1 where there is none."""
+    """Time of the message after each operation; -1 if it sends none."""
     costs, device_of = problem.costs, problem.placement.device_of
     scales = [costs.scale_of(j) for j in distinct_micro_batches(problem)]
     rows: list[Number] = []
@@ -61,7 +61,7 @@ def message_rows(problem: OrderProblem) -> list[Number]:
 
 
 def tail_rows(problem: OrderProblem, time: Floats, message: Floats, after: Floats) -> Floats:
-    """Longest chain after each operation, data and host steps, with the backward split where it may be."""
+    """Longest chain of dependencies and host steps after each operation, with backwards split where possible."""
     S = problem.stages
     shape = (len(KINDS), S, len(distinct_micro_batches(problem)))
     t, c = time.reshape(shape), np.maximum(message.reshape(shape), 0)
@@ -81,9 +81,9 @@ def tail_rows(problem: OrderProblem, time: Floats, message: Floats, after: Float
 
 
 def encode(problem: OrderProblem, schedule: Schedule) -> tuple[Ints, Ints]:
-    """Write a schedule's lists as numbers, by [device, place], padded to the longest possible list, and their lengths.
+    """Convert a schedule to operation numbers, [device, position], padded to the longest possible list, and lengths.
 
-    Raises InputError if the schedule offloads to a peer device, or has other operations than F, B, I, W, R, O and L.
+    Raises InputError if the schedule offloads to a peer device or has operations other than F, B, I, W, R, O and L.
     """
     if schedule.peers:
         raise InputError("The search does not handle offload to a peer device.")
@@ -102,7 +102,7 @@ def encode(problem: OrderProblem, schedule: Schedule) -> tuple[Ints, Ints]:
 
 
 def decode(problem: OrderProblem, orders: Ints, lengths: Ints, *, name: str) -> Schedule:
-    """Read the kernel's lists: the inverse of `encode`."""
+    """Convert the kernel's lists to a schedule: the inverse of `encode`."""
     S, m = problem.stages, problem.micro_batches
     lists = (
         [Op(KINDS[code // (S * m)], code // m % S, code % m) for code in order[:length].tolist()]
@@ -121,21 +121,21 @@ class KernelArrays(NamedTuple):
     floats: Floats
     ints: Ints
     scale: int
-    """Factor of all times: they are `scale` times those of the costs."""
+    """Factor by which all times exceed those of the costs."""
 
     def table(self, name: str, size: int) -> Floats:
-        """Return the first `size` numbers of a table of floats."""
+        """The first `size` numbers of a table of floats."""
         begin = getattr(self.layout, name)
         return self.floats[begin : begin + size]
 
 
 def knows_messages(costs: StageCosts) -> bool:
-    """Tell whether the kernel knows the message model of these costs: no message waits for its receiver."""
+    """Tell whether the kernel supports the message model of these costs, in which no message waits for its receiver."""
     return costs.communication_model in ("latency", "exclusive")
 
 
 def arrays_of(problem: OrderProblem) -> KernelArrays:
-    """Lay a problem out for the kernel.  Raises InputError if messages wait for their receivers."""
+    """Build the kernel's arrays of a problem.  Raises InputError if messages wait for their receivers."""
     costs = problem.costs
     if not knows_messages(costs):
         raise InputError(
@@ -143,53 +143,53 @@ def arrays_of(problem: OrderProblem) -> KernelArrays:
         )
     queued, size = problem.micro_batches * problem.placement.chunks, problem.stages * problem.micro_batches
     times, causes = (len(KINDS) + 2) * size + 3, len(KINDS) * size + problem.devices * queued
-    noted = problem.devices * (6 * queued // NOTED + 2) if costs.link_groups else 0
+    noted = problem.devices * (6 * queued // SNAPSHOT_INTERVAL + 2) if costs.link_groups else 0
     lanes = _lanes(problem)
     fixed_floats, scale = _costs(problem)
-    state_floats, state_ints = _state(problem)
+    state_floats, state_ints = _device_state(problem)
     device_floats, device_ints = (sum(map(len, state.values())) for state in (state_floats, state_ints))
     floats: dict[str, Floats] = {
         **fixed_floats,
-        # What an evaluation finds: `times` numbers.
+        # Results of an evaluation: `time_count` numbers.
         "end": np.zeros(len(KINDS) * size),
         "arrival": np.zeros(2 * size),
-        **{name: np.full(1, -1.0) for name in ("at_once", "never", "unread")},
+        **{name: np.full(1, -1.0) for name in ("zero", "never", "discarded")},
         **state_floats,
         "mark_floats": np.zeros(2 * MARKS * device_floats),
-        "last_floats": np.zeros(device_floats),
-        "kept_times": np.zeros(times),
+        "accepted_end_floats": np.zeros(device_floats),
+        "accepted_times": np.zeros(times),
         "work": np.zeros(problem.devices),
         "ready": np.zeros(3 * problem.devices if costs.link_groups else 0),
-        **{name: np.zeros(problem.devices) for name in ("gone", "link_gone", "host_free")},
-        "stepped": np.full(problem.stages, -1.0),
-        "noted_floats": np.zeros(3 * noted),
+        **{name: np.zeros(problem.devices) for name in ("device_sent", "link_free", "host_free")},
+        "step_end": np.full(problem.stages, -1.0),
+        "snapshot_floats": np.zeros(3 * noted),
     }
     ints: dict[str, Ints] = {
         "device_of": np.array(problem.placement.device_of),
         "lane": lanes,
         "peer": _peers(lanes),
-        # What an evaluation finds: `causes` numbers.
+        # Results of an evaluation: `cause_count` numbers.
         "cause": _zeros(len(KINDS) * size),
         "queue": _zeros(problem.devices * queued),
         "facts": _zeros(4 * len(KINDS) * size),
         **state_ints,
         "mark_ints": _zeros(2 * MARKS * device_ints),
-        "mark_left": _zeros(2 * MARKS),
-        "marked": _zeros(3),
-        "shared": _zeros(problem.devices),
-        "differs": _zeros(problem.devices),
-        "alike": _zeros(1),
-        "last_ints": _zeros(device_ints),
-        "kept_causes": _zeros(causes),
-        **{name: _zeros(problem.devices) for name in ("gone_why", "link_why", "host_why")},
-        "stepped_why": _zeros(problem.stages),
+        "mark_remaining": _zeros(2 * MARKS),
+        "mark_counts": _zeros(3),
+        "suffix_start": _zeros(problem.devices),
+        "first_difference": _zeros(problem.devices),
+        "comparable": _zeros(1),
+        "accepted_end_ints": _zeros(device_ints),
+        "accepted_causes": _zeros(causes),
+        **{name: _zeros(problem.devices) for name in ("device_sent_cause", "link_cause", "host_cause")},
+        "step_cause": _zeros(problem.stages),
         "stale": _zeros(problem.devices),
-        **{name: _zeros(problem.devices) for name in ("noted_from", "noted_to")},
-        "noted_ints": _zeros(6 * noted),
-        **{name: _zeros(3 * problem.devices if costs.link_groups else 0) for name in ("ready_why", "head")},
+        **{name: _zeros(problem.devices) for name in ("analyzed_from", "analyzed_to")},
+        "snapshot_ints": _zeros(6 * noted),
+        **{name: _zeros(3 * problem.devices if costs.link_groups else 0) for name in ("ready_cause", "head")},
         **{
             name: _zeros(len(KINDS) * size if costs.link_groups else 0)
-            for name in ("follow", "place", "offload", "behind", "freeing")
+            for name in ("successor", "position", "awaited_offload", "preceding_compute", "waits_for_end")
         },
     }
     layout = KernelLayout(
@@ -197,19 +197,19 @@ def arrays_of(problem: OrderProblem) -> KernelArrays:
         micro_batches=problem.micro_batches,
         devices=problem.devices,
         grain=problem.micro_batches // len(distinct_micro_batches(problem)),
-        queued=queued,
-        times=times,
-        causes=causes,
+        max_offloads=queued,
+        time_count=times,
+        cause_count=causes,
         device_floats=device_floats,
         device_ints=device_ints,
         exclusive=int(costs.communication_model == "exclusive"),
         half_duplex=int(costs.host_link == "half-duplex"),
         span=int(problem.objective == "span"),
         by_arrival=int(bool(costs.link_groups)),
-        hosted=int(bool(problem.host_steps)),
+        has_host_steps=int(bool(problem.host_steps)),
         levels=problem.levels,
-        **_begins(floats),
-        **_begins(ints),
+        **_offsets(floats),
+        **_offsets(ints),
     )
     ints["facts"][:] = _facts(layout).reshape(-1)
     floats_block, ints_block = as_block(np.concatenate([*floats.values()])), as_block(np.concatenate([*ints.values()]))
@@ -217,10 +217,10 @@ def arrays_of(problem: OrderProblem) -> KernelArrays:
 
 
 def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
-    """(what the kernel only reads, the number that times are multiplied by)."""
+    """The tables that the kernel only reads, and the factor of their times."""
     costs, devices = problem.costs, range(problem.devices)
     kinds, tables = [CODE[kind] for kind in KINDS], problem.op_costs.tables()
-    # By kind, stage and micro-batch, first as without, then as with an R in the list, of each level.
+    # By kind, stage and micro-batch: first without an R in the list, then with one of each level.
     levels = len(tables.time)
     durations, allocated, freed, leads = (table[:, kinds].ravel().tolist() for table in tables)
     message = message_rows(problem)
@@ -240,21 +240,21 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
         "after_weights": after,
         "gradients": _floats(gradients, time_scale),
         "host_step": _floats(host_step, time_scale),
-        # Before the ends, so that what waits for it has no operation as its cause.
-        "loaded": _floats(loaded, time_scale),
+        # Before the ends, so that operations that wait for it have no operation as their cause.
+        "parameters_loaded": _floats(loaded, time_scale),
         "static": _floats(statics, size_scale),
         "limit": np.array([math.inf if x is None else float(x * size_scale) for x in limits]),
     }, time_scale
 
 
 def _parameters_loaded(problem: OrderProblem) -> list[Number]:
-    """The time at which the parameters of each stage come from the host that stepped its optimizer; 0 if none did.
+    """When the parameters of each stage have been loaded from the host that steps its optimizer; 0 if none does.
 
-    Each device asks for them stage by stage, before its first forward, and takes a shared link by arrival.
+    Each device requests them stage by stage before its first forward; shared links serve first come, first served.
     """
     costs, lanes = problem.costs, _lanes(problem).tolist()
     loaded: list[Number] = [0] * problem.stages
-    pending = [[s for s in own if s in problem.host_steps] for own in problem.placement.stages_of]
+    pending = [[s for s in stages if s in problem.host_steps] for stages in problem.placement.stages_of]
     device_free: list[Number] = [0] * problem.devices
     link_free: list[Number] = [0] * problem.devices
     while any(pending):
@@ -265,20 +265,20 @@ def _parameters_loaded(problem: OrderProblem) -> list[Number]:
     return loaded
 
 
-def _state(problem: OrderProblem) -> tuple[dict[str, Floats], dict[str, Ints]]:
-    """The state of all devices: what a mark keeps."""
+def _device_state(problem: OrderProblem) -> tuple[dict[str, Floats], dict[str, Ints]]:
+    """The state of all devices, which a mark stores."""
     devices = problem.devices
-    names = ("reserved", "last_freed", "spent", "first", "begun", "free", "accounted")
+    names = ("reserved", "last_freed", "spent", "first_start", "compute_start", "compute_end", "counted_bytes")
     links = devices * devices if problem.costs.communication_model == "exclusive" else 0
     lanes = 3 * devices if problem.costs.link_groups else 0
     floats = {
         **{name: np.zeros(devices) for name in names},
         "link": np.zeros(links),
-        "turn": np.zeros(2 * devices if lanes else 0),
+        "last_ready": np.zeros(2 * devices if lanes else 0),
     }
-    counts = {name: _zeros(devices) for name in ("cursor", "compute", "oldest", "known", "newest")}
-    by_lane = {name: _zeros(lanes) for name in ("next", "previous")}
-    return floats, {**counts, "transfer": _zeros(2 * devices), "downward": _zeros(1), **by_lane}
+    counts = {name: _zeros(devices) for name in ("cursor", "last_compute", "oldest", "unclaimed", "queue_end")}
+    by_lane = {name: _zeros(lanes) for name in ("next_op", "previous_op")}
+    return floats, {**counts, "last_transfer": _zeros(2 * devices), "reverse": _zeros(1), **by_lane}
 
 
 def _facts(a: KernelLayout) -> Ints:
@@ -286,7 +286,7 @@ def _facts(a: KernelLayout) -> Ints:
     m, size = a.micro_batches, a.stages * a.micro_batches
     pair = np.arange(size)
     facts = np.empty((len(KINDS), size, 4), dtype=np.int64)
-    facts[:, :] = a.at_once, a.never, a.unread, 0
+    facts[:, :] = a.zero, a.never, a.discarded, 0
     facts[F, m:, NEEDED] = a.arrival + pair[:-m]
     facts[F, :, SENT] = a.arrival + pair
     for kind in (I, B):
@@ -294,29 +294,29 @@ def _facts(a: KernelLayout) -> Ints:
         facts[kind, :, SENT] = a.arrival + size + pair
     for kind in (I, B, R, DEEPER):
         facts[kind, :, RELOADED] = a.end + L * size + pair
-    facts[F, ::m, RELOADED] = a.loaded + np.arange(a.stages)
+    facts[F, ::m, RELOADED] = a.parameters_loaded + np.arange(a.stages)
     facts[O, :, NEEDED] = a.end + pair
     facts[L, :, NEEDED] = a.end + O * size + pair
     facts[:, :, ROW] = np.arange(len(KINDS) * size).reshape(len(KINDS), size) // a.grain
     return facts
 
 
-def _begins(parts: Mapping[str, Floats | Ints]) -> dict[str, int]:
-    """Lay the parts after each other, and return the place at which each begins."""
-    begins = np.cumsum([0, *map(len, parts.values())]).tolist()
-    return dict(zip(parts, begins, strict=False))
+def _offsets(tables: Mapping[str, Floats | Ints]) -> dict[str, int]:
+    """The offsets of tables that are stored one after the other."""
+    begins = np.cumsum([0, *map(len, tables.values())]).tolist()
+    return dict(zip(tables, begins, strict=False))
 
 
 def _lanes(problem: OrderProblem) -> Ints:
-    """The host link of each device: its own, or that of the first of its group."""
+    """The host link lane of each device: its own, or that of the first device of its link group."""
     lane = np.arange(problem.devices)
-    for members in problem.costs.link_groups:
-        lane[list(members)] = min(members)
+    for group in problem.costs.link_groups:
+        lane[list(group)] = min(group)
     return lane
 
 
 def _peers(lanes: Ints) -> Ints:
-    """Find the next device on the same link as each; -1 after the last."""
+    """For each device, the next one on the same link; -1 after the last."""
     peers = np.full(len(lanes), -1)
     for lane in set(lanes.tolist()):
         members = np.flatnonzero(lanes == lane)
@@ -325,7 +325,7 @@ def _peers(lanes: Ints) -> Ints:
 
 
 def _common_denominator(values: Iterable[Any]) -> int:
-    """Find a factor that makes whole numbers and fractions whole; 1 if any is a float or it grows too large."""
+    """A factor that makes all values integers; 1 if one is a non-integer float or the factor is too large."""
     scale = 1
     for value in set(values):
         if isinstance(value, float) and not value.is_integer():

@@ -1,57 +1,57 @@
-"""The compiled evaluator: what `lower` and `simulate` say of lists of operations, without building a Program.
+"""The compiled evaluator: times lists of operations like `lower` and `simulate`, without building a Program.
 
-It follows the lists as the lanes would, with the same static admission (ir/lowering/admission.py) and the same
-arithmetic, and stops as soon as the result cannot be better than a threshold.  Where devices share links to the host
-transfers wait for their turns (shared_links.py).
+It follows the lists like the lanes of a simulation, with the same static admission (ir/lowering/admission.py) and the
+same arithmetic, and stops as soon as the result must exceed a threshold.  If devices share host links, transfers queue
+for them (shared_links.py).
 
-Everywhere `a` is the KernelLayout, `x` the block of floats and `n` that of whole numbers.  A device's turn keeps what
-it changes at every operation in local variables, and writes it to the blocks at the end of its turn.
+Everywhere `a` is the KernelLayout, `x` the block of floats and `n` the block of integers.  While a device advances,
+values that change at every operation are in local variables; they are written to the blocks when it stops.
 """
 
 from __future__ import annotations
 
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import borrowing, inlined
-from debubble.search.annealing.incremental import copy_numbers, delay, go_to_end, mark, met
+from debubble.kernels import inlined, jit_without_refcounts
+from debubble.search.annealing.incremental import copy_range, copy_rest, mean_delay, rejoins_accepted, save_mark
 from debubble.search.annealing.layout import COUNT, NEEDED, RELOADED, ROW, SENT, KernelLayout, L, O, R
-from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, longest, sent
-from debubble.search.annealing.shared_links import begin_by_arrival
+from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, objective_value, send_message
+from debubble.search.annealing.shared_links import evaluate_by_arrival
 
 
 @inlined
 def reset(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
-    """Set every lane to time 0, and count the compute time of every device."""
+    """Set every lane to time 0, and sum the compute time of every device."""
     size = a.stages * a.micro_batches
-    x[a.end : a.end + a.times] = -1.0
-    x[a.at_once] = 0.0
+    x[a.end : a.end + a.time_count] = -1.0
+    x[a.zero] = 0.0
     x[a.reserved : a.reserved + a.device_floats] = 0.0
-    copy_numbers(x, a.static, a.reserved, a.devices)
+    copy_range(x, a.static, a.reserved, a.devices)
     n[a.cursor : a.cursor + a.device_ints] = 0
-    n[a.compute : a.compute + a.devices] = -1
-    n[a.transfer : a.transfer + 2 * a.devices] = -1
-    n[a.marked + 1] = 0
+    n[a.last_compute : a.last_compute + a.devices] = -1
+    n[a.last_transfer : a.last_transfer + 2 * a.devices] = -1
+    n[a.mark_counts + 1] = 0
     for op in range(COUNT * size):
         n[a.facts + 4 * op + ROW] = op // a.grain
     for d in range(a.devices):
         for index in range(lengths[d]):
             op = orders[d, index]
             if R * size <= op < O * size:
-                choose_rows(a, n, op % size, op // size - R + 1)
+                set_cost_rows(a, n, op % size, op // size - R + 1)
     for d in range(a.devices):
-        count_work(a, x, n, orders, lengths, d)
+        sum_work(a, x, n, orders, lengths, d)
 
 
-@borrowing
-def choose_rows(a: KernelLayout, n: Ints, pair: int, level: int) -> None:
-    """Let a pair's operations take and free what they do without an R in the list (0), with one or with a deeper."""
+@jit_without_refcounts
+def set_cost_rows(a: KernelLayout, n: Ints, pair: int, level: int) -> None:
+    """Select a pair's cost rows: without an R in the list (level 0), with one (1), or with a deeper one (2)."""
     size = a.stages * a.micro_batches
     for op in range(pair, COUNT * size, size):
         n[a.facts + 4 * op + ROW] = op // a.grain + level * (COUNT * size // a.grain)
 
 
-@borrowing
-def count_work(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, d: int) -> None:
-    """Note the compute time of a device's list."""
+@jit_without_refcounts
+def sum_work(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, d: int) -> None:
+    """Sum the compute time of a device's list."""
     work = 0.0
     for index in range(lengths[d]):
         op = orders[d, index]
@@ -65,51 +65,51 @@ def advance_transfer(
     a: KernelLayout, x: Floats, n: Ints, d: int, op: int, last: int, start: float, free: float, reserved: float,
     last_freed: float,
 ) -> tuple[bool, float, float]:  # fmt: skip
-    """Time an O or L: its lane, its own F or O, and for L the compute operation before it and the memory.
+    """Time an O or L by its lane and its F or O, and an L also by the preceding compute operation and the memory.
 
-    Returns (whether it fits, what is reserved, what the last compute operation frees that nothing counts on yet).
+    Returns whether it fits, the reserved bytes, and the bytes freed by the last compute operation and not yet claimed.
     """
     row, source = n[a.facts + 4 * op + ROW], n[a.facts + 4 * op + NEEDED]
     offload = op < L * a.stages * a.micro_batches
-    lane = a.transfer + n[a.lane + d] + (0 if offload or a.half_duplex else a.devices)
-    begin, why = 0.0, n[lane]
-    if why >= 0:
-        begin = x[a.end + why]
+    lane = a.last_transfer + n[a.lane + d] + (0 if offload or a.half_duplex else a.devices)
+    begin, cause = 0.0, n[lane]
+    if cause >= 0:
+        begin = x[a.end + cause]
     if x[source] - x[a.lead + row] > begin:
-        begin, why = x[source] - x[a.lead + row], source - a.end
+        begin, cause = x[source] - x[a.lead + row], source - a.end
     fits = True
     if offload:
-        n[a.queue + d * a.queued + n[a.newest + d]] = op
-        n[a.newest + d] += 1
+        n[a.queue + d * a.max_offloads + n[a.queue_end + d]] = op
+        n[a.queue_end + d] += 1
     else:
         if last >= 0 and start > begin:
-            begin, why = start, last
+            begin, cause = start, last
         needed = reserved + last_freed + x[a.allocated + row] - x[a.limit + d]
         if needed > 0:
             needed, waited = admit_reload(a, x, n, d, needed)
             if waited >= 0 and x[a.end + waited] > begin:
-                begin, why = x[a.end + waited], waited
+                begin, cause = x[a.end + waited], waited
             if needed > 0:
                 fits = needed <= last_freed
                 last_freed = 0.0
                 if free > begin:
-                    begin, why = free, last
+                    begin, cause = free, last
         reserved += x[a.allocated + row]
     n[lane] = op
     x[a.end + op] = begin + x[a.time + row]
-    n[a.cause + op] = why
+    n[a.cause + op] = cause
     return fits, reserved, last_freed
 
 
-@borrowing
+@jit_without_refcounts
 def advance_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
-    """Advance a device as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
+    """Advance a device while its inputs have arrived; returns the number of operations, -1 above the threshold."""
     size = a.stages * a.micro_batches
     limit, work = x[a.limit + d], x[a.work + d]
-    begun: int = n[a.cursor + d]
-    index, last = begun, n[a.compute + d]
-    start, free = x[a.begun + d], x[a.free + d]
-    reserved, last_freed, spent = x[a.reserved + d], x[a.last_freed + d], x[a.spent + d]
+    first_index: int = n[a.cursor + d]
+    index, last = first_index, n[a.last_compute + d]
+    start, free = x[a.compute_start + d], x[a.compute_end + d]
+    reserved, last_freed, elapsed_work = x[a.reserved + d], x[a.last_freed + d], x[a.spent + d]
     while index < length:
         op = orders[d, index]
         facts = a.facts + 4 * op
@@ -121,81 +121,82 @@ def advance_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int,
                 return -1
             index += 1
             continue
-        begin, why = free, last
+        begin, cause = free, last
         source, reload = n[facts + NEEDED], n[facts + RELOADED]
         if x[source] < 0:
             break
         if x[source] > begin:
-            begin, why = x[source], source - a.arrival
+            begin, cause = x[source], source - a.arrival
         if x[reload] - x[a.lead + row] > begin:
-            begin, why = x[reload] - x[a.lead + row], reload - a.end
+            begin, cause = x[reload] - x[a.lead + row], reload - a.end
         if allocated > 0 and reserved + allocated > limit:
             reserved, waited = admit_compute(a, x, n, d, reserved, limit - allocated)
             if reserved + allocated > limit:
                 return -1
             if x[a.end + waited] > begin:
-                begin, why = x[a.end + waited], waited
+                begin, cause = x[a.end + waited], waited
         if last < 0:
-            x[a.first + d] = begin
+            x[a.first_start + d] = begin
         time = x[a.time + row]
         start, free, last_freed = begin, begin + time, x[a.freed + row]
         reserved += allocated - last_freed
-        spent += time
-        rest = work - spent
-        least = free + rest - x[a.first + d] if a.span else free + max(rest, x[a.tail + row])
-        if least > threshold:
+        elapsed_work += time
+        rest = work - elapsed_work
+        bound = free + rest - x[a.first_start + d] if a.span else free + max(rest, x[a.tail + row])
+        if bound > threshold:
             return -1
         x[a.end + op] = free
-        n[a.cause + op] = why
-        x[n[facts + SENT]] = sent(a, x, n, d, op, free, x[a.message + row])
+        n[a.cause + op] = cause
+        x[n[facts + SENT]] = send_message(a, x, n, d, op, free, x[a.message + row])
         last = op
         index += 1
-    n[a.cursor + d], n[a.compute + d] = index, last
-    x[a.begun + d], x[a.free + d] = start, free
-    x[a.reserved + d], x[a.last_freed + d], x[a.spent + d] = reserved, last_freed, spent
-    return index - begun
+    n[a.cursor + d], n[a.last_compute + d] = index, last
+    x[a.compute_start + d], x[a.compute_end + d] = start, free
+    x[a.reserved + d], x[a.last_freed + d], x[a.spent + d] = reserved, last_freed, elapsed_work
+    return index - first_index
 
 
-@borrowing
+@jit_without_refcounts
 def evaluate(
-    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float = INFINITY
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, max_delay: float = INFINITY
 ) -> float:
-    """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
+    """The objective of the lists; infinity if they deadlock, exceed a limit or the threshold, or are abandoned.
 
-    It is abandoned, as `advance` says, where they are after an evaluation that is kept.  Leaves ends and causes in the
-    blocks.
+    Evaluations too late relative to the accepted one are abandoned as in `advance`.  Ends and causes are in the blocks.
     """
     reset(a, x, n, orders, lengths)
     if a.by_arrival:
-        return begin_by_arrival(a, x, n, orders, lengths, threshold, latest)
-    return advance(a, x, n, orders, lengths, threshold, latest)
+        return evaluate_by_arrival(a, x, n, orders, lengths, threshold, max_delay)
+    return advance(a, x, n, orders, lengths, threshold, max_delay)
 
 
-@borrowing
-def advance(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
-    """The rest of an evaluation, from where the devices are.
+@jit_without_refcounts
+def advance(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, max_delay: float
+) -> float:
+    """Complete an evaluation from the devices' current state.
 
-    It is abandoned where they are after the one kept, by more than `latest` times all operations to those to come: what
-    is late after the last change mostly stays late.
+    It is abandoned if the devices' mean delay relative to the accepted evaluation exceeds `max_delay` times the ratio
+    of all operations to the remaining ones: delays after the last change mostly persist.
     """
-    remaining, whole = 0, lengths.sum()
+    remaining, operation_count = 0, lengths.sum()
     for d in range(a.devices):
         remaining += lengths[d] - n[a.cursor + d]
-    n[a.marked + 2] = -1
+    n[a.mark_counts + 2] = -1
     while remaining > 0:
-        if met(a, x, n, remaining):
-            go_to_end(a, x, n, orders, lengths)
+        if rejoins_accepted(a, x, n, remaining):
+            copy_rest(a, x, n, orders, lengths)
             break
-        before = remaining
-        if mark(a, x, n, remaining) and delay(a, x, n) * remaining > latest * whole:
+        previous = remaining
+        if save_mark(a, x, n, remaining) and mean_delay(a, x, n) * remaining > max_delay * operation_count:
             return INFINITY
         for step in range(a.devices):
-            d = a.devices - 1 - step if n[a.downward] else step
+            d = a.devices - 1 - step if n[a.reverse] else step
             advanced = advance_list(a, x, n, orders, lengths[d], d, threshold)
             if advanced < 0:
                 return INFINITY
             remaining -= advanced
-        if remaining == before:
+        if remaining == previous:
             return INFINITY
-        n[a.downward] = 1 - n[a.downward]
-    return longest(a, x, n)
+        n[a.reverse] = 1 - n[a.reverse]
+    return objective_value(a, x, n)

@@ -1,4 +1,4 @@
-"""The anytime search: starts, then local search, until the bound is met or the steps are done."""
+"""The anytime search: initial schedules, then local search, until the bound is met or the steps are done."""
 
 from __future__ import annotations
 
@@ -10,49 +10,45 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Number, Schedule
-from debubble.kernels import COMPILING, is_compiled
+from debubble.kernels import MAX_COMPILE_SECONDS, is_compiled
 from debubble.search.annealing.layout import FROM_SCRATCH, Shares
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
-from debubble.search.effort import SIMULATION, START, Deadline, Effort, price_of_move
+from debubble.search.effort import SIMULATION_PRICE, START_PRICE, Deadline, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
-BURST = 2000
-"""Moves between two exchanges of the chains, at most."""
+MAX_BURST_MOVES = 2000
+"""Maximum number of moves between two exchanges of the chains."""
 MILD_TEMPERATURES, HOT_TEMPERATURES = (0.05, 0.075), (0.15, 0.1)
-"""First temperatures of a cooling, in mean operation times; chains take the one and the other in turn.  Mild ones keep
-what a start is worth; hot ones are surer if there is time to cool slowly."""
-LAST_TEMPERATURE = 0.005
+"""Initial temperatures of a cooling, in mean operation times, which chains use alternately.  Mild ones preserve a good
+start; hot ones are more reliable if there is time to cool slowly."""
+FINAL_TEMPERATURE = 0.005
 """Temperature at which every cooling ends."""
 COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
-"""Shares of the search at which coolings begin: short ones for easy problems, then a slow one."""
-COOLING_STEPS = 16
-"""Temperatures of a cooling, at least."""
+"""Fractions of the search at which coolings begin: short ones for easy problems, then a slow one."""
+MIN_COOLING_STEPS = 16
+"""Minimum number of temperatures of a cooling."""
 CHECK_RATIO = 10
-"""Work between two simulations of improvements, in simulations, once one agrees with the chain; others are simulated
-where the search ends; of chains in parallel also where a cooling ends."""
+"""Work between two checks of improvements by simulation, as a multiple of a simulation, once one has agreed with the
+chain.  Improvements are also checked at the end of the search, and with parallel chains at the end of each cooling."""
 RESTART_RATIO = 1.005
-"""A chain restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
-get stuck."""
+"""A chain restarts from the global best if its own is more than 0.5% worse; closer ones continue independently, as any
+of them may get stuck."""
 
 
 def search(
-    problem: OrderProblem,
-    *,
-    starts: Iterable[Schedule] = (),
-    steps: int = 50 * BURST,
-    seed: int = 0,
+    problem: OrderProblem, *, starts: Iterable[Schedule] = (), steps: int = 50 * MAX_BURST_MOVES, seed: int = 0
 ) -> Iterator[Incumbent]:
-    """Better and better schedules of a problem, each with its exact objective and a lower bound.
+    """Search a problem; yields improving schedules, each with its exact objective and a lower bound.
 
     Args:
         problem: The operations to order.
-        starts: Schedules to improve, tried next to the constructed ones.
+        starts: Schedules to improve, in addition to the constructed ones.
         steps: Number of moves.
-        seed: The result depends on it and on the steps alone.
+        seed: Random seed; the result depends only on it and the steps.
 
     Returns:
-        The stream; it ends when the bound is met or the steps are done.
+        The stream of incumbents; it ends when the bound is met or the steps are done.
 
     Raises:
         InfeasibleError: No start fits the memory limit.
@@ -66,22 +62,22 @@ def search(
 def best_starts(
     problem: OrderProblem, *, starts: Iterable[Schedule] = (), bound: Number = 0, effort: Effort
 ) -> Iterator[Incumbent]:
-    """Try one start after the other, and yield each that is better than all before it; the constructed ones come last.
+    """Simulate the starts, then the constructed schedules; yields each one that is better than all before.
 
-    Once the effort is spent, and there is a start, no other is tried.  `bound` is a lower bound that is already known.
-    Raises InfeasibleError if no start fits the memory limit.
+    Stops once the effort is spent and a start has been found.  `bound` is a known lower bound.  Raises InfeasibleError
+    if no start fits the memory limit.
     """
     bound = max(bound, lower_bound(problem))
     best: Incumbent | None = None
-    reason: DebubbleError | None = None
+    failure: DebubbleError | None = None
     for candidate in _candidates(problem, starts):
         if best is not None and effort.over:
             break
-        effort.spend(START * problem.stages * problem.micro_batches)
+        effort.spend(START_PRICE * problem.stages * problem.micro_batches)
         try:
             value = problem.value(candidate)
         except DebubbleError as error:
-            reason = error
+            failure = error
             continue
         if best is None or value < best.value:
             best = Incumbent(schedule=candidate, value=value, bound=bound, source="start", seconds=effort.spent)
@@ -90,23 +86,23 @@ def best_starts(
                 return
     if best is None:
         # The last candidate needs the least memory.
-        raise InfeasibleError(f"No order of operations was found that fits. {reason}")
+        raise InfeasibleError(f"No order of operations was found that fits. {failure}")
 
 
 def may_compile(deadline: Deadline) -> bool:
-    """Tell whether the kernel is on the disk, or there is time to compile it."""
-    # Its import costs more than a search that ends at its start.
+    """Tell whether the kernel is cached on disk or there is time to compile it."""
+    # This import takes longer than a search that ends at its start.
     from debubble.search.annealing.moves import anneal
 
-    return deadline.left > COMPILING or is_compiled(anneal)
+    return deadline.remaining > MAX_COMPILE_SECONDS or is_compiled(anneal)
 
 
 def compile_kernel(problem: OrderProblem, best: Incumbent) -> float:
-    """Compile the kernel, or load it from disk; return the seconds on the clock that this took.
+    """Compile the kernel, or load it from disk; returns the wall-clock seconds this took.
 
-    These are some twenty where it was never compiled, else next to none.
+    These are about twenty if it was never compiled, else nearly zero.
     """
-    # Its import costs more than a search that ends at its start.
+    # This import takes longer than a search that ends at its start.
     from debubble.search.annealing.order_chain import OrderChain
 
     begin = time.monotonic()
@@ -122,63 +118,62 @@ def improve(
     effort: Effort | None = None,
     seed: int,
     workers: int = 1,
-    hot: Sequence[float] = MILD_TEMPERATURES,
+    temperatures: Sequence[float] = MILD_TEMPERATURES,
     coolings: Sequence[float] = COOLINGS,
     shares: Shares = FROM_SCRATCH,
 ) -> Iterator[Incumbent]:
-    """Search locally from an incumbent, and yield what is better than all before it, until the steps are done.
+    """Run local search from an incumbent until the steps are done; yields each incumbent better than all before.
 
-    A search is coolings, each from the best of its chain.
+    A search consists of coolings, each from the best of its chain.
 
     Args:
         problem: The operations to order.
-        best: The start.
+        best: The initial incumbent.
         steps: Moves of each chain; by default as many as the effort pays for.
-        effort: Counter of the moves; endless by default.
-        seed: The result depends on it, on the steps and on the number of chains alone.
-        workers: Chains in parallel, which exchange their best after every burst.
-        hot: Temperatures at which a cooling begins, in mean operation times, of the first chain, the second and so on
-            in turn.
-        coolings: Shares of the search at which a cooling begins; the last entry is where the last one ends.
-        shares: How often which move is made.
+        effort: Budget that the moves are counted in; unlimited by default.
+        seed: Random seed; the result depends only on it, the steps and the number of chains.
+        workers: Number of parallel chains, which exchange their best after every burst.
+        temperatures: Initial temperatures of coolings, in mean operation times, which the chains use cyclically.
+        coolings: Fractions of the search at which coolings begin; the last entry is the end of the last one.
+        shares: Shares of the kinds of moves.
     """
     from debubble.search.annealing.order_chain import OrderChain
 
     effort = effort or Effort(math.inf)
     pairs = problem.stages * problem.micro_batches
-    price = price_of_move(
-        pairs,
-        recompute=problem.recompute,
-        of_chunks=problem.placement.chunks > 1 and not problem.frees_memory,
-    )
+    of_chunks = problem.placement.chunks > 1 and not problem.frees_memory
+    price = price_of_move(pairs, recompute=problem.recompute, of_chunks=of_chunks)
     steps = effort.moves(price) if steps is None else steps
-    between = CHECK_RATIO * SIMULATION * pairs / price
+    check_interval = CHECK_RATIO * SIMULATION_PRICE * pairs / price
     chains = [OrderChain(problem, best, seed=seed * 7919 + worker, shares=shares) for worker in range(workers)]
-    done, simulated, before, agrees = 0, 0, best.seconds, False
+    done, simulated, initial_seconds, agrees = 0, 0, best.seconds, False
     with ThreadPoolExecutor(workers) as pool:
         for begin, end in itertools.pairwise(coolings):
             for chain in chains:
                 if chain.best > RESTART_RATIO * float(best.value):
                     chain.restart(best)
                 else:
-                    chain.go_back()
-            while (spent := done / steps if done < steps else 1.0) < end and not effort.deadline.passed:
-                cooled = (spent - begin) / (end - begin)
-                count = max(1, int(min(BURST, steps - done, steps * (end - begin) / COOLING_STEPS)))
+                    chain.return_to_best()
+            while (progress := done / steps if done < steps else 1.0) < end and not effort.deadline.passed:
+                cooled = (progress - begin) / (end - begin)
+                count = max(1, int(min(MAX_BURST_MOVES, steps - done, steps * (end - begin) / MIN_COOLING_STEPS)))
                 target = float(best.bound)
                 searches = [
                     pool.submit(
-                        chain.advance, count, temperature=first * (LAST_TEMPERATURE / first) ** cooled, target=target
+                        chain.advance,
+                        count,
+                        temperature=initial * (FINAL_TEMPERATURE / initial) ** cooled,
+                        target=target,
                     )
-                    for chain, first in zip(chains, itertools.cycle(hot), strict=False)
+                    for chain, initial in zip(chains, itertools.cycle(temperatures), strict=False)
                 ]
                 moves = [search.result() for search in searches]
                 done += max(moves)
                 effort.spend(max(moves) * price)
-                # Chains in parallel exchange their best where a cooling ends.
-                until = end if workers > 1 else 1
-                goes_on = done / steps < until and min(moves) == count and not effort.deadline.passed
-                if goes_on and agrees and done - simulated < between:
+                # Parallel chains exchange their best at the end of a cooling.
+                check_end = end if workers > 1 else 1
+                continues = done / steps < check_end and min(moves) == count and not effort.deadline.passed
+                if continues and agrees and done - simulated < check_interval:
                     continue
                 simulated = done
                 for chain in chains:
@@ -187,16 +182,16 @@ def improve(
                     if schedule is not None:
                         agrees = better is not None and math.isclose(chain.best, better.value)
                     if better is not None:
-                        best = replace(better, source="search", steps=done, seconds=before + done * price)
+                        best = replace(better, source="search", steps=done, seconds=initial_seconds + done * price)
                         yield best
                 if best.optimal:
                     return
 
 
 def verify(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, below: Number) -> Incumbent | None:
-    """Make an incumbent, with the bound of `best`, of a schedule that exact simulation finds to take less than `below`.
+    """Simulate a schedule; returns it as an incumbent with the bound of `best` if it takes less than `below`.
 
-    None if it does not, or breaks a limit.
+    None if it does not, or exceeds a limit.
     """
     try:
         value = problem.value(schedule)
@@ -206,7 +201,7 @@ def verify(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, below:
 
 
 def _candidates(problem: OrderProblem, starts: Iterable[Schedule]) -> Iterator[Schedule]:
-    """Yield these starts, with their backwards split where that is allowed, and the constructed ones."""
+    """The starts, first with their backwards split if the problem allows it, then the constructed schedules."""
     for start in starts:
         if problem.split and len(start.split_backward) < problem.stages * problem.micro_batches:
             yield start.with_split_backwards()

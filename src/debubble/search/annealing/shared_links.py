@@ -1,98 +1,97 @@
-"""Evaluation with shared links to the host: transfers take their turns in the order in which they become ready.
+"""Evaluation with shared host links, which serve transfers in the order in which they become ready.
 
-What an operation waits for on its own device follows from its list alone: `follow_list` notes it.  Compute lanes run
-ahead until they need a transfer or another device's result.  Devices of a link group take their link by arrival
-(ir/lowering/contention.py): a transfer has its turn once no other of the group can be ready before it, as those that
-wait for compute operations to come are not ready before what their device has computed so far.
+An operation's dependencies on its own device follow from the list alone; `analyze_list` stores them.  Compute lanes
+run ahead until they need a transfer or another device's result.  Devices of a link group share their link first come,
+first served (ir/lowering/contention.py): a transfer is served once no other of the group can be ready earlier, because
+those that depend on future compute operations cannot be ready before their device's current time.
 """
 
 from __future__ import annotations
 
 from debubble.ir.arrays import Floats, Ints
-from debubble.kernels import borrowing, inlined
-from debubble.search.annealing.incremental import START, copy_numbers, delay, mark
+from debubble.kernels import inlined, jit_without_refcounts
+from debubble.search.annealing.incremental import START, copy_range, mean_delay, save_mark
 from debubble.search.annealing.layout import (
     NEEDED,
-    NOTED,
     RELOADED,
     ROW,
     SENT,
+    SNAPSHOT_INTERVAL,
     KernelLayout,
     L,
     O,
 )
-from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, longest, sent
+from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, objective_value, send_message
 
 COMPUTE, DOWN, UP = range(3)
 """The lanes of a device."""
-TO_COME = -2.0
-"""End of a reload that is in the list and has none yet."""
-TOO_LATE = -1.0
-"""In place of an objective: the evaluation has to continue from an earlier mark."""
-WHOLE = 2**62
-"""A place after all lists."""
+PENDING_RELOAD = -2.0
+"""End of a listed reload that is not timed yet."""
+MARK_TOO_LATE = -1.0
+"""Returned instead of an objective: the evaluation has to start from an earlier mark."""
+END_OF_LISTS = 2**62
+"""A position after the end of every list."""
 
 
 @inlined
 def lane_of(a: KernelLayout, op: int) -> int:
-    """The lane of an operation; both directions of a half-duplex link are one."""
+    """The lane of an operation; a half-duplex link has one lane for both directions."""
     size = a.stages * a.micro_batches
     return COMPUTE if op < O * size else DOWN if op < L * size or a.half_duplex else UP
 
 
-@borrowing
-def follow_list(
+@jit_without_refcounts
+def analyze_list(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, begin: int, until: int
 ) -> bool:  # fmt: skip
-    """Note which operation follows each of a device's list on its lane, and what it waits for to have memory.
+    """Store the successor on its lane of each operation of a device's list, and the memory it waits for.
 
-    What comes before the place `begin` is noted already, and from `until` on the list is the one that was noted: it is
-    left as it is from where the state of memory is the same, too.  Returns False if memory does not suffice; what
-    follows what is noted also then.
+    Positions before `begin` are stored already, and from `until` on the list is unchanged: the analysis stops where the
+    state of memory is unchanged too.  Returns False if memory does not suffice; successors are stored even then.
     """
-    fits, fresh = True, -1
+    fits, changed_offload = True, -1
     size, limit = a.stages * a.micro_batches, x[a.limit + d]
-    first = begin // NOTED * NOTED
-    n[a.noted_from + d] = begin
+    first = begin // SNAPSHOT_INTERVAL * SNAPSHOT_INTERVAL
+    n[a.analyzed_from + d] = begin
     reserved, last_freed = x[a.static + d], 0.0
-    # The last operation of each lane so far: what follows it is written there.
+    # The last operation of each lane so far, whose successor is stored when it is known.
     compute = down = up = -1
-    n[a.oldest + d] = n[a.known + d] = n[a.newest + d] = 0
-    x[a.accounted + d] = 0.0
+    n[a.oldest + d] = n[a.unclaimed + d] = n[a.queue_end + d] = 0
+    x[a.counted_bytes + d] = 0.0
     if first > 0:
-        floats, ints = state_at(a, d, first)
-        reserved, last_freed, x[a.accounted + d] = x[floats], x[floats + 1], x[floats + 2]
+        floats, ints = snapshot_begins(a, d, first)
+        reserved, last_freed, x[a.counted_bytes + d] = x[floats], x[floats + 1], x[floats + 2]
         compute, down, up = n[ints], n[ints + 1], n[ints + 2]
-        n[a.oldest + d], n[a.known + d], n[a.newest + d] = n[ints + 3], n[ints + 4], n[ints + 5]
+        n[a.oldest + d], n[a.unclaimed + d], n[a.queue_end + d] = n[ints + 3], n[ints + 4], n[ints + 5]
     for index in range(first, length):
-        if index % NOTED == 0:
-            floats, ints = state_at(a, d, index)
+        if index % SNAPSHOT_INTERVAL == 0:
+            floats, ints = snapshot_begins(a, d, index)
             if (
-                index >= until and fresh < n[a.oldest + d]
-                and x[floats] == reserved and x[floats + 1] == last_freed and x[floats + 2] == x[a.accounted + d]
+                index >= until and changed_offload < n[a.oldest + d]
+                and x[floats] == reserved and x[floats + 1] == last_freed and x[floats + 2] == x[a.counted_bytes + d]
                 and n[ints] == compute and n[ints + 1] == down and n[ints + 2] == up
-                and n[ints + 3] == n[a.oldest + d] and n[ints + 4] == n[a.known + d]
-                and n[ints + 5] == n[a.newest + d]
+                and n[ints + 3] == n[a.oldest + d] and n[ints + 4] == n[a.unclaimed + d]
+                and n[ints + 5] == n[a.queue_end + d]
             ):  # fmt: skip
-                n[a.noted_to + d] = index
+                n[a.analyzed_to + d] = index
                 return fits
-            x[floats], x[floats + 1], x[floats + 2] = reserved, last_freed, x[a.accounted + d]
+            x[floats], x[floats + 1], x[floats + 2] = reserved, last_freed, x[a.counted_bytes + d]
             n[ints], n[ints + 1], n[ints + 2] = compute, down, up
-            n[ints + 3], n[ints + 4], n[ints + 5] = n[a.oldest + d], n[a.known + d], n[a.newest + d]
+            n[ints + 3], n[ints + 4], n[ints + 5] = n[a.oldest + d], n[a.unclaimed + d], n[a.queue_end + d]
         op = orders[d, index]
         row = n[a.facts + 4 * op + ROW]
         lane = lane_of(a, op)
-        before = compute if lane == COMPUTE else down if lane == DOWN else up
-        if before < 0:
+        previous = compute if lane == COMPUTE else down if lane == DOWN else up
+        if previous < 0:
             n[a.head + 3 * d + lane] = op
         else:
-            n[a.follow + before] = op
-        n[a.place + op], n[a.offload + op] = index, -1
+            n[a.successor + previous] = op
+        n[a.position + op], n[a.awaited_offload + op] = index, -1
         allocated = x[a.allocated + row]
         if lane == COMPUTE:
             compute = op
             if allocated > 0 and reserved + allocated > limit:
-                reserved, n[a.offload + op] = admit_compute(a, x, n, d, reserved, limit - allocated)
+                reserved, n[a.awaited_offload + op] = admit_compute(a, x, n, d, reserved, limit - allocated)
                 fits = fits and reserved + allocated <= limit
             last_freed = x[a.freed + row]
             reserved += allocated - last_freed
@@ -102,63 +101,64 @@ def follow_list(
         else:
             up = op
         if op < L * size:
-            place = a.queue + d * a.queued + n[a.newest + d]
-            if n[place] != op:
-                n[place], fresh = op, n[a.newest + d]
-            n[a.newest + d] += 1
+            slot = a.queue + d * a.max_offloads + n[a.queue_end + d]
+            if n[slot] != op:
+                n[slot], changed_offload = op, n[a.queue_end + d]
+            n[a.queue_end + d] += 1
             continue
-        n[a.behind + op], n[a.freeing + op] = compute, 0
+        n[a.preceding_compute + op], n[a.waits_for_end + op] = compute, 0
         needed = reserved + last_freed + allocated - limit
         if needed > 0:
-            needed, n[a.offload + op] = admit_reload(a, x, n, d, needed)
+            needed, n[a.awaited_offload + op] = admit_reload(a, x, n, d, needed)
             if needed > 0:
                 fits = fits and needed <= last_freed
-                n[a.freeing + op], last_freed = 1, 0.0
+                n[a.waits_for_end + op], last_freed = 1, 0.0
         reserved += allocated
     for lane in range(3):
         last = compute if lane == COMPUTE else down if lane == DOWN else up
         if last < 0:
             n[a.head + 3 * d + lane] = -1
         else:
-            n[a.follow + last] = -1
-    n[a.noted_to + d] = WHOLE
+            n[a.successor + last] = -1
+    n[a.analyzed_to + d] = END_OF_LISTS
     return fits
 
 
 @inlined
-def state_at(a: KernelLayout, d: int, index: int) -> tuple[int, int]:
-    """Find where the state before a place of a device's list is noted: three floats and six whole numbers."""
-    number = d * (6 * a.queued // NOTED + 2) + index // NOTED
-    return a.noted_floats + 3 * number, a.noted_ints + 6 * number
+def snapshot_begins(a: KernelLayout, d: int, index: int) -> tuple[int, int]:
+    """Where the snapshot before a position of a device's list begins: three floats and six integers."""
+    number = d * (6 * a.max_offloads // SNAPSHOT_INTERVAL + 2) + index // SNAPSHOT_INTERVAL
+    return a.snapshot_floats + 3 * number, a.snapshot_ints + 6 * number
 
 
-@borrowing
-def follow_back(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
-    """Note again of the accepted lists what was noted of lists that are not accepted."""
+@jit_without_refcounts
+def restore_lists(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
+    """Repeat the analysis of the accepted lists where that of rejected lists has overwritten it."""
     for d in range(a.devices):
         if n[a.stale + d]:
-            follow_list(a, x, n, orders, lengths[d], d, n[a.noted_from + d], n[a.noted_to + d])
+            analyze_list(a, x, n, orders, lengths[d], d, n[a.analyzed_from + d], n[a.analyzed_to + d])
             n[a.stale + d] = 0
 
 
 @inlined
-def go_to_heads(a: KernelLayout, n: Ints, d: int) -> None:
-    """Find what the lanes of a device do next, after what they did last."""
-    for at in range(3 * d, 3 * d + 3):
-        before = n[a.previous + at]
-        n[a.next + at] = n[a.head + at] if before < 0 else n[a.follow + before]
+def set_next_ops(a: KernelLayout, n: Ints, d: int) -> None:
+    """Set the next operation of each lane of a device from its previous one."""
+    for slot in range(3 * d, 3 * d + 3):
+        previous = n[a.previous_op + slot]
+        n[a.next_op + slot] = n[a.head + slot] if previous < 0 else n[a.successor + previous]
 
 
-@borrowing
-def forget(
+@jit_without_refcounts
+def reset_pending(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, reload: float
 ) -> int:  # fmt: skip
-    """Take back the times of what a device has still to do in a list; return how many operations that is.
-
-    `reload` becomes the time of reloads.
-    """
+    """Reset the times of a device's remaining operations, reloads to `reload`; returns their number."""
     reloads, offloads, count = L * a.stages * a.micro_batches, O * a.stages * a.micro_batches, 0
-    compute, down, up = done(a, n, d, COMPUTE), done(a, n, d, DOWN), done(a, n, d, DOWN if a.half_duplex else UP)
+    compute, down, up = (
+        last_position(a, n, d, COMPUTE),
+        last_position(a, n, d, DOWN),
+        last_position(a, n, d, DOWN if a.half_duplex else UP),
+    )
     for index in range(min(compute, down, up) + 1, length):
         op = orders[d, index]
         if index > (compute if op < offloads else down if op < reloads else up):
@@ -169,252 +169,253 @@ def forget(
 
 
 @inlined
-def done(a: KernelLayout, n: Ints, d: int, lane: int) -> int:
-    """The place of what a lane did last; -1 if it did nothing yet."""
-    last = n[a.previous + 3 * d + lane]
-    place: int = n[a.place + last] if last >= 0 else -1
+def last_position(a: KernelLayout, n: Ints, d: int, lane: int) -> int:
+    """The position of a lane's previous operation; -1 if there is none."""
+    last = n[a.previous_op + 3 * d + lane]
+    place: int = n[a.position + last] if last >= 0 else -1
     return place
 
 
 @inlined
-def look(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> None:
-    """Note when a lane's next transfer is ready, once everything that it waits for has an end."""
-    at = 3 * d + lane
-    op = n[a.next + at]
-    if op < 0 or x[a.ready + at] < INFINITY:
+def update_ready(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> None:
+    """Store when a lane's next transfer is ready, once all its dependencies are timed."""
+    slot = 3 * d + lane
+    op = n[a.next_op + slot]
+    if op < 0 or x[a.ready + slot] < INFINITY:
         return
     source = n[a.facts + 4 * op + NEEDED]
     if x[source] < 0:
         return
-    begin, why = x[source] - x[a.lead + n[a.facts + 4 * op + ROW]], source - a.end
-    before = n[a.previous + at]
-    if before >= 0 and x[a.end + before] >= begin:
-        begin, why = x[a.end + before], before
-    if op >= L * a.stages * a.micro_batches and n[a.behind + op] >= 0:
-        behind = n[a.behind + op]
-        end = x[a.end + behind]
+    begin, cause = x[source] - x[a.lead + n[a.facts + 4 * op + ROW]], source - a.end
+    previous = n[a.previous_op + slot]
+    if previous >= 0 and x[a.end + previous] >= begin:
+        begin, cause = x[a.end + previous], previous
+    if op >= L * a.stages * a.micro_batches and n[a.preceding_compute + op] >= 0:
+        preceding = n[a.preceding_compute + op]
+        end = x[a.end + preceding]
         if end < 0:
             return
-        after = end if n[a.freeing + op] else end - x[a.time + n[a.facts + 4 * behind + ROW]]
+        after = end if n[a.waits_for_end + op] else end - x[a.time + n[a.facts + 4 * preceding + ROW]]
         if after > begin:
-            begin, why = after, behind
-    offload = n[a.offload + op]
+            begin, cause = after, preceding
+    offload = n[a.awaited_offload + op]
     if offload >= 0:
         if x[a.end + offload] < 0:
             return
         if x[a.end + offload] > begin:
-            begin, why = x[a.end + offload], offload
-    x[a.ready + at], n[a.ready_why + at] = begin, why
+            begin, cause = x[a.end + offload], offload
+    x[a.ready + slot], n[a.ready_cause + slot] = begin, cause
 
 
 @inlined
-def transfer(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> bool:
-    """Give a device's next transfer its turn on the link; False if one that comes after it has had its own."""
-    at = 3 * d + lane
-    op, ready = n[a.next + at], x[a.ready + at]
+def serve_transfer(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> bool:
+    """Serve a device's next transfer; False if the link has already served a later one."""
+    slot = 3 * d + lane
+    op, ready = n[a.next_op + slot], x[a.ready + slot]
     link = n[a.lane + d] + (a.devices if lane == UP else 0)
-    before = n[a.transfer + link]
-    if ready < x[a.turn + link]:
+    previous = n[a.last_transfer + link]
+    if ready < x[a.last_ready + link]:
         return False
-    begin, why = ready, n[a.ready_why + at]
-    if before >= 0:
+    begin, cause = ready, n[a.ready_cause + slot]
+    if previous >= 0:
         size = a.stages * a.micro_batches
-        if ready == x[a.turn + link] and d < n[a.device_of + before % size // a.micro_batches]:
+        if ready == x[a.last_ready + link] and d < n[a.device_of + previous % size // a.micro_batches]:
             return False
-        if x[a.end + before] > begin:
-            begin, why = x[a.end + before], before
-    n[a.transfer + link], x[a.turn + link] = op, ready
+        if x[a.end + previous] > begin:
+            begin, cause = x[a.end + previous], previous
+    n[a.last_transfer + link], x[a.last_ready + link] = op, ready
     x[a.end + op] = begin + x[a.time + n[a.facts + 4 * op + ROW]]
-    n[a.cause + op] = why
-    n[a.next + at], n[a.previous + at], x[a.ready + at] = n[a.follow + op], op, INFINITY
-    n[a.cursor + d] = max(n[a.cursor + d], n[a.place + op] + 1)
+    n[a.cause + op] = cause
+    n[a.next_op + slot], n[a.previous_op + slot], x[a.ready + slot] = n[a.successor + op], op, INFINITY
+    n[a.cursor + d] = max(n[a.cursor + d], n[a.position + op] + 1)
     return True
 
 
 @inlined
 def serve(a: KernelLayout, x: Floats, n: Ints, link: int, lane: int) -> int:
-    """Give transfers their turns on a link as long as it is known which one is ready first.
+    """Serve transfers of a link while it is certain which one is ready first.
 
-    Returns how many, or -1 if one should have had its turn before the mark that the evaluation continued from.
+    Returns their number, or -1 if one should have been served before the mark that the evaluation started from.
     """
     count = 0
     while True:
-        first, least, sure, sure_before = -1, INFINITY, INFINITY, INFINITY
+        first_device, earliest, certain_until, certain_before = -1, INFINITY, INFINITY, INFINITY
         peer = link
         while peer >= 0:
             d, peer = peer, n[a.peer + peer]
-            if n[a.next + 3 * d + lane] < 0:
+            if n[a.next_op + 3 * d + lane] < 0:
                 continue
-            look(a, x, n, d, lane)
+            update_ready(a, x, n, d, lane)
             ready = x[a.ready + 3 * d + lane]
             if ready == INFINITY:
-                # It waits for a compute operation to come, or, a reload, for an offload to come.
-                sure = min(sure, x[a.free + d])
+                # It depends on a future compute operation or, if it is a reload, on a future offload.
+                certain_until = min(certain_until, x[a.compute_end + d])
                 if lane == UP:
-                    look(a, x, n, d, DOWN)
-                    sure = min(sure, x[a.ready + 3 * d + DOWN])
-            elif ready < least:
-                # Of two that are ready at once the device that comes first has its turn first.
-                first, least, sure_before = d, ready, sure
-        if first < 0 or least > sure or least == sure_before:
+                    update_ready(a, x, n, d, DOWN)
+                    certain_until = min(certain_until, x[a.ready + 3 * d + DOWN])
+            elif ready < earliest:
+                # Ties go to the lower device index.
+                first_device, earliest, certain_before = d, ready, certain_until
+        if first_device < 0 or earliest > certain_until or earliest == certain_before:
             return count
-        if not transfer(a, x, n, first, lane):
+        if not serve_transfer(a, x, n, first_device, lane):
             return -1
         count += 1
 
 
 @inlined
 def serve_first(a: KernelLayout, x: Floats, n: Ints) -> int:
-    """Give the transfer that is ready first of all its turn: 1, 0 if none is ready, or -1 as `serve`.
+    """Serve the transfer that is ready first, when no compute operation can start.
 
-    Where no compute operation can start, whatever is to come waits for a transfer that is ready.
+    Returns 1, 0 if none is ready, or -1 as in `serve`.
     """
-    first, least = -1, INFINITY
-    for at in range(3 * a.devices):
-        if at % 3 == COMPUTE:
+    first, earliest = -1, INFINITY
+    for slot in range(3 * a.devices):
+        if slot % 3 == COMPUTE:
             continue
-        look(a, x, n, at // 3, at % 3)
-        if x[a.ready + at] < least:
-            first, least = at, x[a.ready + at]
+        update_ready(a, x, n, slot // 3, slot % 3)
+        if x[a.ready + slot] < earliest:
+            first, earliest = slot, x[a.ready + slot]
     if first < 0:
         return 0
-    return 1 if transfer(a, x, n, first // 3, first % 3) else -1
+    return 1 if serve_transfer(a, x, n, first // 3, first % 3) else -1
 
 
 @inlined
-def compute(a: KernelLayout, x: Floats, n: Ints, d: int, threshold: float) -> tuple[int, bool]:
-    """Advance a device's compute operations as far as what they wait for has an end.
+def advance_compute(a: KernelLayout, x: Floats, n: Ints, d: int, threshold: float) -> tuple[int, bool]:
+    """Advance a device's compute operations while their dependencies are timed.
 
-    Returns how many these were, -1 if the whole comes out above the threshold, and whether the next one waits for a
-    transfer.
+    Returns their number, -1 above the threshold, and whether the next one waits for a transfer.
     """
-    at, waits, count = 3 * d, False, 0
-    op, last = n[a.next + at], n[a.compute + d]
-    free, spent, work = x[a.free + d], x[a.spent + d], x[a.work + d]
+    slot, waits, count = 3 * d, False, 0
+    op, last = n[a.next_op + slot], n[a.last_compute + d]
+    free, elapsed_work, work = x[a.compute_end + d], x[a.spent + d], x[a.work + d]
     while op >= 0:
         facts = a.facts + 4 * op
-        source, reload, offload = n[facts + NEEDED], n[facts + RELOADED], n[a.offload + op]
+        source, reload, offload = n[facts + NEEDED], n[facts + RELOADED], n[a.awaited_offload + op]
         if x[source] < 0:
             break
-        if x[reload] == TO_COME or (offload >= 0 and x[a.end + offload] < 0):
+        if x[reload] == PENDING_RELOAD or (offload >= 0 and x[a.end + offload] < 0):
             waits = True
             break
-        begin, why, row = free, last, n[facts + ROW]
+        begin, cause, row = free, last, n[facts + ROW]
         if x[source] > begin:
-            begin, why = x[source], source - a.arrival
+            begin, cause = x[source], source - a.arrival
         if x[reload] - x[a.lead + row] > begin:
-            begin, why = x[reload] - x[a.lead + row], reload - a.end
+            begin, cause = x[reload] - x[a.lead + row], reload - a.end
         if offload >= 0 and x[a.end + offload] > begin:
-            begin, why = x[a.end + offload], offload
+            begin, cause = x[a.end + offload], offload
         if last < 0:
-            x[a.first + d] = begin
+            x[a.first_start + d] = begin
         time = x[a.time + row]
         free = begin + time
-        spent += time
-        rest = work - spent
-        least = free + rest - x[a.first + d] if a.span else free + max(rest, x[a.tail + row])
-        if least > threshold:
+        elapsed_work += time
+        remaining_work = work - elapsed_work
+        min_end = (
+            free + remaining_work - x[a.first_start + d] if a.span else free + max(remaining_work, x[a.tail + row])
+        )
+        if min_end > threshold:
             return -1, False
         x[a.end + op] = free
-        n[a.cause + op] = why
-        x[n[facts + SENT]] = sent(a, x, n, d, op, free, x[a.message + row])
-        last, op = op, n[a.follow + op]
+        n[a.cause + op] = cause
+        x[n[facts + SENT]] = send_message(a, x, n, d, op, free, x[a.message + row])
+        last, op = op, n[a.successor + op]
         count += 1
     if count > 0:
-        n[a.next + at], n[a.previous + at], n[a.compute + d] = op, last, last
-        x[a.free + d], x[a.spent + d] = free, spent
-        n[a.cursor + d] = max(n[a.cursor + d], n[a.place + last] + 1)
+        n[a.next_op + slot], n[a.previous_op + slot], n[a.last_compute + d] = op, last, last
+        x[a.compute_end + d], x[a.spent + d] = free, elapsed_work
+        n[a.cursor + d] = max(n[a.cursor + d], n[a.position + last] + 1)
     return count, waits
 
 
 @inlined
-def begin_by_arrival(
-    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float
+def evaluate_by_arrival(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, max_delay: float
 ) -> float:
-    """The objective of lists from their beginning; infinite as in `evaluate`."""
-    x[a.turn : a.turn + 2 * a.devices] = -1.0
-    n[a.previous : a.previous + 3 * a.devices] = -1
+    """Evaluate lists from the start; infinite as in `evaluate`."""
+    x[a.last_ready : a.last_ready + 2 * a.devices] = -1.0
+    n[a.previous_op : a.previous_op + 3 * a.devices] = -1
     n[a.stale : a.stale + a.devices] = 1
     fits = True
     for d in range(a.devices):
-        # All tables are of these lists, also if one does not fit.
-        fits = follow_list(a, x, n, orders, lengths[d], d, 0, WHOLE) and fits
-        forget(a, x, n, orders, lengths[d], d, TO_COME)
-        go_to_heads(a, n, d)
+        # Analyze all lists even if one does not fit, so that all tables are of these lists.
+        fits = analyze_list(a, x, n, orders, lengths[d], d, 0, END_OF_LISTS) and fits
+        reset_pending(a, x, n, orders, lengths[d], d, PENDING_RELOAD)
+        set_next_ops(a, n, d)
     if not fits:
         return INFINITY
-    value = advance_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, latest)
+    value = advance_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, max_delay)
     # There is no earlier mark.
-    return INFINITY if value == TOO_LATE else value
+    return INFINITY if value == MARK_TOO_LATE else value
 
 
-@borrowing
-def go_on_by_arrival(
-    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints, at: int,
-    threshold: float, latest: float,
+@jit_without_refcounts
+def resume_by_arrival(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, candidate: Ints, candidate_lengths: Ints,
+    mark: int, threshold: float, max_delay: float,
 ) -> tuple[float, int]:  # fmt: skip
-    """The objective of lists that are as the accepted ones up to a mark of theirs, and the mark that it continued from.
+    """Evaluate lists that equal the accepted ones up to a mark; returns the objective and the mark it started from.
 
-    That is an earlier one where a transfer of the changed lists should have taken its turn before the mark; START:
-    from none.
+    That is an earlier mark, or START, if a transfer of the changed lists should have been served before the given one.
     """
     for d in range(a.devices):
-        if n[a.differs + d] >= 0:
+        if n[a.first_difference + d] >= 0:
             n[a.stale + d] = 1
-            until = n[a.shared + d] if lengths[d] == tried_lengths[d] else WHOLE
-            if not follow_list(a, x, n, tried, tried_lengths[d], d, n[a.differs + d], until):
-                return INFINITY, at
-    whole = tried_lengths.sum()
-    while at >= 0:
-        remaining = go_to_mark(a, x, n, orders, lengths, tried, tried_lengths, at)
-        value = advance_by_arrival(a, x, n, remaining, whole, threshold, latest)
-        if value != TOO_LATE:
-            return value, at
-        at -= 1
+            until = n[a.suffix_start + d] if lengths[d] == candidate_lengths[d] else END_OF_LISTS
+            if not analyze_list(a, x, n, candidate, candidate_lengths[d], d, n[a.first_difference + d], until):
+                return INFINITY, mark
+    operation_count = candidate_lengths.sum()
+    while mark >= 0:
+        remaining = restore_mark(a, x, n, orders, lengths, candidate, candidate_lengths, mark)
+        value = advance_by_arrival(a, x, n, remaining, operation_count, threshold, max_delay)
+        if value != MARK_TOO_LATE:
+            return value, mark
+        mark -= 1
     return INFINITY, START
 
 
-@borrowing
-def go_to_mark(
-    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints, at: int
+@jit_without_refcounts
+def restore_mark(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, candidate: Ints, candidate_lengths: Ints,
+    mark: int,
 ) -> int:  # fmt: skip
-    """Put all devices at a kept mark; return how many operations of the changed lists are still to come."""
+    """Set all devices to the state of an accepted mark; returns the number of remaining operations."""
     floats, ints = a.device_floats, a.device_ints
-    state = a.mark_floats + at * floats
-    copy_numbers(x, state, a.reserved, floats)
-    state = a.mark_ints + at * ints
-    copy_numbers(n, state, a.cursor, ints)
-    n[a.marked + 1] = at + 1
+    state = a.mark_floats + mark * floats
+    copy_range(x, state, a.reserved, floats)
+    state = a.mark_ints + mark * ints
+    copy_range(n, state, a.cursor, ints)
+    n[a.mark_counts + 1] = mark + 1
     remaining = 0
     for d in range(a.devices):
-        if n[a.differs + d] >= 0:
-            # Reloads may be in one of the lists alone.
-            forget(a, x, n, orders, lengths[d], d, -1.0)
-        remaining += forget(a, x, n, tried, tried_lengths[d], d, TO_COME)
-        # The mark may be older than what now follows it.
-        go_to_heads(a, n, d)
+        if n[a.first_difference + d] >= 0:
+            # A reload may be in only one of the two lists.
+            reset_pending(a, x, n, orders, lengths[d], d, -1.0)
+        remaining += reset_pending(a, x, n, candidate, candidate_lengths[d], d, PENDING_RELOAD)
+        # Successors may have changed since the mark.
+        set_next_ops(a, n, d)
     return remaining
 
 
-@borrowing
+@jit_without_refcounts
 def advance_by_arrival(
-    a: KernelLayout, x: Floats, n: Ints, remaining: int, whole: int, threshold: float, latest: float
+    a: KernelLayout, x: Floats, n: Ints, remaining: int, operation_count: int, threshold: float, max_delay: float
 ) -> float:
-    """The rest of an evaluation, abandoned where it is late as in `evaluate.advance`.
+    """Complete an evaluation, abandoned if late as in `evaluate.advance`.
 
-    TOO_LATE if a transfer should have taken its turn before the mark that it continues from.
+    Returns MARK_TOO_LATE if a transfer should have been served before the mark that it started from.
     """
     x[a.ready : a.ready + 3 * a.devices] = INFINITY
-    n[a.marked + 2] = -1
+    n[a.mark_counts + 2] = -1
     while remaining > 0:
-        before = remaining
-        if mark(a, x, n, remaining) and delay(a, x, n) * remaining > latest * whole:
+        previous = remaining
+        if save_mark(a, x, n, remaining) and mean_delay(a, x, n) * remaining > max_delay * operation_count:
             return INFINITY
         for step in range(a.devices):
-            d = a.devices - 1 - step if n[a.downward] else step
+            d = a.devices - 1 - step if n[a.reverse] else step
             waits = True
             while waits:
-                advanced, waits = compute(a, x, n, d, threshold)
+                advanced, waits = advance_compute(a, x, n, d, threshold)
                 if advanced < 0:
                     return INFINITY
                 remaining -= advanced
@@ -423,13 +424,13 @@ def advance_by_arrival(
                     for lane in range(DOWN, UP + 1 - a.half_duplex):
                         served = serve(a, x, n, n[a.lane + d], lane)
                         if served < 0:
-                            return TOO_LATE
+                            return MARK_TOO_LATE
                         remaining -= served
                         waits = waits or served > 0
-        if remaining == before:
+        if remaining == previous:
             served = serve_first(a, x, n)
             if served <= 0:
-                return TOO_LATE if served < 0 else INFINITY
+                return MARK_TOO_LATE if served < 0 else INFINITY
             remaining -= 1
-        n[a.downward] = 1 - n[a.downward]
-    return longest(a, x, n)
+        n[a.reverse] = 1 - n[a.reverse]
+    return objective_value(a, x, n)

@@ -1,13 +1,13 @@
 """Building blocks: one micro-batch's operations, placed so that the pattern can repeat at a fixed interval.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, section 3.  A block fixes the lifespan
-of every activation, and lifespan over interval is memory.  The paper's blocks have uniform offsets between neighbouring
-devices for F = B = W; here a block is built for the given times: each operation goes to the first place, modulo the
-interval, that leaves gaps for what its device has still to place.
+of every activation, and lifespan over interval is memory.  The paper's blocks have uniform offsets between neighboring
+devices for F = B = W; here blocks are built for arbitrary times: each operation gets the first start, modulo the
+interval, that leaves gaps for its device's remaining operations.
 
-A `BlockShape` says how much a block stretches: later turns and slower hops let more forwards run ahead.  A `Pattern` is
-what remains of a block for dispatching: the order on each device.  A `BlockCandidate` is a shape with the rule by which
-its pattern is followed, written as a tuple of genes, so that neighbours can be tried.
+A `BlockShape` determines how much a block stretches: later turns and slower hops let more forwards run ahead.  A
+`Pattern` is the order of a block's operations on each device.  A `BlockCandidate` is a shape with the rule to follow
+its pattern, encoded as a tuple of genes that can be varied.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from debubble.ir import Kind, Placement, StageCosts
-from debubble.search.constructive.list_scheduling import PATIENT, OrderFollowing
+from debubble.search.constructive.list_scheduling import NO_OVERTAKING, OrderFollowing
 
 _EPSILON = 1e-9
-"""Differences of times, and of shares of the interval, that are rounding of floats."""
+"""Rounding tolerance of times and of fractions of the interval."""
 
 Pattern = tuple[tuple[tuple[int, int], ...], ...]
-"""Per device, (track, rounds that it lags after) in the order of one round; tracks as in `dispatch`."""
+"""Per device, (track, rounds of lag) in the order of one round; tracks as in `dispatch`."""
 
 
 @dataclass(frozen=True)
 class BlockShape:
-    """Stretch of a block.  A leg is one way of the micro-batch through all devices: v legs forwards, v backwards."""
+    """Stretch of a block.  A leg is one pass of the micro-batch through all devices: v forwards, v backwards."""
 
     slack: float
-    """Interval over the busiest device's work for one micro-batch, minus one."""
+    """Interval relative to the busiest device's work for one micro-batch, minus one."""
     turns: tuple[float, ...]
-    """Per leg, wait before its first operation, in mean forward times."""
+    """Wait before the first operation of each leg, in mean forward times."""
     hops: tuple[float, ...]
-    """Per leg, wait before each further operation."""
+    """Wait before each further operation of each leg."""
     weight_first: bool = False
     """Place each W with its I, before the backward continues."""
 
 
-def pattern_of(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pattern | None:
-    """Build a block, and read off the order in which it runs when it is repeated; None if the block does not pack."""
+def build_pattern(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pattern | None:
+    """Build a block and return the order in which it repeats; None if the block does not pack."""
     work = max(float(sum(map(costs.work, stages))) for stages in placement.stages_of)
     interval = work * (1 + shape.slack)
     starts = _BlockBuilder(placement, costs, interval, shape).starts()
     if starts is None:
         return None
-    return tuple(_round(starts, stages, placement.stages, interval) for stages in placement.stages_of)
+    return tuple(_round_order(starts, stages, placement.stages, interval) for stages in placement.stages_of)
 
 
-def _round(
+def _round_order(
     starts: dict[tuple[Kind, int], float], stages: tuple[int, ...], count: int, interval: float
 ) -> tuple[tuple[int, int], ...]:
     phases = []
@@ -63,16 +63,16 @@ def _round(
     return tuple((track, lag) for *_, track, lag in sorted(phases))
 
 
-def repeated(pattern: Pattern, micro_batches: int) -> list[list[int]]:
+def repeat_pattern(pattern: Pattern, micro_batches: int) -> list[list[int]]:
     """Repeat a pattern for all micro-batches: per device, the numbers that `ListScheduler.follow` takes."""
     return [
         [
             track * micro_batches + n - lag
-            for n in range(micro_batches + max(lag for _, lag in once))
-            for track, lag in once
+            for n in range(micro_batches + max(lag for _, lag in device_pattern))
+            for track, lag in device_pattern
             if 0 <= n - lag < micro_batches
         ]
-        for once in pattern
+        for device_pattern in pattern
     ]
 
 
@@ -87,19 +87,20 @@ class _BlockBuilder:
         ]
 
     def starts(self) -> dict[tuple[Kind, int], float] | None:
-        """Place the operations of micro-batch 0, and return their starts; None if they do not pack."""
+        """Place the operations of micro-batch 0 and return their starts; None if they do not pack."""
         stages = range(self.placement.stages)
-        ways = [(Kind.F, s) for s in stages] + [(Kind.I, s) for s in reversed(stages)]
+        operations = [(Kind.F, s) for s in stages] + [(Kind.I, s) for s in reversed(stages)]
         starts: dict[tuple[Kind, int], float] = {}
-        now, before = 0.0, 0
-        for n, (kind, s) in enumerate(ways):
+        now, previous_stage = 0.0, 0
+        for n, (kind, s) in enumerate(operations):
             leg, first = divmod(n, self.placement.devices)
-            now += (self.shape.hops[leg] if first else self.shape.turns[leg]) * self.unit + self._message(before, s)
+            wait = (self.shape.hops[leg] if first else self.shape.turns[leg]) * self.unit
+            now += wait + self._message(previous_stage, s)
             placed = self._place(kind, s, now)
             if placed is None:
                 return None
             starts[kind, s] = placed
-            now, before = placed + float(self.times[kind][s]), s
+            now, previous_stage = placed + float(self.times[kind][s]), s
             if kind is Kind.I and self.shape.weight_first and self._place(Kind.W, s, now) is None:
                 return None
         return starts
@@ -113,23 +114,23 @@ class _BlockBuilder:
 
 
 class _ModuloTimeline:
-    """One device's time, modulo the interval: what is placed, and the lengths that are still to come."""
+    """One device's time, modulo the interval: its placed operations, and the lengths of the remaining ones."""
 
     def __init__(self, interval: float, lengths: list[float]) -> None:
         self.interval = interval
         self.placed: list[tuple[float, float]] = []
-        self.left = sorted(lengths, reverse=True)
+        self.remaining_lengths = sorted(lengths, reverse=True)
 
     def place(self, earliest: float, length: float) -> float | None:
-        """The first start, at once or next to something placed, that leaves gaps for all that is to come."""
-        rest = self.left.copy()
-        rest.remove(length)
+        """The first start, at once or next to a placed operation, that leaves gaps for all remaining operations."""
+        remaining = self.remaining_lengths.copy()
+        remaining.remove(length)
         for start in sorted(self._candidates(earliest, length)):
             phase = start % self.interval
             placed = sorted([*self.placed, (0.0 if self.interval - phase < _EPSILON else phase, length)])
             gaps = self._gaps(placed)
-            if min(gaps) >= -_EPSILON and _packs(tuple(sorted(gaps)), tuple(rest)):
-                self.placed, self.left = placed, rest
+            if min(gaps) >= -_EPSILON and _packs(tuple(sorted(gaps)), tuple(remaining)):
+                self.placed, self.remaining_lengths = placed, remaining
                 return start
         return None
 
@@ -146,7 +147,7 @@ class _ModuloTimeline:
 
 @lru_cache(maxsize=100_000)
 def _packs(gaps: tuple[float, ...], lengths: tuple[float, ...]) -> bool:
-    """Tell whether pieces of these lengths (longest first) fit into the gaps."""
+    """Tell whether operations of these lengths (longest first) fit into the gaps."""
     if not lengths:
         return True
     longest, rest = lengths[0], lengths[1:]
@@ -163,43 +164,43 @@ SLACKS = (0.2, 0.4, 0.1, 0.3, 0.0, 0.01, 0.02, 0.05, 0.15, 0.25, 0.6, 0.8)
 TURNS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)
 HOPS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 OVERLAPS = (0, 0.25, 0.5, 0.75, 1)
-FILLINGS = (PATIENT, 0, 0.25, 0.5, 1)
+FILLINGS = (NO_OVERTAKING, 0, 0.25, 0.5, 1)
 
 
 @dataclass(frozen=True)
 class BlockCandidate:
-    """A block, and how it is followed."""
+    """A block, and the rule to follow its pattern."""
 
     shape: BlockShape
-    even: bool
-    """Build the block for equal times, as the paper's are: its order may be the best for others too."""
-    manner: OrderFollowing
+    equal_times: bool
+    """Build the block for equal times, as in the paper: its order may be the best for other times too."""
+    rule: OrderFollowing
 
     @staticmethod
-    def of(genes: Genes) -> BlockCandidate:
+    def from_genes(genes: Genes) -> BlockCandidate:
         """Decode genes: slack, the legs' turns and hops, weight first, even, overlap, filling, late."""
-        slack, *stretch, weight_first, even, overlap, filling, late = genes
+        slack, *stretch, weight_first, equal_times, overlap, filling, late = genes
         legs = len(stretch) // 2
         shape = BlockShape(slack, tuple(stretch[:legs]), tuple(stretch[legs:]), weight_first == 1)
-        return BlockCandidate(shape, even == 1, OrderFollowing(overlap, filling, late == 1))
+        return BlockCandidate(shape, equal_times == 1, OrderFollowing(overlap, filling, late == 1))
 
 
 @dataclass(frozen=True)
-class Neighbours:
-    """Draws genes for blocks of `legs` legs: any, or near others."""
+class GeneSampler:
+    """Draws genes for blocks of `legs` legs."""
 
     legs: int
-    dice: random.Random
+    rng: random.Random
 
-    def any(self) -> Genes:
-        """Draw every gene: its first choice or a random one, with equal chance."""
-        return tuple(self.dice.choice(choice) if self.dice.random() < 0.5 else choice[0] for choice in self._choices)
+    def draw(self) -> Genes:
+        """Draw every gene: its first choice or a random one, with equal probability."""
+        return tuple(self.rng.choice(choice) if self.rng.random() < 0.5 else choice[0] for choice in self._choices)
 
-    def near(self, genes: Genes) -> Genes:
+    def draw_near(self, genes: Genes) -> Genes:
         """Change one to three genes."""
         changed = list(genes)
-        for k in self.dice.sample(range(len(genes)), self.dice.choice((1, 1, 2, 3))):
-            changed[k] = self.dice.choice(self._choices[k])
+        for k in self.rng.sample(range(len(genes)), self.rng.choice((1, 1, 2, 3))):
+            changed[k] = self.rng.choice(self._choices[k])
         return tuple(changed)
 
     @property
@@ -208,7 +209,7 @@ class Neighbours:
 
 
 # Slack, turns per leg, hops per leg, weight first, even, overlap, filling.
-FIRST: dict[int, tuple[Genes, ...]] = {
+INITIAL_GENES: dict[int, tuple[Genes, ...]] = {
     2: (
         (0.3, 0.5, 1, 3, 0.25, 1, 1, 0.25, 0.25, 0),
         (0.8, 1.5, 1, 0.5, 0.75, 1, 1, 0, 0.25, 0),

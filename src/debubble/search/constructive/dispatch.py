@@ -1,14 +1,14 @@
-"""The core of list scheduling, event by event: devices act as soon as they are free and something has arrived.
+"""The event loop of list scheduling: devices act as soon as they are free and something has arrived.
 
-One source, which runs as plain Python over lists of any numbers, or compiled by numba over arrays of float64 with the
-same results as long as whole numbers stay below 2^53.  Everywhere `a` is the DispatchInput, `r` the DispatchRule, `s`
-the DispatchState and `d` a device.
+The same source runs as plain Python over lists of any numbers, or compiled by numba over arrays of float64, with the
+same results as long as integers stay below 2^53.  Everywhere `a` is the DispatchInput, `r` the DispatchRule, `s` the
+DispatchState and `d` a device.
 
-An operation is a number, `track * micro_batches + micro_batch`.  With S stages, track s are the forwards of stage s,
-S + s its backwards (I, or B if they are whole) and 2 S + s its W.  On a track micro-batches come in order.
+An operation is a number, `track * micro_batches + micro_batch`.  With S stages, track s has the forwards of stage s,
+S + s its backwards (I, or fused B) and 2 S + s its W.  Micro-batches are in order on every track.
 
-Nothing is moved to the host here.  The planner `joint` has a list scheduler of its own, which does that, and abandons
-what takes too long (planners/joint/list_scheduling/).
+This scheduler does not offload.  The planner `joint` has another list scheduler, which does and which abandons slow
+schedules (planners/joint/list_scheduling/).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from debubble.kernels import inlined, jit
 
 INFINITY = float("inf")
 GREEDY, GAP_FILLING, ORDER_FOLLOWING = range(3)
-"""The rules by which a free device chooses."""
+"""The rules by which a free device chooses an operation."""
 
 Column = Any
-"""A list of Python's numbers, or an array where the code is compiled."""
+"""A list of Python numbers, or an array for compiled code."""
 _Function = TypeVar("_Function", bound=Callable[..., object])
-_KERNEL: dict[FunctionType, Callable[[Callable[..., object]], Callable[..., object]]] = {}
-"""The compiler of each function of `compiled`; those that a function calls come before it."""
+_COMPILERS: dict[FunctionType, Callable[[Callable[..., object]], Callable[..., object]]] = {}
+"""The compiler of each function that `compiled` compiles, callees first."""
 
 
 def _kernel(function: _Function) -> _Function:
-    """Make a function part of what `compiled` compiles."""
+    """Register a function that `compiled` compiles."""
     assert isinstance(function, FunctionType)
-    _KERNEL[function] = jit
+    _COMPILERS[function] = jit
     return function
 
 
 def _inlined(function: _Function) -> _Function:
-    """Make a function part of those that call it."""
+    """Register a function that `compiled` inlines into its callers."""
     assert isinstance(function, FunctionType)
-    _KERNEL[function] = inlined
+    _COMPILERS[function] = inlined
     return function
 
 
@@ -53,160 +53,160 @@ class DispatchInput(NamedTuple):
     micro_batches: int
     devices: int
     split: bool
-    """Backwards are I with a W apart."""
+    """Whether backwards are split into I and W."""
     device_of: Column
     """[stage]"""
     stages_of: Column
     """The stages of device 0, then of device 1, ..."""
-    stages_from: Column
-    """[device]: where its stages begin in `stages_of`; one entry more than devices."""
-    following: Column
-    """[track]: the track that consumes its results, -1 for none."""
+    stages_begin: Column
+    """[device + 1]: where its stages begin in `stages_of`, and the total."""
+    consumer: Column
+    """[track]: the track that consumes its results, -1 if none."""
     message: Column
     """[track]: time of the message between them; 0 on one device."""
     time: Column
     """[track]: time of a micro-batch of scale 1."""
     allocated: Column
-    """[track]: memory taken at the start, for scale 1."""
+    """[track]: memory allocated at the start, for scale 1."""
     freed: Column
-    """[track]: memory given back at the end, for scale 1."""
+    """[track]: memory freed at the end, for scale 1."""
     time_scale: Column
     """[micro-batch]: factor of its times."""
     size_scale: Column
     """[micro-batch]: factor of its sizes."""
     capacity: Column
-    """[device]: memory for activations; infinite where there is no limit."""
+    """[device]: memory for activations; infinite without a limit."""
 
 
 class DispatchRule(NamedTuple):
-    """The numbers of a rule by which a free device chooses; `list_scheduling` says what they mean."""
+    """The parameters of a device's rule, which `list_scheduling` explains."""
 
     kind: int
     weight_share: float
-    """Part of a W's time that a gap must have to be filled by it."""
-    share: float
-    """Part of an operation's time that it must leave untouched of what it delays."""
+    """Minimum gap that a W may fill, as a fraction of its time."""
+    operation_share: float
+    """Minimum gap in which another operation may run, as a fraction of its time."""
     flag: bool
     idle: Column
-    """[device]: time that it may still lose (GAP_FILLING)."""
+    """[device]: remaining time that it may idle (GAP_FILLING)."""
     lists: Column
     """The operations of device 0's list, then of device 1's, ... (ORDER_FOLLOWING)."""
-    place: Column
-    """[operation]: where in `lists` it is."""
-    lists_from: Column
-    """[device]: where its list begins; one entry more than devices."""
+    position: Column
+    """[operation]: its position in `lists`."""
+    lists_begin: Column
+    """[device + 1]: where its list begins in `lists`, and the total."""
 
 
 class DispatchState(NamedTuple):
-    """The state of all devices, and what they have done."""
+    """The state of all devices, and their orders so far."""
 
     count: Column
     """[track]: micro-batches that have started."""
     arrival: Column
-    """[operation but W]: when its input is there; infinite while that is unknown."""
-    owed: Column
-    """W's that may start, by device, oldest first: those from `owed_from` to `owed_to`."""
-    owed_from: Column
-    owed_to: Column
+    """[operation except W]: arrival of its input; infinite while unknown."""
+    weights: Column
+    """W operations that may start, by device, oldest first: those from `weights_begin` to `weights_end`."""
+    weights_begin: Column
+    weights_end: Column
     used: Column
     """[device]: memory."""
-    used_by_owed: Column
-    """[device]: memory that the W's of `owed` will give back."""
+    used_by_weights: Column
+    """[device]: memory that the operations of `weights` will free."""
     freeing: Column
-    """[device]: memory that the operation under way gives back at its end."""
-    free: Column
-    """[device]: when that is."""
-    first: Column
-    """[device]: when its first operation started."""
-    backward_last: Column
-    """[device]: 1 if the last operation that is no W was a backward."""
+    """[device]: memory that the current operation frees at its end."""
+    compute_end: Column
+    """[device]: end of the current operation."""
+    first_start: Column
+    """[device]: start of its first operation."""
+    last_is_backward: Column
+    """[device]: 1 if its last operation, apart from W, was a backward."""
     cursor: Column
-    """[device]: the first entry of its list that has not started (ORDER_FOLLOWING)."""
+    """[device]: first entry of its list that has not started (ORDER_FOLLOWING)."""
     order: Column
-    """Operations by device, in the order of their starts."""
+    """Operations by device, in order of their starts."""
     end: Column
-    """The end of each of them."""
+    """The end of each operation of `order`."""
     length: Column
-    """[device]: how many there are."""
+    """[device]: number of operations in `order`."""
 
 
 @_inlined
 def duration(a: DispatchInput, op: int) -> float:
-    """Return the time that an operation takes."""
+    """The time of an operation."""
     return a.time[op // a.micro_batches] * a.time_scale[op % a.micro_batches]  # type: ignore[no-any-return]
 
 
 @_inlined
 def oldest_weight(s: DispatchState, d: int) -> int:
-    """Return the W that a device may start next, -1 for none."""
-    return s.owed[s.owed_from[d]] if s.owed_from[d] < s.owed_to[d] else -1
+    """The W that a device may start next, -1 if none."""
+    return s.weights[s.weights_begin[d]] if s.weights_begin[d] < s.weights_end[d] else -1
 
 
 @_kernel
-def leaves_capacity(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
-    """Tell whether a forward leaves memory for what the device's later chunks need to continue."""
+def leaves_memory(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
+    """Tell whether a forward leaves the memory that the device's later chunks need to continue."""
     needed = s.used[d] + a.allocated[stage] * a.size_scale[j]
-    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+    for k in range(a.stages_begin[d], a.stages_begin[d + 1]):
         later = a.stages_of[k]
-        backwards, released = s.count[a.stages + later], s.count[2 * a.stages + later]
+        backwards, weights_done = s.count[a.stages + later], s.count[2 * a.stages + later]
         if later > stage and s.count[later] == backwards:
             more = needed + a.allocated[later] * a.size_scale[s.count[later]]
-            if a.split and released < backwards:
-                more -= a.freed[2 * a.stages + later] * a.size_scale[released]
-            # A W of a longer micro-batch frees more than is needed, but not yet.
+            if a.split and weights_done < backwards:
+                more -= a.freed[2 * a.stages + later] * a.size_scale[weights_done]
+            # A W of a longer micro-batch frees more than is needed, but only later.
             needed = max(needed, more)
     return needed <= a.capacity[d]  # type: ignore[no-any-return]
 
 
 @_kernel
-def choose_greedily(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
-    """Choose as `Greedy` says."""
+def choose_greedy(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
+    """Choose an operation by `Greedy`."""
     m = a.micro_batches
-    backward, backward_at, forward, forward_at, blocked = -1, INFINITY, -1, INFINITY, False
-    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+    backward, backward_time, forward, forward_time, blocked = -1, INFINITY, -1, INFINITY, False
+    for k in range(a.stages_begin[d], a.stages_begin[d + 1]):
         track = a.stages + a.stages_of[k]
         j = s.count[track]
         if j < s.count[a.stages_of[k]]:
-            backward_at = min(backward_at, s.arrival[track * m + j])
+            backward_time = min(backward_time, s.arrival[track * m + j])
             if s.arrival[track * m + j] <= now and (backward < 0 or j <= backward % m):
                 backward = track * m + j
         track = a.stages_of[k]
         j = s.count[track]
         if j == m or s.arrival[track * m + j] == INFINITY:
             continue
-        if not leaves_capacity(a, s, d, track, j):
+        if not leaves_memory(a, s, d, track, j):
             blocked = blocked or s.arrival[track * m + j] <= now
             continue
-        forward_at = min(forward_at, s.arrival[track * m + j])
+        forward_time = min(forward_time, s.arrival[track * m + j])
         if s.arrival[track * m + j] <= now and (forward < 0 or j <= forward % m):
             forward = track * m + j
     weight = oldest_weight(s, d)
-    wanted, wanted_at, other = backward, backward_at, forward
-    if r.flag and s.backward_last[d] == 1:
-        wanted, wanted_at, other = forward, forward_at, backward
+    wanted, wanted_time, other = backward, backward_time, forward
+    if r.flag and s.last_is_backward[d] == 1:
+        wanted, wanted_time, other = forward, forward_time, backward
         if wanted < 0 and blocked and weight >= 0:
             return weight
     if wanted >= 0:
         return wanted
-    gap = wanted_at - now
+    gap = wanted_time - now
     if weight >= 0 and gap >= duration(a, weight) * r.weight_share and (other < 0 or gap < INFINITY):
         return weight
-    if other >= 0 and (gap == INFINITY or gap >= r.share * duration(a, other)):
+    if other >= 0 and (gap == INFINITY or gap >= r.operation_share * duration(a, other)):
         return other
-    arrival = min(forward_at, backward_at)
+    arrival = min(forward_time, backward_time)
     if weight >= 0 and (blocked or arrival - now >= duration(a, weight) * r.weight_share):
         return weight
     return -1
 
 
 @_inlined
-def lets_the_oldest_pass(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
-    """Tell whether the oldest unfinished micro-batch can pass all the device's stages after a forward."""
+def oldest_can_finish(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
+    """Tell whether the oldest unfinished micro-batch can still pass all the device's stages after a forward."""
     oldest = a.micro_batches
-    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+    for k in range(a.stages_begin[d], a.stages_begin[d + 1]):
         oldest = min(oldest, s.count[a.stages + a.stages_of[k]])
     needed = a.allocated[stage] * a.size_scale[j]
-    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+    for k in range(a.stages_begin[d], a.stages_begin[d + 1]):
         other = a.stages_of[k]
         if s.count[other] <= oldest < a.micro_batches and not (other == stage and oldest == j):
             needed += a.allocated[other] * a.size_scale[oldest]
@@ -214,49 +214,49 @@ def lets_the_oldest_pass(a: DispatchInput, s: DispatchState, d: int, stage: int,
 
 
 @_kernel
-def choose_for_gaps(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
-    """Choose as `GapFilling` says."""
-    m, free = a.micro_batches, s.free[d]
-    backward, backward_at, forward, forward_at = -1, INFINITY, -1, INFINITY
-    for k in range(a.stages_from[d], a.stages_from[d + 1]):
-        # Of several that can start at once, or that arrive together, the latest stage goes first.
+def choose_gap_filling(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
+    """Choose an operation by `GapFilling`."""
+    m, free = a.micro_batches, s.compute_end[d]
+    backward, backward_time, forward, forward_time = -1, INFINITY, -1, INFINITY
+    for k in range(a.stages_begin[d], a.stages_begin[d + 1]):
+        # Among operations that can start at once, or that arrive together, the latest stage goes first.
         track = a.stages + a.stages_of[k]
         j = s.count[track]
         if j < m and s.arrival[track * m + j] < INFINITY:
-            at = s.arrival[track * m + j]
-            if s.used[d] + a.allocated[track] * a.size_scale[j] <= a.capacity[d] and max(at, free) <= max(
-                backward_at, free
+            arrival = s.arrival[track * m + j]
+            if s.used[d] + a.allocated[track] * a.size_scale[j] <= a.capacity[d] and max(arrival, free) <= max(
+                backward_time, free
             ):
-                backward, backward_at = track * m + j, at
+                backward, backward_time = track * m + j, arrival
         track = a.stages_of[k]
         j = s.count[track]
         if j < m and s.arrival[track * m + j] < INFINITY:
-            at = s.arrival[track * m + j]
-            if max(at, free) <= max(forward_at, free) and lets_the_oldest_pass(a, s, d, track, j):
-                forward, forward_at = track * m + j, at
-    if backward_at <= free:
+            arrival = s.arrival[track * m + j]
+            if max(arrival, free) <= max(forward_time, free) and oldest_can_finish(a, s, d, track, j):
+                forward, forward_time = track * m + j, arrival
+    if backward_time <= free:
         return backward
-    if forward_at <= free:
+    if forward_time <= free:
         return forward
-    op, at = backward, backward_at
-    if forward_at < backward_at:
-        op, at = forward, forward_at
+    op, arrival = backward, backward_time
+    if forward_time < backward_time:
+        op, arrival = forward, forward_time
     weight = oldest_weight(s, d)
-    if weight >= 0 and (at - free >= r.weight_share * duration(a, weight) or at - free > r.idle[d]):
+    if weight >= 0 and (arrival - free >= r.weight_share * duration(a, weight) or arrival - free > r.idle[d]):
         return weight
-    return op if at <= now else -1
+    return op if arrival <= now else -1
 
 
 @_inlined
-def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int) -> bool:
-    """Tell whether a forward that starts now leaves memory for what comes before it in the list."""
+def fits_before_list(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int) -> bool:
+    """Tell whether a forward that starts now leaves memory for the operations before it in the list."""
     m = a.micro_batches
     new = a.allocated[op // m] * a.size_scale[op % m]
     if s.used[d] + new > a.capacity[d]:
         return False
-    used = s.used[d] - s.used_by_owed[d] + new
-    for at in range(s.cursor[d], r.place[op]):
-        track, j = r.lists[at] // m, r.lists[at] % m
+    used = s.used[d] - s.used_by_weights[d] + new
+    for index in range(s.cursor[d], r.position[op]):
+        track, j = r.lists[index] // m, r.lists[index] % m
         if j >= s.count[track]:
             if track >= a.stages:
                 used -= a.allocated[track - a.stages] * a.size_scale[j]
@@ -268,39 +268,39 @@ def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int)
 
 
 @_inlined
-def overtaking(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float, gap: float) -> int:
-    """Find the first of the list that has arrived, fits the gap and leaves memory for all before it; -1 for none."""
+def find_overtaking(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float, gap: float) -> int:
+    """The first listed operation that has arrived, fits the gap and leaves memory for all before it; -1 if none."""
     m, best = a.micro_batches, -1
-    for k in range(a.stages_from[d], a.stages_from[d + 1]):
+    for k in range(a.stages_begin[d], a.stages_begin[d + 1]):
         for track in (a.stages_of[k], a.stages + a.stages_of[k]):
             op = track * m + s.count[track]
-            if s.count[track] == m or s.arrival[op] > now or (best >= 0 and r.place[op] > r.place[best]):
+            if s.count[track] == m or s.arrival[op] > now or (best >= 0 and r.position[op] > r.position[best]):
                 continue
-            if gap >= duration(a, op) * r.share and (track >= a.stages or spares(a, r, s, d, op)):
+            if gap >= duration(a, op) * r.operation_share and (track >= a.stages or fits_before_list(a, r, s, d, op)):
                 best = op
     return best
 
 
 @_kernel
-def choose_by_list(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
-    """Choose as `OrderFollowing` says."""
+def choose_following(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, now: float) -> int:
+    """Choose an operation by `OrderFollowing`."""
     m, weight, cursor = a.micro_batches, oldest_weight(s, d), s.cursor[d]
-    while cursor < r.lists_from[d + 1] and r.lists[cursor] % m < s.count[r.lists[cursor] // m]:
+    while cursor < r.lists_begin[d + 1] and r.lists[cursor] % m < s.count[r.lists[cursor] // m]:
         cursor += 1
     s.cursor[d] = cursor
-    if cursor == r.lists_from[d + 1]:
+    if cursor == r.lists_begin[d + 1]:
         return weight
     wanted = r.lists[cursor]
-    at = s.arrival[wanted]
+    arrival = s.arrival[wanted]
     if s.used[d] + a.allocated[wanted // m] * a.size_scale[wanted % m] > a.capacity[d]:
         if weight >= 0:
             return weight
-        at = INFINITY
-    if at <= now:
+        arrival = INFINITY
+    if arrival <= now:
         return wanted  # type: ignore[no-any-return]
-    gap = at - now
-    if r.share < INFINITY and (s.count[0] == m or not r.flag):
-        best = overtaking(a, r, s, d, now, gap)
+    gap = arrival - now
+    if r.operation_share < INFINITY and (s.count[0] == m or not r.flag):
+        best = find_overtaking(a, r, s, d, now, gap)
         if best >= 0:
             return best
     return weight if weight >= 0 and gap >= duration(a, weight) * r.weight_share else -1
@@ -308,65 +308,65 @@ def choose_by_list(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, 
 
 @_kernel
 def dispatch(a: DispatchInput, r: DispatchRule, s: DispatchState) -> int:
-    """Let all devices act until nothing can start any more; return how many operations have started."""
+    """Run all devices until no operation can start; returns the number of operations started."""
     m, tracks, started = a.micro_batches, 2 * a.stages, 0
-    events = [(s.free[d], d) for d in range(a.devices)]
+    events = [(s.compute_end[d], d) for d in range(a.devices)]
     while len(events) > 0:
         now, d = heappop(events)
-        if s.free[d] > now:
+        if s.compute_end[d] > now:
             continue
         s.used[d] -= s.freeing[d]
         s.freeing[d] = 0
         if r.kind == GREEDY:
-            op = choose_greedily(a, r, s, d, now)
+            op = choose_greedy(a, r, s, d, now)
         elif r.kind == GAP_FILLING:
-            op = choose_for_gaps(a, r, s, d, now)
+            op = choose_gap_filling(a, r, s, d, now)
         else:
-            op = choose_by_list(a, r, s, d, now)
+            op = choose_following(a, r, s, d, now)
         if op < 0:
             continue
         track, j = op // m, op % m
         end = now + a.time[track] * a.time_scale[j]
-        place = 3 * m * a.stages_from[d] + s.length[d]
-        s.order[place], s.end[place] = op, end
+        slot = 3 * m * a.stages_begin[d] + s.length[d]
+        s.order[slot], s.end[slot] = op, end
         if s.length[d] == 0:
-            s.first[d] = now
+            s.first_start[d] = now
         s.length[d] += 1
         started += 1
-        for k in range(a.stages_from[d], a.stages_from[d + 1]):
+        for k in range(a.stages_begin[d], a.stages_begin[d + 1]):
             if r.kind == GAP_FILLING and s.count[a.stages + a.stages_of[k]] > 0:
-                r.idle[d] -= now - s.free[d]
+                r.idle[d] -= now - s.compute_end[d]
                 break
         s.count[track] += 1
         s.used[d] += a.allocated[track] * a.size_scale[j]
         s.freeing[d] = a.freed[track] * a.size_scale[j]
-        s.free[d] = end
+        s.compute_end[d] = end
         heappush(events, (end, d))
         if track >= tracks:
-            s.owed_from[d] += 1
-            s.used_by_owed[d] -= s.freeing[d]
+            s.weights_begin[d] += 1
+            s.used_by_weights[d] -= s.freeing[d]
             continue
-        s.backward_last[d] = 1 if track >= a.stages else 0
+        s.last_is_backward[d] = 1 if track >= a.stages else 0
         if track >= a.stages and a.split:
-            s.owed[s.owed_to[d]] = op + a.stages * m
-            s.owed_to[d] += 1
-            s.used_by_owed[d] += a.freed[track + a.stages] * a.size_scale[j]
-        following = a.following[track]
-        if following >= 0:
+            s.weights[s.weights_end[d]] = op + a.stages * m
+            s.weights_end[d] += 1
+            s.used_by_weights[d] += a.freed[track + a.stages] * a.size_scale[j]
+        consumer = a.consumer[track]
+        if consumer >= 0:
             arrival = end + a.message[track] * a.time_scale[j]
-            s.arrival[following * m + j] = arrival
-            to = a.device_of[following % a.stages]
-            # A busy device looks again when it ends.
-            if to != d and arrival >= s.free[to]:
-                heappush(events, (arrival, to))
+            s.arrival[consumer * m + j] = arrival
+            target = a.device_of[consumer % a.stages]
+            # A busy device chooses again when its operation ends.
+            if target != d and arrival >= s.compute_end[target]:
+                heappush(events, (arrival, target))
     return started
 
 
 @cache
 def compiled() -> Callable[[DispatchInput, DispatchRule, DispatchState], int]:
-    """Compile `dispatch` and all that it calls; it is plain where numba is missing."""
+    """Compile `dispatch` and its callees; without numba they stay plain Python."""
     names = dict(globals())
-    for function, compiler in _KERNEL.items():
+    for function, compiler in _COMPILERS.items():
         names[function.__name__] = compiler(FunctionType(function.__code__, names, function.__name__))
     kernel: Callable[[DispatchInput, DispatchRule, DispatchState], int] = names["dispatch"]
     return kernel

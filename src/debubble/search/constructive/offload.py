@@ -1,8 +1,8 @@
-"""Belady offloading: lists are made to fit by moving (or recomputing) what is needed furthest in the future.
+"""Belady offloading: makes lists fit by offloading (or recomputing) what is needed furthest in the future.
 
-No more is moved than memory demands: where an operation of a device's list would exceed the limit, the activation with
-the latest backward goes.  Its offload stands right after its forward, its reload as early before its backward as it
-takes, if memory allows.
+Only what memory requires is offloaded: if an operation of a device's list would exceed the limit, the activation with
+the latest backward is chosen.  Its offload follows its forward, and its reload starts early enough before its backward,
+if memory allows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def offload_to_fit(
 ) -> Schedule | None:
     """Add offloads and reloads to orders of computation, so that every device stays under its limit.
 
-    `eager` pairs are offloaded in any case, unless their backward follows at once.  None if that does not suffice.
+    `eager` pairs are always offloaded, unless their backward follows at once.  None if that does not suffice.
     """
     base = problem.schedule(orders)
     fitted = [_BeladyScan(problem, base, d, eager).run() for d in range(problem.devices)]
@@ -31,29 +31,29 @@ def offload_to_fit(
 
 
 def movable_pairs(problem: OrderProblem, timetable: ListSchedule) -> frozenset[Pair]:
-    """Choose the activations that there is time to move: until their backward, and on the link.
+    """Choose the activations that can be offloaded in time: before their backward, with the link free at the F's end.
 
-    When their F ends in the list schedule, the link has to be free, or soon to be.
+    The link may also become free soon after, within half the time of the transfers.
     """
     costs, transfers, pairs = problem.costs, problem.costs.transfers, set[Pair]()
     assert transfers is not None
     for device, (order, ends) in enumerate(zip(timetable.orders, timetable.ends, strict=True)):
         sharers = next((len(group) for group in costs.link_groups if device in group), 1)
         due = {op[1:]: end for op, end in zip(order, ends, strict=True) if op.kind in BACKWARDS}
-        free: Number = 0
+        link_free: Number = 0
         for op, end in zip(order, ends, strict=True):
             scale = costs.scale_of(op.micro_batch)
             out, back = transfers.offload[op.stage] * scale, transfers.reload[op.stage] * scale
-            busy = sharers * (out + back if transfers.half_duplex else max(out, back))
-            leads = problem.longest_lead(op._replace(kind=Kind.O)) + problem.backward_lead(op.stage)
-            if op.kind is Kind.F and 2 * (free - end) <= busy and due[op[1:]] - end + leads > out + back:
+            link_time = sharers * (out + back if transfers.half_duplex else max(out, back))
+            leads = problem.max_lead(op._replace(kind=Kind.O)) + problem.backward_lead(op.stage)
+            if op.kind is Kind.F and 2 * (link_free - end) <= link_time and due[op[1:]] - end + leads > out + back:
                 pairs.add(op[1:])
-                free = max(free, end) + busy
+                link_free = max(link_free, end) + link_time
     return frozenset(pairs)
 
 
 def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> Schedule | None:
-    """Add an R before the backward of as many micro-batches as memory demands; None if that does not suffice."""
+    """Add an R before as many backwards as memory requires; None if that does not suffice."""
     costs, chosen = problem.costs, set[Pair]()
     for device, order in enumerate(orders):
         capacity = costs.capacity_of(device)
@@ -69,7 +69,7 @@ def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> S
 
 
 def with_recompute(order: Iterable[Op], chosen: set[Pair]) -> tuple[Op, ...]:
-    """Put an R before the backward of the chosen (stage, micro-batch) pairs."""
+    """Insert an R before the backward of the chosen (stage, micro-batch) pairs."""
     result: list[Op] = []
     for op in order:
         if op.kind in BACKWARDS and op[1:] in chosen:
@@ -79,13 +79,14 @@ def with_recompute(order: Iterable[Op], chosen: set[Pair]) -> tuple[Op, ...]:
 
 
 def _first_excess(problem: OrderProblem, schedule: Schedule, capacity: Number, chosen: set[Pair]) -> Pair | None:
-    """Choose who recomputes so that the first operation beyond `capacity` fits: that with the latest backward."""
-    due = {op[1:]: at for at, op in enumerate(schedule.orders[0]) if op.kind in BACKWARDS}
-    costs, again = problem.op_costs, schedule.explicit_recompute
+    """The resident pair with the latest backward at the first operation that exceeds `capacity`; None if all fit."""
+    due = {op[1:]: index for index, op in enumerate(schedule.orders[0]) if op.kind in BACKWARDS}
+    costs, recomputed = problem.op_costs, schedule.explicit_recompute
     used: Number = 0
     resident: set[Pair] = set()
     for op in schedule.orders[0]:
-        allocated, freed = costs.allocates(op, explicit=op[1:] in again), costs.frees(op, explicit=op[1:] in again)
+        explicit = op[1:] in recomputed
+        allocated, freed = costs.allocates(op, explicit=explicit), costs.frees(op, explicit=explicit)
         if op.kind is Kind.F:
             resident.add(op[1:])
         if used + allocated > capacity:
@@ -97,16 +98,16 @@ def _first_excess(problem: OrderProblem, schedule: Schedule, capacity: Number, c
 
 
 class _BeladyScan:
-    """Goes through one device's compute operations and puts transfers between them."""
+    """Scans one device's compute operations and inserts transfers."""
 
     def __init__(self, problem: OrderProblem, base: Schedule, device: int, eager: Container[Pair]) -> None:
         self.problem, self.base, self.eager = problem, base, eager
         self.order = base.orders[device]
         self.capacity = problem.costs.capacity_of(device)
-        self.due = {op[1:]: at for at, op in enumerate(self.order) if op.kind in BACKWARDS}
-        costs, again = problem.op_costs, [op[1:] in base.explicit_recompute for op in self.order]
+        self.due = {op[1:]: index for index, op in enumerate(self.order) if op.kind in BACKWARDS}
+        costs, recomputed = problem.op_costs, [op[1:] in base.explicit_recompute for op in self.order]
         self.time, self.allocated, self.freed = (
-            [price(op, explicit=explicit) for op, explicit in zip(self.order, again, strict=True)]
+            [price(op, explicit=explicit) for op, explicit in zip(self.order, recomputed, strict=True)]
             for price in (costs.time, costs.allocates, costs.frees)
         )
         self.used: Number = 0
@@ -118,48 +119,48 @@ class _BeladyScan:
 
     def run(self) -> tuple[Op, ...] | None:
         """The list with transfers; None if it does not fit."""
-        for at, op in enumerate(self.order):
+        for index, op in enumerate(self.order):
             pair = op[1:]
-            if op.kind in BACKWARDS and pair in self.away and not self._reload(pair, at, must=True):
+            if op.kind in BACKWARDS and pair in self.away and not self._reload(pair, index, must=True):
                 return None
-            if not self._free_capacity(self.allocated[at], pair):
+            if not self._free_capacity(self.allocated[index], pair):
                 return None
-            self.used += self.allocated[at] - self.freed[at]
+            self.used += self.allocated[index] - self.freed[index]
             if op.kind is Kind.F:
                 self.resident.add(pair)
-                if pair in self.eager and self.due[pair] > at + 2:
+                if pair in self.eager and self.due[pair] > index + 2:
                     self._evict(pair)
             elif op.kind in BACKWARDS:
                 self.resident.discard(pair)
                 self.protected.discard(pair)
-            self._reload_early(at)
+            self._reload_early(index)
         return self._with_transfers()
 
-    def _reload_early(self, at: int) -> None:
-        """Bring back what is due within the time that its reload takes."""
+    def _reload_early(self, index: int) -> None:
+        """Reload the next offloaded activation if it is due within the time of its reload."""
         passed: Number = 0
         spare: Number = 0
-        for then in range(at + 1, len(self.order)):
-            pair = self.order[then][1:]
-            if self.order[then].kind in BACKWARDS and pair in self.away:
-                # The forwards in between need their place before this one is used.
+        for later in range(index + 1, len(self.order)):
+            pair = self.order[later][1:]
+            if self.order[later].kind in BACKWARDS and pair in self.away:
+                # The operations in between need their memory before this activation is used.
                 if self.capacity is None or self.used + self.away[pair] + spare <= self.capacity:
-                    self._reload(pair, at + 1, must=False)
+                    self._reload(pair, index + 1, must=False)
                 return
-            passed += self.time[then]
-            spare = max(spare, self.allocated[then])
+            passed += self.time[later]
+            spare = max(spare, self.allocated[later])
             if self._too_early(pair[0], passed):
                 return
 
     def _too_early(self, stage: int, passed: Number) -> bool:
-        """Tell whether a reload need not begin yet for what is due then; on a shared link it goes before an offload."""
+        """Tell whether a reload need not start yet; on a half-duplex link it also has to precede an offload."""
         transfers = self.problem.costs.transfers
         assert transfers is not None
         if transfers.half_duplex:
             return passed > transfers.busy(stage)
         return passed >= transfers.reload[stage] - self.problem.backward_lead(stage)
 
-    def _reload(self, pair: Pair, at: int, *, must: bool) -> bool:
+    def _reload(self, pair: Pair, index: int, *, must: bool) -> bool:
         size = self.away[pair]
         if must and not self._free_capacity(size, pair):
             return False
@@ -169,7 +170,7 @@ class _BeladyScan:
         self.used += size
         self.resident.add(pair)
         self.protected.add(pair)
-        self.reloads.setdefault(at, []).append(Op(Kind.L, *pair))
+        self.reloads.setdefault(index, []).append(Op(Kind.L, *pair))
         return True
 
     def _free_capacity(self, size: Number, pair: Pair) -> bool:
@@ -189,8 +190,8 @@ class _BeladyScan:
 
     def _with_transfers(self) -> tuple[Op, ...]:
         result: list[Op] = []
-        for at, op in enumerate(self.order):
-            result.extend(self.reloads.get(at, ()))
+        for index, op in enumerate(self.order):
+            result.extend(self.reloads.get(index, ()))
             result.append(op)
             if op.kind is Kind.F and op[1:] in self.offloaded:
                 result.append(Op(Kind.O, *op[1:]))

@@ -1,12 +1,12 @@
-"""Orders for stages whose backwards recompute: a forward leaves little, and a backward brings the rest back for a time.
+"""Orders for stages whose backwards recompute: forwards retain little, and backwards restore the rest temporarily.
 
-List scheduling takes what a backward allocates with its forward, so that no backward ever waits; then as few
-micro-batches are in flight as if nothing were recomputed.  Two ways keep that small:
+List scheduling allocates the memory of a backward with its forward, so that no backward waits; then recomputation would
+not increase the number of micro-batches in flight.  Two variants avoid this:
 
-* Backwards are not split: what they bring back they also free, and one such workspace per device is set aside.
+* Backwards are not split: they free what they restore, and one such workspace per device is reserved.
 * Backwards are split, and an input gradient waits for memory like a forward; this may get stuck.
 
-The shortest order is taken, simulated with the costs and their memory limit.
+The shortest order by simulation with the costs and their memory limit is returned.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from debubble.search.constructive.list_scheduling import GapFilling, Greedy, Lis
 from debubble.search.problem import Objective
 from debubble.simulator import simulate
 
-SIMULATED = 3
-"""Orders of whole backwards that are simulated."""
+MAX_SIMULATED = 3
+"""Number of orders with fused backwards that are simulated."""
 
 
 def shortest_recomputing(
     schedules: Sequence[Schedule], costs: StageCosts, recomputing: frozenset[int], *, objective: Objective = "makespan"
 ) -> Schedule:
-    """The shortest of the schedules within the memory limit, with these stages' backwards recomputing.
+    """The shortest schedule within the memory limit, with the backwards of the `recomputing` stages.
 
-    Where none fits it is the first, of which lowering says which device lacks how much.
+    If none fits, the first one is returned, for which lowering reports the device and the missing bytes.
     """
     recomputed = [replace(schedule, fused_recompute=recomputing) for schedule in schedules]
     values: dict[int, Number] = {}
-    for at, schedule in enumerate(recomputed):
+    for index, schedule in enumerate(recomputed):
         with suppress(OutOfMemoryError):
-            values[at] = getattr(simulate(schedule, costs), objective)
-    return recomputed[min(values, key=lambda at: values[at], default=0)]
+            values[index] = getattr(simulate(schedule, costs), objective)
+    return recomputed[min(values, key=lambda index: values[index], default=0)]
 
 
-def whole_backward_orders(
+def fused_backward_orders(
     placement: Placement,
     micro_batches: int,
     costs: StageCosts,
@@ -48,22 +48,22 @@ def whole_backward_orders(
     recomputing: frozenset[int],
     rules: Iterable[Greedy],
 ) -> list[ListSchedule]:
-    """Order backwards that are whole by each rule, in `capacity` bytes per device, and return the shortest orders."""
+    """Order fused backwards by each rule, in `capacity` bytes per device, and return the shortest orders."""
     scale = max(costs.micro_batch_scale or (1,))
     dropped = [costs.dropped_bytes(s) if s in recomputing else 0 for s in range(placement.stages)]
     workspace = [min(x) for x in zip(costs.recompute_workspace or dropped, dropped, strict=True)]
-    left: list[Number | None] = [
+    capacities: list[Number | None] = [
         None if free is None else free - scale * max(workspace[s] for s in stages)
         for free, stages in zip(capacity, placement.stages_of, strict=True)
     ]
-    kept = costs.replace(
-        activation=[whole - less for whole, less in zip(costs.activation, dropped, strict=True)],
+    recomputed_costs = costs.replace(
+        activation=[size - dropped_bytes for size, dropped_bytes in zip(costs.activation, dropped, strict=True)],
         backward_input=_with_recompute(costs.backward_input, costs.recompute, recomputing),
         attention_backward=_with_recompute(costs.attention_backward, costs.attention_recompute, recomputing),
     )
-    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=kept), left, split=False)
+    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=recomputed_costs), capacities, split=False)
     orders = [order for order in map(scheduler.schedule, rules) if order is not None]
-    return sorted(orders, key=lambda order: order.makespan)[:SIMULATED]
+    return sorted(orders, key=lambda order: order.makespan)[:MAX_SIMULATED]
 
 
 def split_backward_order(
@@ -73,7 +73,7 @@ def split_backward_order(
     capacity: Sequence[Number | None],
     recomputing: frozenset[int],
 ) -> ListSchedule | None:
-    """Order split backwards, weight gradients in gaps, in `capacity` bytes per device; None if that gets stuck."""
+    """Order split backwards with W in gaps, in `capacity` bytes per device; None if that gets stuck."""
     op_costs = OpCosts(costs=costs, fused_recompute=recomputing)
     return ListScheduler(placement, micro_batches, op_costs, capacity).schedule(GapFilling())
 
@@ -81,8 +81,8 @@ def split_backward_order(
 def _with_recompute(
     backward: Sequence[Number], recompute: Sequence[Number], recomputing: frozenset[int]
 ) -> list[Number]:
-    """The stages' times of backwards, those of recomputations included."""
+    """The times of the stages' backwards, including recomputation."""
     return [
-        time + (again if stage in recomputing else 0)
-        for stage, (time, again) in enumerate(zip(backward, recompute, strict=True))
+        time + (recompute_time if stage in recomputing else 0)
+        for stage, (time, recompute_time) in enumerate(zip(backward, recompute, strict=True))
     ]

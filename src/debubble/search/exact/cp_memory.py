@@ -1,14 +1,13 @@
-"""The memory of a device in the CP-SAT model, in whole steps of a grid that are rounded in favour of the schedule.
+"""The memory of a device in the CP-SAT model, in integer steps of a grid, rounded in favor of the schedule.
 
-Where nothing is moved or recomputed, memory is precedence.  Equal micro-batches may keep their order within every kind
-(an exchange argument: give the names anew in the order of the starts).  What a device with one stage holds when its
-forward j starts is then j + 1 activations less what its first `a` backwards for inputs and its first `b` ones for
-weights have freed, b <= a <= j: the forward waits for one of a few minimal pairs (a, b), the corners of a staircase.
-Where W frees everything there is one corner, b = j + 1 - limit, and where I does there is one, a = j + 1 - limit.  A
-solver reasons far better with "after this backward or after that one" than with areas under a limit: p = 8, m = 32
-without offload is proven in seconds.
+Without offload and recomputation, memory limits are precedences.  Equal micro-batches may keep their order within every
+kind (an exchange argument: rename them in the order of their starts).  When its forward j starts, a device with one
+stage then holds j + 1 activations less what its first `a` I and its first `b` W have freed, b <= a <= j: the forward
+waits for one of a few minimal pairs (a, b), the corners of a staircase.  If W frees everything, the only corner is
+b = j + 1 - limit; if I does, it is a = j + 1 - limit.  CP-SAT is far better at such disjunctions of precedences than
+at areas under a limit: p = 8, m = 32 without offload is proven in seconds.
 
-Elsewhere memory is a cumulative constraint over the intervals in which something is resident.
+In all other cases memory is a cumulative constraint over the intervals in which something is resident.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from debubble.search.problem import OrderProblem
 
 
 def staircase(
-    *, capacity: Number, kept: Number, input_frees: Number, weight_frees: Number, forwards: int
+    *, capacity: Number, retained: Number, input_frees: Number, weight_frees: Number, forwards: int
 ) -> list[Pairs]:
-    """Compute the minimal (a, b) of each forward, which adds `kept` bytes; no pairs if it never fits."""
-    return [_corners(kept * (j + 1) - capacity, input_frees, weight_frees, j) for j in range(forwards)]
+    """The minimal (a, b) of each forward, which retains `retained` bytes; no pairs if it never fits."""
+    return [_corners(retained * (j + 1) - capacity, input_frees, weight_frees, j) for j in range(forwards)]
 
 
 Pairs = list[tuple[int, int]]
@@ -37,7 +36,7 @@ def _corners(excess: Number, input_frees: Number, weight_frees: Number, finished
     """The minimal (a, b), b <= a <= finished, that free `excess` bytes."""
     corners: Pairs = []
     for a in range(finished + 1):
-        b = _least(excess - a * input_frees, weight_frees)
+        b = _count_needed(excess - a * input_frees, weight_frees)
         if b <= a and (not corners or b < corners[-1][1]):
             corners.append((a, int(b)))
         if b == 0:
@@ -45,8 +44,8 @@ def _corners(excess: Number, input_frees: Number, weight_frees: Number, finished
     return corners
 
 
-def _least(excess: Number, size: Number) -> float:
-    """Count how often `size` must be freed."""
+def _count_needed(excess: Number, size: Number) -> float:
+    """How often `size` must be freed."""
     if excess <= 0:
         return 0
     return math.ceil(excess / size - 1e-9) if size else math.inf
@@ -54,7 +53,7 @@ def _least(excess: Number, size: Number) -> float:
 
 Pair = tuple[int, int]
 """A stage and a micro-batch."""
-SIZED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
+MEMORY_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
 """Kinds that change a device's memory."""
 
 
@@ -67,29 +66,29 @@ class Variables:
     starts: dict[Op, Any] = field(default_factory=dict)
     ends: dict[Op, Any] = field(default_factory=dict)
     present: dict[Op, Any] = field(default_factory=dict)
-    """Presence literals of the optional operations."""
-    whole: frozenset[Pair]
-    """Pairs whose backward is one operation."""
+    """Presence literals of optional operations."""
+    fused: frozenset[Pair]
+    """Pairs whose backward is a B."""
     horizon: int
     size_unit: Number
 
     def backward(self, stage: int, j: int) -> Op:
-        """The operation that sends the gradient on: B, or I."""
-        return Op(Kind.B if (stage, j) in self.whole else Kind.I, stage, j)
+        """The operation that computes the gradient of the input: B or I."""
+        return Op(Kind.B if (stage, j) in self.fused else Kind.I, stage, j)
 
     def weight(self, stage: int, j: int) -> Op:
-        """The operation that computes the gradients of the weights: B, or W."""
-        return Op(Kind.B if (stage, j) in self.whole else Kind.W, stage, j)
+        """The operation that computes the gradients of the weights: B or W."""
+        return Op(Kind.B if (stage, j) in self.fused else Kind.W, stage, j)
 
-    def size(self, op: Op, which: int, *, recomputed: bool = False) -> int:
-        """Steps of the grid that an operation allocates (which = 0) or frees (1)."""
+    def size(self, op: Op, freed: int, *, recomputed: bool = False) -> int:
+        """Grid steps that an operation allocates, or frees if `freed`."""
         costs = self.problem.op_costs
-        size = (costs.frees if which else costs.allocates)(op, explicit=recomputed)
+        size = (costs.frees if freed else costs.allocates)(op, explicit=recomputed)
         return math.floor(size / self.size_unit + 1e-9)
 
 
 def limit_memory(variables: Variables, device: int, *, weights: bool = True, ordered: bool = True) -> None:
-    """Keep a device under its limit.  Without `weights`, a W is thought to end together with its I.
+    """Constrain a device to its memory limit.  Without `weights`, each W ends together with its I.
 
     `ordered`: micro-batches keep their order within each kind.
     """
@@ -98,7 +97,7 @@ def limit_memory(variables: Variables, device: int, *, weights: bool = True, ord
     if free is None:
         return
     capacity = math.floor(free / variables.size_unit + 1e-9) + _slack(variables, device)
-    if ordered and _only_computes(variables, device):
+    if ordered and _staircase_suffices(variables, device):
         _limit_by_staircase(variables, problem.placement.stages_of[device][0], capacity, weights=weights)
         return
     resident = _Resident(variables)
@@ -108,45 +107,45 @@ def limit_memory(variables: Variables, device: int, *, weights: bool = True, ord
     variables.cp.add_cumulative(resident.intervals, resident.sizes, capacity)
 
 
-def _only_computes(variables: Variables, device: int) -> bool:
-    """Tell whether the staircase says all of a device's memory: one stage, equal micro-batches, only F takes memory."""
+def _staircase_suffices(variables: Variables, device: int) -> bool:
+    """Tell whether the staircase models a device's memory: one stage, equal micro-batches, only F allocates."""
     problem = variables.problem
     device_stages = problem.placement.stages_of[device]
-    free = not problem.offload and not problem.recompute and problem.alike
+    is_simple = not problem.offload and not problem.recompute and problem.is_uniform
     backwards = {variables.backward(device_stages[0], j)._replace(micro_batch=0) for j in range(problem.micro_batches)}
-    takes = any(problem.op_costs.allocates(backward) for backward in backwards)
-    return free and len(device_stages) == 1 and not takes
+    allocates = any(problem.op_costs.allocates(backward) for backward in backwards)
+    return is_simple and len(device_stages) == 1 and not allocates
 
 
 def _slack(variables: Variables, device: int) -> int:
-    """Steps of the grid that rounding may cost a device: what is freed is rounded down too."""
+    """Grid steps added to a device's limit, because freed sizes are rounded down too."""
     problem = variables.problem
     device_stages = problem.placement.stages_of[device]
     sizes: list[Number] = []
-    for stage, kind, again in itertools.product(device_stages, SIZED, (False, True)):
+    for stage, kind, explicit in itertools.product(device_stages, MEMORY_KINDS, (False, True)):
         if kind not in (Kind.O, Kind.L) or problem.offload:
             op, costs = Op(kind, stage, 0), problem.op_costs
-            changes = costs.allocates(op, explicit=again), costs.frees(op, explicit=again)
+            changes = costs.allocates(op, explicit=explicit), costs.frees(op, explicit=explicit)
             sizes += [size / variables.size_unit for size in changes]
-    if problem.alike and all(abs(float(size) - round(size)) < 1e-9 for size in sizes):
+    if problem.is_uniform and all(abs(float(size) - round(size)) < 1e-9 for size in sizes):
         return 0
     return 4 * len(device_stages) * problem.micro_batches
 
 
 def _limit_by_staircase(v: Variables, stage: int, capacity: int, *, weights: bool) -> None:
-    """Let every forward of a stage wait for the backwards of one of its corners."""
-    # What a whole backward frees comes at the end of both halves.
+    """Make every forward of a stage wait for the backwards of one of its corners."""
+    # A fused backward frees memory at its end, which is the end of both halves.
     by_input, by_weight = (v.size(Op(kind, stage, 0), 1) for kind in (Kind.I, Kind.W))
     stairs = staircase(
         capacity=capacity,
-        kept=v.size(Op(Kind.F, stage, 0), 0),
+        retained=v.size(Op(Kind.F, stage, 0), 0),
         input_frees=by_input if weights else by_input + by_weight,
         weight_frees=by_weight if weights else 0,
         forwards=v.problem.micro_batches,
     )
 
     def wait(j: int, half: Callable[[int, int], Op], count: int, *when: Any) -> None:
-        """Forward j comes after the first `count` of a half of the backward."""
+        """Forward j starts after the first `count` operations of a half of the backward."""
         if count:
             waits = v.cp.add(v.starts[Op(Kind.F, stage, j)] >= v.ends[half(stage, count - 1)])
             waits.only_enforce_if(list(when))
@@ -155,10 +154,10 @@ def _limit_by_staircase(v: Variables, stage: int, capacity: int, *, weights: boo
         chosen = [v.cp.new_bool_var("") for _ in corners]
         v.cp.add_bool_or(chosen)
         for which, half in enumerate((v.backward, v.weight)):
-            least = min((corner[which] for corner in corners), default=0)
-            wait(j, half, least)
+            minimum = min((corner[which] for corner in corners), default=0)
+            wait(j, half, minimum)
             for literal, corner in zip(chosen, corners, strict=True):
-                if corner[which] > least:
+                if corner[which] > minimum:
                     wait(j, half, corner[which], literal)
 
 
@@ -171,53 +170,53 @@ class _Resident:
         self.sizes: list[int] = []
 
     def add(self, stage: int, j: int) -> None:
-        """Everything of a micro-batch on a stage."""
+        """Add the memory of a micro-batch on a stage."""
         v, problem = self.variables, self.variables.problem
         forward, backward, weight = Op(Kind.F, stage, j), v.backward(stage, j), v.weight(stage, j)
         out, recompute = Op(Kind.O, stage, j), Op(Kind.R, stage, j)
         if weight != backward:
-            self._lies(v.ends[backward], v.ends[weight], v.size(weight, 1))
-        self._lies(v.starts[backward], v.ends[backward], v.size(backward, 0))
+            self._add(v.ends[backward], v.ends[weight], v.size(weight, 1))
+        self._add(v.starts[backward], v.ends[backward], v.size(backward, 0))
         begin, end = v.starts[forward], v.ends[backward]
-        kept, at_least = v.size(forward, 0), v.size(forward, 0, recomputed=True)
-        away = [v.present[out]] if out in v.present else []
-        again = [v.present[recompute]] if problem.recompute else []
-        if not away:
-            self._lies(begin, end, at_least if again else kept)
+        retained, min_retained = v.size(forward, 0), v.size(forward, 0, recomputed=True)
+        offloaded = [v.present[out]] if out in v.present else []
+        recomputed = [v.present[recompute]] if problem.recompute else []
+        if not offloaded:
+            self._add(begin, end, min_retained if recomputed else retained)
         else:
-            self._moved(stage, j, kept, v.size(out, 1), unless=again)
-        if again:
-            if away:
-                self._moved(stage, j, at_least, v.size(out, 1, recomputed=True), when=again)
+            self._add_offloadable(stage, j, retained, v.size(out, 1), unless=recomputed)
+        if recomputed:
+            if offloaded:
+                self._add_offloadable(stage, j, min_retained, v.size(out, 1, recomputed=True), when=recomputed)
             else:
-                self._lies(begin, end, kept - at_least, unless=again)
-            self._lies(v.starts[recompute], end, kept - at_least, when=again)
+                self._add(begin, end, retained - min_retained, unless=recomputed)
+            self._add(v.starts[recompute], end, retained - min_retained, when=recomputed)
 
-    def _moved(
-        self, stage: int, j: int, kept: int, moved: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()
+    def _add_offloadable(
+        self, stage: int, j: int, retained: int, moved: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()
     ) -> None:
-        """Memory that a forward keeps, of which `moved` may be on the host between O and L."""
+        """Add memory that a forward retains, of which `moved` is on the host between O and L if offloaded."""
         v = self.variables
         out, back = Op(Kind.O, stage, j), Op(Kind.L, stage, j)
-        away = v.present[out]
+        offloaded = v.present[out]
         begin, end = v.starts[Op(Kind.F, stage, j)], v.ends[v.backward(stage, j)]
-        self._lies(begin, end, kept - moved, when=when, unless=unless)
-        self._lies(begin, end, moved, when=when, unless=[*unless, away])
-        self._lies(begin, v.ends[out], moved, when=[*when, away], unless=unless)
-        self._lies(v.starts[back], end, moved, when=[*when, away], unless=unless)
+        self._add(begin, end, retained - moved, when=when, unless=unless)
+        self._add(begin, end, moved, when=when, unless=[*unless, offloaded])
+        self._add(begin, v.ends[out], moved, when=[*when, offloaded], unless=unless)
+        self._add(v.starts[back], end, moved, when=[*when, offloaded], unless=unless)
 
-    def _lies(self, begin: Any, end: Any, size: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()) -> None:
-        """Add `size` bytes from one moment to another, if all of `when` and none of `unless` hold."""
+    def _add(self, begin: Any, end: Any, size: int, *, when: Iterable[Any] = (), unless: Iterable[Any] = ()) -> None:
+        """Add `size` from `begin` to `end`, if all of `when` and none of `unless` hold."""
         if not size:
             return
         literals = [*when, *(~literal for literal in unless)]
         length = self.variables.cp.new_int_var(0, self.variables.horizon, "")
         new = self.variables.cp.new_optional_interval_var
-        self.intervals.append(new(begin, length, end, self._all(literals), ""))
+        self.intervals.append(new(begin, length, end, self._conjunction(literals), ""))
         self.sizes.append(size)
 
-    def _all(self, literals: list[Any]) -> Any:
-        """A literal that is true where all of these are."""
+    def _conjunction(self, literals: list[Any]) -> Any:
+        """A literal equivalent to the conjunction of literals."""
         if len(literals) <= 1:
             return literals[0] if literals else True
         every = self.variables.cp.new_bool_var("")

@@ -1,4 +1,4 @@
-"""Solves the exact model with CP-SAT: a stream of better schedules and bounds."""
+"""Solves the exact model with CP-SAT, as a stream of improving schedules and bounds."""
 
 from __future__ import annotations
 
@@ -12,50 +12,42 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.ir import DebubbleError, Kind, Number, Schedule, SolverError
-from debubble.search.effort import MODEL, Effort, solver_of, status_of
+from debubble.search.effort import MODEL_PRICE, Effort, solver_of, status_of
 from debubble.search.exact.cp_model import ScheduleModel, build, schedule_of
 from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import simulate
 
-HALVES = {Kind.F: ("F",), Kind.I: ("I",), Kind.W: ("W",), Kind.B: ("I", "W")}
-"""Orders of micro-batches that a compute operation is part of."""
+HALVES_OF_KIND = {Kind.F: ("F",), Kind.I: ("I",), Kind.W: ("W",), Kind.B: ("I", "W")}
+"""The orders of micro-batches that an operation of each compute kind belongs to."""
 HORIZON_FACTOR = 4
-"""Horizon, in the value to beat: where any order fits below it, a first solution and good bounds come at once; with a
-horizon as short as the value the solver stays in a hard search for feasibility."""
+"""The horizon as a multiple of the value to beat: with a generous horizon a first solution and good bounds are found at
+once; with one as short as the value the solver is stuck in a hard feasibility problem."""
 
 
-def solve(
-    problem: OrderProblem,
-    best: Incumbent,
-    *,
-    effort: Effort,
-    seed: int = 0,
-) -> Iterator[Incumbent]:
-    """Improve an incumbent, or prove it optimal: yield it anew whenever schedule or bound got better.
+def solve(problem: OrderProblem, best: Incumbent, *, effort: Effort, seed: int = 0) -> Iterator[Incumbent]:
+    """Improve an incumbent, or prove it optimal; yields it whenever its schedule or bound has improved.
 
     Args:
         problem: The operations to order.
-        best: The incumbent.  Its whole backwards stay whole; in a problem that may split them, nothing is then proven.
-        effort: How much CP-SAT may do.
-        seed: Seed of CP-SAT.
+        best: The incumbent.  Its fused backwards stay fused; if the problem may split them, nothing is proven then.
+        effort: The effort available to CP-SAT.
+        seed: Random seed of CP-SAT.
 
     Raises:
-        SolverError: The model turns out not to hold the incumbent.
+        SolverError: The model turns out to exclude the incumbent.
     """
-    whole = {(op.stage, op.micro_batch) for op in best.schedule.operations if op.kind is Kind.B}
-    everything = problem.halves_cover_wholes and not problem.recomputes_in_two_ways and not (whole and problem.split)
-    model = build(
-        problem,
-        horizon=HORIZON_FACTOR * best.value,
-        whole=whole,
-        ordered=everything or keeps_order(best.schedule),
+    fused = {(op.stage, op.micro_batch) for op in best.schedule.operations if op.kind is Kind.B}
+    is_complete = (
+        problem.split_covers_fused and not problem.has_fused_and_explicit_recompute and not (fused and problem.split)
     )
+    ordered = is_complete or keeps_order(best.schedule)
+    model = build(problem, horizon=HORIZON_FACTOR * best.value, fused=fused, ordered=ordered)
     hint(model, best.schedule)
     model.cp.add(model.objective >= math.floor(best.bound / model.unit))
-    effort.spend(MODEL * problem.stages * problem.micro_batches)
+    effort.spend(MODEL_PRICE * problem.stages * problem.micro_batches)
     begin = effort.spent
     for schedule, bound in _stream(solver_of(effort, seed=seed), model, effort):
-        known = min(max(best.bound, bound * model.unit), best.value) if everything else best.bound
+        known = min(max(best.bound, bound * model.unit), best.value) if is_complete else best.bound
         candidate = replace(best, bound=known)
         if schedule is not None:
             try:
@@ -71,19 +63,19 @@ def solve(
 
 
 def prove(solver: Any, model: ScheduleModel, horizon: Number, effort: Effort) -> Number:
-    """Solve a model, and return the bound on its objective that this proves.
+    """Solve a model, and return the proven lower bound on its objective.
 
-    It is at most `horizon`, a time that some schedule is known to take.  Raises SolverError if the model holds none.
+    The bound is at most `horizon`, the time of a known schedule.  Raises SolverError if the model is infeasible.
     """
     require_sound(status_of(solver, model.cp, effort))
-    if not model.problem.halves_cover_wholes:
+    if not model.problem.split_covers_fused:
         return 0
     bound: Number = math.ceil(solver.best_objective_bound - 1e-6) * model.unit
     return min(bound, horizon)
 
 
 def require_sound(status: str) -> None:
-    """Raise SolverError if CP-SAT says that there is no solution where an incumbent is one."""
+    """Raise SolverError if CP-SAT finds a model infeasible of which an incumbent is a solution."""
     if status in ("INFEASIBLE", "MODEL_INVALID"):
         raise SolverError(
             f"CP-SAT calls a model {status.lower()} that holds a schedule already known: a fault of debubble's, so"
@@ -93,7 +85,7 @@ def require_sound(status: str) -> None:
 
 @contextmanager
 def tolerate_wrong_models() -> Iterator[None]:
-    """Go on, with a warning, without the answer of a model that turns out to be wrong."""
+    """Turn a SolverError of a model that is wrong into a warning."""
     try:
         yield
     except SolverError as error:
@@ -101,11 +93,11 @@ def tolerate_wrong_models() -> Iterator[None]:
 
 
 def keeps_order(schedule: Schedule) -> bool:
-    """Tell whether the micro-batches pass F, I (or B) and W (or B) of every stage in their order."""
+    """Tell whether micro-batches run F, I (or B) and W (or B) of every stage in their order."""
     last: dict[tuple[int, str], int] = {}
     for order in schedule.orders:
         for op in order:
-            for half in HALVES.get(op.kind, ()):
+            for half in HALVES_OF_KIND.get(op.kind, ()):
                 if last.get((op.stage, half), -1) > op.micro_batch:
                     return False
                 last[op.stage, half] = op.micro_batch
@@ -113,7 +105,7 @@ def keeps_order(schedule: Schedule) -> bool:
 
 
 def hint(model: ScheduleModel, schedule: Schedule) -> None:
-    """Start from a schedule's own times."""
+    """Add a schedule's times as hints."""
     timeline = simulate(schedule, model.problem.costs)
     for operation in timeline.operations:
         if operation.op in model.starts:
@@ -125,7 +117,7 @@ def hint(model: ScheduleModel, schedule: Schedule) -> None:
 
 
 def _stream(solver: Any, model: ScheduleModel, effort: Effort) -> Iterator[tuple[Schedule | None, int]]:
-    """(schedule or None, bound) of every solution found, and at the end of the bound proven."""
+    """Yield (schedule, bound) for every solution, and (None, bound) at the end."""
     from ortools.sat.python import cp_model
 
     solutions: queue.Queue[tuple[Schedule, float] | None] = queue.Queue()

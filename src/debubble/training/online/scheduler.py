@@ -195,7 +195,7 @@ def _problem(plan: Plan) -> OrderProblem:
     from debubble.planners.model_problem import objective_of
     from debubble.search.problem import OrderProblem
 
-    problem = OrderProblem.of(plan.schedule, plan.costs, objective=objective_of(plan.options))
+    problem = OrderProblem.from_schedule(plan.schedule, plan.costs, objective=objective_of(plan.options))
     return replace(problem, host_steps=plan.schedule.host_steps)
 
 

@@ -20,7 +20,7 @@ from ortools.math_opt.python import mathopt
 from debubble.interrupts import solve_interruptibly
 from debubble.ir import InfeasibleError, InputError, Schedule
 from debubble.papers.optpipe.program.milp_model import MilpModel
-from debubble.search.effort import ITERATION, ROW, Effort
+from debubble.search.effort import ITERATION_PRICE, ROW_PRICE, Effort
 from debubble.search.problem import Incumbent
 
 Backend = Literal["SCIP", "HIGHS", "GUROBI"]
@@ -67,7 +67,8 @@ def solve_milp(
     """
     if program.reductions.triangles == "lazy":
         program.relaxation()
-    limit = timedelta(seconds=max(1e-3, effort.deadline.left)) if math.isfinite(effort.deadline.left) else None
+    seconds = effort.deadline.remaining
+    limit = timedelta(seconds=max(1e-3, seconds)) if math.isfinite(seconds) else None
     parameters = mathopt.SolveParameters(time_limit=limit, node_limit=nodes or None)
     parameters.gscip.bool_params["misc/catchctrlc"] = False
     hints = [] if start is None else [program.hint(start)]
@@ -84,7 +85,7 @@ def solve_milp(
     except RuntimeError as error:
         raise InputError(f"{backend} cannot be used here ({error}); SCIP and HIGHS always can.") from None
     effort.deadline.check()
-    effort.spend(ROW * program.rows + ITERATION * program.rows * result.solve_stats.simplex_iterations)
+    effort.spend(ROW_PRICE * program.rows + ITERATION_PRICE * program.rows * result.solve_stats.simplex_iterations)
     return _result(program, result)
 
 

@@ -107,7 +107,7 @@ class MilpModel:
         problem, costs = self.problem, self.problem.costs
         if problem.placement.chunks > 1 or not problem.split or problem.recompute or problem.fused_recompute:
             raise InputError("The MILP has one stage per device, split backwards and no recomputation.")
-        if costs.communication_model != "latency" or not problem.alike or problem.offload_fraction:
+        if costs.communication_model != "latency" or not problem.is_uniform or problem.offload_fraction:
             raise InputError("The MILP has asynchronous messages, alike micro-batches and whole offloads.")
         if any(rest > size for rest, size in zip(costs.activation_after_input, costs.activation, strict=True)):
             raise InputError("The MILP needs activations that do not grow between I and W.")
@@ -262,9 +262,7 @@ class MilpModel:
             self.offload_start[x] = self.model.add_variable(lb=0, ub=self.big)
             self.reload_start[x] = self.model.add_variable(lb=0, ub=self.big)
             backward = Op(Kind.I, i, x.micro_batch)
-            early, late = map(
-                float, (self.problem.longest_lead(x._replace(kind=Kind.O)), self.problem.backward_lead(i))
-            )
+            early, late = map(float, (self.problem.max_lead(x._replace(kind=Kind.O)), self.problem.backward_lead(i)))
             self._add(self.offload_start[x] >= self.end[x] - early - self.big * (1 - offloaded))
             self._add(self.reload_start[x] >= self.offload_start[x] + offload_time - self.big * (1 - offloaded))
             self._add(self._start(backward) >= self.reload_start[x] + reload_time - late - self.big * (1 - offloaded))

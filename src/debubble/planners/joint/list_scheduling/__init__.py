@@ -1,5 +1,5 @@
-"""A compiled list scheduler: a whole step in a fraction of a millisecond, as lowering and simulation would time it.
+"""A compiled list scheduler: a full step in a fraction of a millisecond, timed as by lowering and simulation.
 
-`stage_table.py` is what it reads, `state.py` what it knows, `rules.py` what starts next, `transfers.py` who has the
-links, and `scheduler.py` the loop over decisions.
+`stage_table.py` is the input, `state.py` the state, `rules.py` decides what starts next, `transfers.py` arbitrates the
+links, and `scheduler.py` is the main loop.
 """

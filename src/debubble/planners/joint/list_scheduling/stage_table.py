@@ -1,4 +1,4 @@
-"""The input of the list scheduler: stages as rows of numbers, their devices and links, and a policy's entries."""
+"""The input of the list scheduler: the cost table of the stages, their devices and links, and the policy entries."""
 
 from __future__ import annotations
 
@@ -10,40 +10,38 @@ F, I, W, O, L, R, D, P = range(8)  # noqa: E741 - the field's letters
 
 COLUMNS = 19
 (
-    FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER, LOAD, DRAIN, STEP, AGAIN, DROPPED,
-    HOSTED, OUT_LEAD, BACK_LEAD, AGAIN_LEAD,
+    FORWARD, INPUT, WEIGHT, SEND, RETAINED, WORKSPACE, FREED_BY_I, FREED_BY_W, OFFLOADED, TRANSFER, LOAD, DRAIN, STEP,
+    RECOMPUTE, DROPPED, HOSTED, OFFLOAD_LEAD, RELOAD_LEAD, RECOMPUTE_LEAD,
 ) = range(COLUMNS)  # fmt: skip
-"""Columns of the table of stages: times of F, I and W, without recomputation; time of a message to the next stage;
-bytes that F leaves, that I allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times
-in which parameters come from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's
-states are on the device; time of the recomputation, and the bytes that R brings back where it is an operation of its
-own; 1 where the optimizer's states are on the host; how long before the end of F its offload may start, and before that
-of the reload the I that recomputes nothing before, or an R."""
+"""Columns of the table of stages: times of F, I and W without recomputation; time of a message to the next stage; bytes
+that F retains, that I allocates, that I frees and that W frees; bytes and time of an offload O; times of the parameter
+load, the gradient drain and the optimizer step on the host, 0 if the optimizer is on the device; time of the
+recomputation, and bytes allocated by a separate R; 1 if the optimizer is on the host; how long before the end of F the
+offload may start, and before the end of the reload an I without recomputation, or an R."""
 
 BACKLOG, WAIT_LIMIT, HORIZON, PREFETCH, AGE, AHEAD, BACKWARDS = range(7)
-"""Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which
-it may delay what is known to come; operations of a micro-batch before a backward at which its reload may start; reloads
-that a device may have under way; the periods that a micro-batch's age counts for against its depth among forwards;
-micro-batches that a device may have recomputed before their gradients come; which backwards come first (BY_AGE if it
-is missing)."""
+"""Entries of a policy: limit on delayed weight gradients per device; fraction of a W's time by which it may delay an
+operation known to become ready; number of operations before a micro-batch's backward at which its reload may start;
+limit on reloads in flight per device; weight, in periods, of a micro-batch's age against its depth among forwards;
+limit on micro-batches per device recomputed ahead of their gradients; priority among backwards (default BY_AGE)."""
 BY_AGE, HOSTS_FIRST, BY_STAGE, BY_DEEP_STAGE = range(4)
-"""Which backwards come first: those of the oldest micro-batch; those of stages whose hosts step, as hosts begin sooner
-then, while the others wait for forwards; those of the deepest stage, of all its micro-batches, after forwards; the
-same, but those of the deepest two stages of every device come before forwards."""
-DEEP = 2
-"""Stages of every device that BY_DEEP_STAGE takes before forwards."""
+"""Priorities among backwards: the oldest micro-batch first; stages with host steps first, so that hosts begin early,
+and the others after forwards; the deepest stage first for all micro-batches, after forwards; the same, but the deepest
+two stages of every device come before forwards."""
+DEEP_STAGES = 2
+"""Stages per device whose backwards BY_DEEP_STAGE runs before forwards."""
 
 
 class StageTable(NamedTuple):
-    """A partition as the scheduler sees it.
+    """The scheduler's view of a partition.
 
     Attributes:
-        stages: A row per stage, with the columns above; times in the units' unit, sizes in bytes.
-        device_of: Per stage, its device.
-        capacity: Per device, bytes for activations.
-        down: Per device, the number of the link's lane to the host, less than twice the number of devices.
-        up: Per device, that of its lane from the host; the same as `down` where the link is half-duplex.
-        host: Per device, bytes of its host for activations.
+        stages: A row per stage, with the columns above; times in the units' time unit, sizes in bytes.
+        device_of: Device of each stage.
+        capacity: Bytes for activations per device.
+        down: Per device, the index of its link lane to the host, less than twice the number of devices.
+        up: Per device, the index of its lane from the host; equal to `down` if the link is half-duplex.
+        host: Bytes of host memory for activations per device.
     """
 
     stages: Floats

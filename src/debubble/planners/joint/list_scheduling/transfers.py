@@ -1,21 +1,21 @@
-"""Transfers between devices and their hosts, as lowering has them (ir/lowering/contention.py, admission.py).
+"""Transfers between devices and their hosts, with the rules of lowering (ir/lowering/contention.py, admission.py).
 
-A device has a stream per direction, or one where its link is half-duplex.  A stream's transfers go in the order of the
-device's list, and each asks for the link once the one before it has ended and what it waits for is done.  Turns go by
-arrival; of those that ask at one moment the device that comes first has its turn first.
+A device has a stream per direction, or a single one if its link is half-duplex.  A stream's transfers run in the order
+of the device's list, and each requests the link when the previous one has ended and its dependencies are met.  Links
+serve requests first come, first served; ties go to the lower device index.
 """
 
 from __future__ import annotations
 
 from debubble.kernels import inlined
 from debubble.planners.joint.list_scheduling.stage_table import (
-    AGAIN_LEAD,
-    BACK_LEAD,
     DRAIN,
     HOSTED,
     LOAD,
-    MOVED,
-    OUT_LEAD,
+    OFFLOAD_LEAD,
+    OFFLOADED,
+    RECOMPUTE_LEAD,
+    RELOAD_LEAD,
     STEP,
     TRANSFER,
     D,
@@ -23,167 +23,163 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     O,
     P,
 )
-from debubble.planners.joint.list_scheduling.state import NEVER, State, Step, place_of
+from debubble.planners.joint.list_scheduling.state import NEVER, State, Step, index_of
 
 
 @inlined
 def stream_of(a: Step, d: int, kind: int) -> int:
-    """The stream of a device in which transfers of a kind go."""
+    """The stream of a device for transfers of a kind."""
     return d if kind in (O, D) or a.up[d] == a.down[d] else len(a.capacity) + d
 
 
 @inlined
 def device_of_stream(a: Step, q: int) -> int:
-    """The device whose stream it is."""
-    return place_of(q if q < len(a.capacity) else q - len(a.capacity))
+    """The device of a stream."""
+    return index_of(q if q < len(a.capacity) else q - len(a.capacity))
 
 
 @inlined
 def wake_at(x: State, d: int, time: float) -> None:
-    """Let a device decide at a time, or as soon as it is free then."""
-    x.wake[d] = min(x.wake[d], max(time, x.free[d]))
+    """Let a device decide at a time, or as soon as it is idle after that."""
+    x.wake[d] = min(x.wake[d], max(time, x.compute_end[d]))
 
 
 @inlined
-def _look(x: State, q: int) -> None:
-    """Note when the next transfer of a device's stream asks for the link."""
-    n = place_of(x.first[q])
-    if n == x.after_last[q]:
-        x.ask[q] = NEVER
+def _update_request(x: State, q: int) -> None:
+    """Update when the next transfer of a stream requests the link."""
+    n = index_of(x.next_transfer[q])
+    if n == x.transfer_count[q]:
+        x.request[q] = NEVER
     else:
-        x.ask[q] = max(x.ready[q, n], x.idle_from[q])
+        x.request[q] = max(x.transfer_ready[q, n], x.stream_free[q])
 
 
 @inlined
 def push(a: Step, x: State, d: int, kind: int, s: int, j: int, ready: float) -> None:
-    """Put a transfer into its stream."""
+    """Append a transfer to its stream."""
     q = stream_of(a, d, kind)
-    n = place_of(x.after_last[q])
+    n = index_of(x.transfer_count[q])
     x.transfers[q, n, 0], x.transfers[q, n, 1], x.transfers[q, n, 2] = kind, s, j
-    x.ready[q, n] = ready
-    x.after_last[q] = n + 1
-    if n == x.first[q]:
-        _look(x, q)
+    x.transfer_ready[q, n] = ready
+    x.transfer_count[q] = n + 1
+    if n == x.next_transfer[q]:
+        _update_request(x, q)
 
 
 @inlined
-def earlier(a: Step, x: State, one: int, other: int) -> int:
-    """The one of two streams that asks for its link first; the first one where neither does."""
-    if x.ask[other] < x.ask[one] or (
-        x.ask[other] == x.ask[one] and device_of_stream(a, other) < device_of_stream(a, one)
+def earlier_stream(a: Step, x: State, one: int, other: int) -> int:
+    """The one of two streams that requests its link first; `one` if neither does."""
+    if x.request[other] < x.request[one] or (
+        x.request[other] == x.request[one] and device_of_stream(a, other) < device_of_stream(a, one)
     ):
         return other
     return one
 
 
 @inlined
-def first_to_ask(a: Step, x: State) -> int:
-    """The stream that asks for its link first of all."""
-    first, least = 0, x.ask[0]
-    for q in range(1, len(x.ask)):
-        ask = x.ask[q]
-        if ask < least or (ask == least and ask < NEVER and device_of_stream(a, q) < device_of_stream(a, first)):
-            first, least = q, ask
+def first_stream(a: Step, x: State) -> int:
+    """The stream with the earliest request."""
+    first, earliest = 0, x.request[0]
+    for q in range(1, len(x.request)):
+        time = x.request[q]
+        if time < earliest or (time == earliest < NEVER and device_of_stream(a, q) < device_of_stream(a, first)):
+            first, earliest = q, time
     return first
 
 
 @inlined
-def in_turn(x: State, lane: int, ask: float, d: int) -> bool:
-    """True if a transfer that is requested then comes after those already served."""
-    return bool(ask > x.turn[lane] or (ask == x.turn[lane] and d >= x.turn_device[lane]))
+def may_follow(x: State, lane: int, request: float, d: int) -> bool:
+    """Tell whether a request comes after those that the lane has already served."""
+    return bool(request > x.last_request[lane] or (request == x.last_request[lane] and d >= x.last_device[lane]))
 
 
 @inlined
 def load_parameters(a: Step, x: State) -> None:
-    """Let parameters come from the hosts that step them; the first forward of their stages waits for them."""
+    """Queue parameter loads of stages with an offloaded optimizer; their first forwards wait for them."""
     for s in range(len(a.stages)):
         if a.stages[s, HOSTED] > 0:
-            x.loaded[s] = NEVER
-            x.data[s, 0] = NEVER
+            x.parameters_loaded[s] = NEVER
+            x.input_ready[s, 0] = NEVER
             d = a.device_of[s]
             push(a, x, d, P, s, 0, 0.0)
 
 
 @inlined
 def offload(a: Step, x: State, d: int, s: int, j: int) -> None:
-    """Put the offload of the forward that a device has begun last into its stream, and count its bytes.
-
-    The moment from which it may ask for the link is decided here alone.
-    """
-    n = place_of(x.listed[d])
-    x.gone[d, n], x.gone_bytes[d, n] = NEVER, a.scales[j] * a.stages[s, MOVED]
-    x.going[d] += x.gone_bytes[d, n]
-    x.away[d] += x.gone_bytes[d, n]
-    x.listed[d] = n + 1
-    push(a, x, d, O, s, j, x.free[d] - a.scales[j] * a.stages[s, OUT_LEAD])
+    """Queue the offload of the forward that a device has started last, and count its bytes."""
+    n = index_of(x.offloads_listed[d])
+    x.offload_end[d, n], x.offload_bytes[d, n] = NEVER, a.scales[j] * a.stages[s, OFFLOADED]
+    x.offloading_bytes[d] += x.offload_bytes[d, n]
+    x.host_bytes[d] += x.offload_bytes[d, n]
+    x.offloads_listed[d] = n + 1
+    push(a, x, d, O, s, j, x.compute_end[d] - a.scales[j] * a.stages[s, OFFLOAD_LEAD])
 
 
 @inlined
-def count_what_left(x: State, d: int, now: float) -> None:
-    """Count the bytes of offloads that have ended as free."""
-    while x.ended[d] < x.served[d] and x.gone[d, x.ended[d]] <= now:
-        size = x.gone_bytes[d, x.ended[d]]
-        x.used[d] -= size
-        x.going[d] -= size
-        x.unknown[d] += size
-        x.ended[d] += 1
+def free_ended_offloads(x: State, d: int, now: float) -> None:
+    """Free the bytes of offloads that have ended by `now`."""
+    while x.offloads_ended[d] < x.offloads_served[d] and x.offload_end[d, x.offloads_ended[d]] <= now:
+        size = x.offload_bytes[d, x.offloads_ended[d]]
+        x.used_bytes[d] -= size
+        x.offloading_bytes[d] -= size
+        x.freed_since_start[d] += size
+        x.offloads_ended[d] += 1
 
 
 @inlined
 def admitted(a: Step, x: State, d: int, begin: float, allocated: float) -> float:
-    """The start of a compute operation that has all but memory at `begin`, as admission lets it wait for offloads."""
-    if allocated > 0 and x.known[d] < x.ended[d]:
-        lacking = x.used[d] + x.unknown[d] + allocated - a.capacity[d]
-        n = x.known[d]
-        while lacking > 0 and n < x.ended[d]:
-            begin = max(begin, x.gone[d, n])
-            lacking -= x.gone_bytes[d, n]
+    """The start of a compute operation ready at `begin`, after the offloads that admission makes it wait for."""
+    if allocated > 0 and x.offloads_at_start[d] < x.offloads_ended[d]:
+        lacking = x.used_bytes[d] + x.freed_since_start[d] + allocated - a.capacity[d]
+        n = x.offloads_at_start[d]
+        while lacking > 0 and n < x.offloads_ended[d]:
+            begin = max(begin, x.offload_end[d, n])
+            lacking -= x.offload_bytes[d, n]
             n += 1
     return begin
 
 
 @inlined
 def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
-    """Put the reload of a micro-batch after the last compute operation of the list; False if it cannot stand there.
+    """Queue the reload of a micro-batch after the last compute operation of the list; False if that is not possible.
 
-    As admission does, it lets a reload use the room of offloads, the oldest first, and only then what that operation
-    frees at its end.  Offloads whose end is not known are not counted on, nor may a reload come before transfers of
-    other devices that have had their turns.
+    As in admission, a reload uses the memory of offloads, the oldest first, and only then what that operation frees at
+    its end.  It relies on no offload whose end is unknown, and may not precede served transfers of other devices.
     """
-    size = a.scales[j] * a.stages[s, MOVED]
-    lacking = x.used[d] + x.unknown[d] + x.freed[d] + size - a.capacity[d]
-    ready, n = max(x.begun[d], x.back[s, j]), x.known[d]
-    while lacking > 0 and n < x.listed[d]:
-        ready = max(ready, x.gone[d, n])
-        lacking -= x.gone_bytes[d, n]
+    size = a.scales[j] * a.stages[s, OFFLOADED]
+    lacking = x.used_bytes[d] + x.freed_since_start[d] + x.freed_at_end[d] + size - a.capacity[d]
+    ready, n = max(x.compute_start[d], x.transfer_end[s, j]), x.offloads_at_start[d]
+    while lacking > 0 and n < x.offloads_listed[d]:
+        ready = max(ready, x.offload_end[d, n])
+        lacking -= x.offload_bytes[d, n]
         n += 1
     frees = lacking > 0
     if frees:
-        ready = max(ready, x.free[d])
-        lacking -= x.freed[d]
+        ready = max(ready, x.compute_end[d])
+        lacking -= x.freed_at_end[d]
     if lacking > 0 or ready == NEVER:
         return False
     q = stream_of(a, d, L)
-    ask = max(ready, x.idle_from[q])
-    comes_late = x.first[q] == x.after_last[q] and ask < now
-    if comes_late and not in_turn(x, a.up[d], ask, d):
+    request = max(ready, x.stream_free[q])
+    comes_late = x.next_transfer[q] == x.transfer_count[q] and request < now
+    if comes_late and not may_follow(x, a.up[d], request, d):
         return False
     if frees:
-        x.freed[d] = 0.0
-    x.used[d] += size
-    x.back[s, j] = NEVER
+        x.freed_at_end[d] = 0.0
+    x.used_bytes[d] += size
+    x.transfer_end[s, j] = NEVER
     push(a, x, d, L, s, j, ready)
     return True
 
 
 @inlined
 def serve(a: Step, x: State, q: int) -> bool:
-    """Give the next transfer of a stream its turn; False if one that comes after it has had its own."""
+    """Serve the next transfer of a stream; False if its lane has already served a later request."""
     d = device_of_stream(a, q)
-    n = place_of(x.first[q])
-    kind, s, j = place_of(x.transfers[q, n, 0]), place_of(x.transfers[q, n, 1]), place_of(x.transfers[q, n, 2])
+    n = index_of(x.next_transfer[q])
+    kind, s, j = index_of(x.transfers[q, n, 0]), index_of(x.transfers[q, n, 1]), index_of(x.transfers[q, n, 2])
     lane = a.down[d] if kind in (O, D) else a.up[d]
-    if not in_turn(x, lane, x.ask[q], d):
+    if not may_follow(x, lane, x.request[q], d):
         return False
     if kind == D:
         time = a.stages[s, DRAIN]
@@ -191,24 +187,24 @@ def serve(a: Step, x: State, q: int) -> bool:
         time = a.stages[s, LOAD]
     else:
         time = a.scales[j] * a.stages[s, TRANSFER]
-    end = max(x.ask[q], x.lane_free[lane]) + time
-    x.lane_free[lane], x.turn[lane], x.turn_device[lane] = end, x.ask[q], d
-    x.first[q] = n + 1
-    x.idle_from[q] = end
-    _look(x, q)
+    end = max(x.request[q], x.lane_free[lane]) + time
+    x.lane_free[lane], x.last_request[lane], x.last_device[lane] = end, x.request[q], d
+    x.next_transfer[q] = n + 1
+    x.stream_free[q] = end
+    _update_request(x, q)
     if kind == D:
-        x.stepped[d] = max(end, x.stepped[d]) + a.stages[s, STEP]
-        x.last[0] = max(x.last[0], x.stepped[d])
+        x.host_free[d] = max(end, x.host_free[d]) + a.stages[s, STEP]
+        x.makespan[0] = max(x.makespan[0], x.host_free[d])
     elif kind == P:
-        x.loaded[s] = end
-        x.data[s, 0] = max(x.arrived[s], end)
-        wake_at(x, d, x.data[s, 0])
+        x.parameters_loaded[s] = end
+        x.input_ready[s, 0] = max(x.input_arrival[s], end)
+        wake_at(x, d, x.input_ready[s, 0])
     else:
-        x.back[s, j] = end
+        x.transfer_end[s, j] = end
         if kind == O:
-            x.gone[d, x.served[d]] = end
-            x.served[d] += 1
+            x.offload_end[d, x.offloads_served[d]] = end
+            x.offloads_served[d] += 1
             wake_at(x, d, end)
         else:
-            wake_at(x, d, end - a.scales[j] * max(a.stages[s, BACK_LEAD], a.stages[s, AGAIN_LEAD]))
+            wake_at(x, d, end - a.scales[j] * max(a.stages[s, RELOAD_LEAD], a.stages[s, RECOMPUTE_LEAD]))
     return True
