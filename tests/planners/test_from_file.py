@@ -40,7 +40,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     stem = f"file{abs(hash(tmp_path))}"
     path = tmp_path / f"{stem}.py"
     path.write_text(FILE.replace("{stem}", stem))
-    monkeypatch.setattr(from_file, "NAMED", [])
+    monkeypatch.setattr(from_file, "FILE_PLANNERS", [])
     before = dict(planners)
     yield path
     for name in [*planners]:
