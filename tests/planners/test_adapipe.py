@@ -32,41 +32,40 @@ def unit(work: int, activation: int, cheap: int, static: int = 1) -> Unit:
 
 
 def layer(work: int, activation: int, cheap: int) -> tuple[Unit, Unit]:
-    """Two halves of a layer, which keep one input where both recompute in full."""
+    """Two halves of a layer, which keep one input if both recompute in full."""
     first, second = unit(work, activation, cheap), unit(work + 1, activation + 1, cheap)
     shared = {**second.strategies, "full": replace(second.strategies["full"], after_full=0)}
     return replace(first, layer=0), replace(second, layer=0, strategies=shared)
 
 
 def brute_force(units: Any, limit: Any, devices: Any, micro_batches: Any, *, workspace: Any = None) -> Any:
-    """The least sum + (m - 1) max of stage times over all cuts and strategies; infinite if nothing fits."""
-    widest = 2 * sum(u.work for u in units) / devices
+    """The minimum of sum + (m - 1) max of stage times over all cuts and strategies; infinite if nothing fits."""
+    max_work = 2 * sum(u.work for u in units) / devices
     return min(
         (
             sum(times) + (micro_batches - 1) * max(times)
             for ends in itertools.combinations(range(1, len(units)), devices - 1)
             if (stages := [units[a:b] for a, b in itertools.pairwise((0, *ends, len(units)))])
-            if all(len(stage) == 1 or sum(u.work for u in stage) <= widest for stage in stages)
-            if (
-                times := [
-                    least_time(x, limit, min(micro_batches, devices - s), workspace) for s, x in enumerate(stages)
-                ]
-            )
+            if all(len(stage) == 1 or sum(u.work for u in stage) <= max_work for stage in stages)
+            if (times := [min_time(x, limit, min(micro_batches, devices - s), workspace) for s, x in enumerate(stages)])
         ),
         default=float("inf"),
     )
 
 
-def least_time(stage: Any, limit: Any, alive: Any, workspace: Any) -> Any:
-    """Of a stage, over all strategies of its units; `workspace` None: what the chosen ones bring back at a time."""
+def min_time(stage: Any, limit: Any, alive: Any, workspace: Any) -> Any:
+    """The shortest time of a stage over all strategies of its units.
+
+    `workspace` is the memory of a recomputation; None takes that of the strategies.
+    """
     units = Units(units=stage)
-    each = [units.stage_sums(tuple(enumerate(names))) for names in itertools.product(*(u.strategies for u in stage))]
+    choices = [units.stage_sums(tuple(enumerate(names))) for names in itertools.product(*(u.strategies for u in stage))]
     return min(
         (
             sum(u.work for u in stage) + sums.recompute
-            for sums in each
-            for again in [sums.recompute_workspace if workspace is None else workspace]
-            if alive * sums.activation_recomputed + again + sums.static <= limit
+            for sums in choices
+            for restored in [sums.recompute_workspace if workspace is None else workspace]
+            if alive * sums.activation_recomputed + restored + sums.static <= limit
         ),
         default=float("inf"),
     )
@@ -87,26 +86,26 @@ sizes = st.integers(1, 4), st.integers(4, 9), st.integers(1, 3)
 def test_adapipe_finds_the_best_cut_and_strategies(
     few: Any, count: Any, devices: Any, micro_batches: Any, limit: Any, data: Any
 ) -> None:
-    """As good as all combinations are; it may overlook one that fits only for its smaller workspace."""
+    """Brute force is matched, but for plans that fit only because their workspace is small."""
     layers = data.draw(st.lists(st.sampled_from(few), min_size=count, max_size=count))
-    chosen = tuple(replace(u, layer=n) for n, each in enumerate(layers) for u in each)[:5]
+    chosen = tuple(replace(u, layer=n) for n, layer_units in enumerate(layers) for u in layer_units)[:5]
     units = Units(units=chosen, memory_limit=(limit,))
     problem = Problem(devices=devices, micro_batches=micro_batches, workload=ModelUnits(units))
     programs = DynamicPrograms(problem, units)
     try:
         lengths = programs.lengths()[0]
     except InfeasibleError:
-        found = float("inf")
+        time = float("inf")
     else:
         ends = list(itertools.accumulate(lengths, initial=0))
         times = [
             sum(u.work for u in chosen[a:b]) + choice.recompute
             for (a, b), choice in zip(itertools.pairwise(ends), programs.choices(lengths), strict=True)
         ]
-        found = sum(times) + (micro_batches - 1) * max(times)
+        time = sum(times) + (micro_batches - 1) * max(times)
     largest = 2 * max(u.activation for u in chosen)
-    assert brute_force(chosen, limit, devices, micro_batches) <= found + 1e-9
-    assert found <= brute_force(chosen, limit, devices, micro_batches, workspace=largest) + 1e-9
+    assert brute_force(chosen, limit, devices, micro_batches) <= time + 1e-9
+    assert time <= brute_force(chosen, limit, devices, micro_batches, workspace=largest) + 1e-9
 
 
 def partition_of(result: Result) -> Sequence[Sequence[tuple[int, str]]]:
@@ -123,7 +122,7 @@ def test_layers_that_recompute_in_full_fit_with_one_input_each(name: str) -> Non
     assert max(planners[name](limited).timeline.peak_memory) == peak
 
 
-def test_adapipe_recomputes_most_where_most_is_alive() -> None:
+def test_adapipe_recomputes_most_on_the_first_stages() -> None:
     units = Units(units=(unit(4, 9, 2, static=0),) * 24, memory_limit=(150,))
     result = planners["adapipe"](Problem(devices=4, micro_batches=32, workload=ModelUnits(units)))
     recomputed = [sum(name != "none" for _, name in stage) for stage in partition_of(result)]
@@ -136,7 +135,7 @@ def test_adapipe_recomputes_most_where_most_is_alive() -> None:
     assert result.makespan < everything.makespan
 
 
-def test_adapipe_recomputes_just_the_fixed_stages_that_do_not_fit() -> None:
+def test_adapipe_recomputes_only_stages_that_do_not_fit() -> None:
     costs = StageCosts.of(stages=4, memory_limit=2)
     result = planners["adapipe"](Problem(devices=4, micro_batches=8, workload=FixedStages(costs)))
     assert result.solution.schedule.fused_recompute == {0, 1}

@@ -14,7 +14,7 @@ from debubble.planners.problem import ModelUnits, Problem
 from debubble.simulator import simulate
 
 WORKS = (*(5, 7) * 6, 4)
-"""Six layers of an attention and an MLP, and a head."""
+"""Work of six layers of an attention and an MLP, and of a head."""
 
 
 def problem_of(works: tuple[int, ...] = WORKS, *, devices: int = 4, micro_batches: int = 60) -> Problem:
@@ -29,38 +29,38 @@ def problem_of(works: tuple[int, ...] = WORKS, *, devices: int = 4, micro_batche
     return Problem(workload=ModelUnits(model), devices=devices, micro_batches=micro_batches, effort=0.5)
 
 
-def least_of_equal_counts(problem: Problem) -> float:
+def equal_counts_bound(problem: Problem) -> float:
     return bound_of_equal_counts(problem, known_bound=proven_bound(problem).time)
 
 
-def test_units_dealt_freely_take_less_than_any_equal_counts_can() -> None:
+def test_free_assignment_beats_the_bound_of_equal_counts() -> None:
     problem = problem_of()
     result = planners["joint"](problem)
     assert len(set(map(len, result.solution.schedule.placement.stages_of))) > 1
-    assert proven_bound(problem).time <= result.time < least_of_equal_counts(problem)
+    assert proven_bound(problem).time <= result.time < equal_counts_bound(problem)
     assert result.lower_bound <= result.time
 
 
 @pytest.mark.parametrize(
     ("works", "devices", "micro_batches"), [(WORKS, 5, 2), ((1, 9, 2, 8, 3, 7, 4, 6, 30), 3, 9), ((4, 4, 4), 3, 1)]
 )
-def test_every_unit_is_dealt_once_and_every_device_holds_some(
+def test_every_unit_is_assigned_once_and_no_device_is_empty(
     works: tuple[int, ...], devices: int, micro_batches: int
 ) -> None:
     problem = problem_of(works, devices=devices, micro_batches=micro_batches)
-    found = assign(problem, problem.units)
-    assert found.partition is not None
-    assert Counter(index for stage in found.partition for index, _ in stage) == Counter(range(len(works)))
-    assert found.schedule.placement.devices == devices
-    simulate(found.schedule, found.costs)
+    solution = assign(problem, problem.units)
+    assert solution.partition is not None
+    assert Counter(index for stage in solution.partition for index, _ in stage) == Counter(range(len(works)))
+    assert solution.schedule.placement.devices == devices
+    simulate(solution.schedule, solution.costs)
 
 
-def test_a_deal_is_the_same_with_the_same_seed() -> None:
+def test_the_same_seed_gives_the_same_assignment() -> None:
     problem = problem_of()
     assert assign(problem, problem.units) == assign(problem, problem.units)
 
 
-def test_states_that_fit_no_deal_are_refused() -> None:
+def test_states_that_fit_no_assignment_are_refused() -> None:
     problem = problem_of()
     tight = replace(problem.units, memory_limit=(4,))
     with pytest.raises(InfeasibleError, match="without recomputation"):
@@ -68,7 +68,7 @@ def test_states_that_fit_no_deal_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_joint_deals_a_job_that_is_too_large_for_its_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_assigns_a_job_too_large_for_its_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_planner, "MAX_PAIRS", 100)
     problem = problem_of()
     assert planners["joint"](problem).solution == assign(problem, problem.units)

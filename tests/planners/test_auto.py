@@ -26,17 +26,17 @@ def problem() -> db.Problem:
     return problem_of(MODEL, CLUSTER, OPTIONS, micro_batches=8)
 
 
-def test_a_planners_answer_takes_what_follows_its_pipeline_too() -> None:
+def test_the_step_includes_the_time_after_the_pipeline() -> None:
     asked = problem()
     result = db.planners["dapple"](asked)
     assert result.time == result.timeline.makespan + TAIL.of_schedule(result.solution.schedule, result.solution.costs)
     assert result.summary.step_time == result.time
-    # Nothing but the optimizer's step is behind the pipeline, and no plan hides it all.
+    # Only the optimizer's step follows the pipeline, and no plan hides all of it.
     assert TAIL.min_seconds == 0
     assert result.lower_bound == proven_step_bound(asked).time > result.pipeline_bound
 
 
-def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
+def test_the_candidate_with_the_shortest_step_is_the_plan() -> None:
     *_, best = fastest_of(problem(), [name for name, entry in db.planners.items() if not entry.searches])
     steps = [c.step_time for c in best.candidates if c.step_time is not None]
     assert steps == sorted(steps)
@@ -47,16 +47,16 @@ def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
 
 def test_every_candidate_has_its_partition_and_strategies() -> None:
     *_, best = fastest_of(problem(), ["dapple", "adapipe"])
-    given = {c.planner: planners[c.planner](problem()).solution.partition for c in best.candidates}
+    partitions = {c.planner: planners[c.planner](problem()).solution.partition for c in best.candidates}
     for candidate in best.candidates:
-        partition = given[candidate.planner]
+        partition = partitions[candidate.planner]
         assert partition is not None
         assert [[u.strategy for u in stage] for stage in candidate.partition] == [[n for _, n in s] for s in partition]
         assert len(candidate.recompute) == len(partition)
 
 
 @pytest.mark.slow
-def test_every_planner_that_is_asked_has_the_whole_effort() -> None:
+def test_every_planner_has_the_full_effort() -> None:
     asked = replace(problem(), effort=0.2)
     *_, best = fastest_of(asked, ["joint", "chronos", "portfolio"])
     steps = {c.planner: c.step_time for c in best.candidates}
@@ -66,7 +66,7 @@ def test_every_planner_that_is_asked_has_the_whole_effort() -> None:
 
 
 @pytest.mark.slow
-def test_the_library_is_not_asked_where_memory_is_short() -> None:
+def test_the_portfolio_does_not_run_where_memory_is_short() -> None:
     model, cluster = db.models["llama2-13b"], db.Cluster.parse("8xA100-40GB")
     short = problem_of(model, cluster, RunOptions(), micro_batches=16, effort=0.6)
     *_, best = fastest_of(short, ["adapipe", "joint", "portfolio"])
@@ -74,31 +74,31 @@ def test_the_library_is_not_asked_where_memory_is_short() -> None:
     assert {c.planner for c in best.candidates} == {"adapipe", "joint"}
 
 
-def test_the_library_is_asked_in_steps_close_to_their_bound() -> None:
+def test_the_portfolio_runs_if_the_step_is_near_its_bound() -> None:
     ample = problem_of(MODEL, CLUSTER, OPTIONS, micro_batches=32, effort=0.1)
     *_, best = fastest_of(ample, ["joint", "portfolio"])
     assert {c.planner for c in best.candidates} == {"joint", "portfolio"}
 
 
-def test_a_stage_stepped_inside_the_pipeline_leaves_less_behind_it() -> None:
-    made = db.schedules["chronos"](devices=2, micro_batches=8, chunks=2)
-    hosted = offload_states(made, chunks=[1])
+def test_host_steps_in_the_pipeline_shorten_its_tail() -> None:
+    schedule = db.schedules["chronos"](devices=2, micro_batches=8, chunks=2)
+    hosted = offload_states(schedule, chunks=[1])
     assert {op.stage for op in hosted.operations if op.kind is Kind.S} == {2, 3}
     costs = db.StageCosts.of(stages=4)
     slower = db.simulate(hosted, costs.replace(host_step=1))
-    assert problem().step_time(db.simulate(made, costs)) - problem().step_time(slower) == pytest.approx(
-        TAIL.of_schedule(made, costs)
+    assert problem().step_time(db.simulate(schedule, costs)) - problem().step_time(slower) == pytest.approx(
+        TAIL.of_schedule(schedule, costs)
         - TAIL.of_schedule(hosted, costs)
-        - float(slower.makespan - db.simulate(made, costs).makespan)
+        - float(slower.makespan - db.simulate(schedule, costs).makespan)
     )
-    assert TAIL.min_seconds < TAIL.of_schedule(hosted, costs) < TAIL.of_schedule(made, costs)
+    assert TAIL.min_seconds < TAIL.of_schedule(hosted, costs) < TAIL.of_schedule(schedule, costs)
 
 
 NAMES = ("chronos", "adapipe", "scope", "dapple", "dapple+", "pipeoffload")
 
 
 @pytest.mark.slow
-def test_a_plan_with_room_neither_offloads_nor_recomputes() -> None:
+def test_a_plan_with_ample_memory_neither_moves_nor_recomputes() -> None:
     plan = db.plan("llama-tiny", "2xCPU", micro_batches=4, sequence_length=128, dtype="fp32", effort=0.1)
     assert not any(op.kind in (Kind.O, Kind.R) for op in plan.schedule.operations)
     assert {unit.strategy for stage in plan.partition for unit in stage} == {"none"}
@@ -121,11 +121,11 @@ def test_a_plain_answer_of_any_planner_wins_within_a_percent(limit: str) -> None
         except DebubbleError:
             continue
     *_, best = fastest_of(problem, NAMES)
-    least = min(float(answer.time) for answer in answers.values())
-    plain = [float(a.time) for a in answers.values() if a.plain and a.time <= (1 + PLAIN_TOLERANCE) * least]
+    shortest = min(float(answer.time) for answer in answers.values())
+    plain = [float(a.time) for a in answers.values() if a.plain and a.time <= (1 + PLAIN_TOLERANCE) * shortest]
     step = best.candidates[0].step_time
     assert step is not None
-    assert step <= (1 + PLAIN_TOLERANCE) * least
+    assert step <= (1 + PLAIN_TOLERANCE) * shortest
     *_, fastest = fastest_of(replace(problem, plain=False), NAMES)
     assert fastest.candidates[0].step_time == min(c.step_time for c in fastest.candidates if c.step_time is not None)
     if plain:
@@ -135,22 +135,22 @@ def test_a_plain_answer_of_any_planner_wins_within_a_percent(limit: str) -> None
 
 
 def one_device(zero: int) -> tuple[Solution, float]:
-    """The plan of one pipeline device on four replicas, and the fastest planner's step."""
+    """The plan of one pipeline device on four replicas, and the step of the fastest planner."""
     options = RunOptions(sequence_length=2048, data=4, zero=zero)
     problem = problem_of(MODEL, db.Cluster.parse("4xA100-80GB"), options, micro_batches=16)
     *_, plan = fastest_of(replace(problem, effort=0.2), ("portfolio", "joint", "adapipe"))
-    return plan, min(each.step_time for each in plan.candidates if each.step_time is not None)
+    return plan, min(candidate.step_time for candidate in plan.candidates if candidate.step_time is not None)
 
 
-def test_a_simpler_plan_tells_its_excess_over_the_fastest() -> None:
+def test_a_simpler_plan_has_its_excess_over_the_fastest() -> None:
     job: dict[str, Any] = {"micro_batches": 4, "sequence_length": 128, "dtype": "fp32", "effort": 0.6}
-    simpler, fastest = (db.plan("llama-tiny", "2xCPU", fastest=each, **job) for each in (False, True))
+    simpler, fastest = (db.plan("llama-tiny", "2xCPU", fastest=is_fastest, **job) for is_fastest in (False, True))
     excess = float(simpler.step_time / fastest.step_time) - 1
     assert excess > 0
     assert simpler.candidates[0].plain_excess == pytest.approx(excess)
 
 
-def test_states_that_devices_cannot_hold_stay_on_hosts() -> None:
+def test_states_that_do_not_fit_devices_stay_on_hosts() -> None:
     model, cluster = db.models["qwen3-8b"], db.Cluster.parse("4xRTX4090-24GB")
     asked = replace(problem_of(model, cluster, RunOptions(tensor=2), micro_batches=8), effort=0.1)
     *_, best = fastest_of(asked, ["joint"])
@@ -160,22 +160,22 @@ def test_states_that_devices_cannot_hold_stay_on_hosts() -> None:
     assert best.costs.static == asked.units.stage_costs(best.partition, placement, on_host=hosted).static
 
 
-def test_an_answer_that_forgets_its_states_is_refused() -> None:
+def test_a_solution_that_counts_too_few_states_is_refused() -> None:
     model, cluster = db.models["qwen3-8b"], db.Cluster.parse("4xRTX4090-24GB")
     asked = replace(problem_of(model, cluster, RunOptions(tensor=2), micro_batches=8), effort=0.1)
     *_, best = fastest_of(asked, ["joint"])
-    forgetful = replace(best, schedule=best.schedule.without_host_steps(), timeline=None)
+    without_states = replace(best, schedule=best.schedule.without_host_steps(), timeline=None)
     with pytest.raises(AssertionError, match="counts fewer states than its stages have"):
-        verify("joint", asked, forgetful, 0.0)
+        verify("joint", asked, without_states, 0.0)
 
 
-def test_adapters_are_stepped_where_they_are() -> None:
+def test_adapters_are_stepped_on_their_devices() -> None:
     plan = db.plan("qwen2.5-7b", "7xRTX3090", micro_batches=14, lora=16, effort=0.6)
     assert not plan.schedule.host_steps
 
 
 @pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_accumulating_gradients_on_one_device_wins_within_two_percent(zero: int) -> None:
+def test_one_stage_per_device_wins_within_two_percent(zero: int) -> None:
     plan, fastest = one_device(zero)
     assert undivided(plan.schedule).stages == 1
     assert plan.candidates[0].step_time is not None

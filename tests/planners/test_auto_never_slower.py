@@ -18,7 +18,7 @@ from debubble.simulator import simulate
 
 
 def random_problem(seed: int) -> Problem:
-    """Units or given stages on two to four devices, with memory for some of their activations."""
+    """A problem of units or fixed stages on two to four devices, with memory for some of the activations."""
     chance = random.Random(seed)
     devices, micro_batches = chance.randint(2, 4), chance.randint(2, 8)
     times = [chance.randint(1, 6) for _ in range(3)]
@@ -50,13 +50,13 @@ def random_problem(seed: int) -> Problem:
 
 
 def times_of_schedules(problem: Problem) -> Iterator[tuple[str, int, float]]:
-    """Every schedule that fits as it is or else with all stages recomputing: its name, its chunks and its step.
+    """Name, chunks and step of every schedule that fits, with all stages recomputing where it would not fit otherwise.
 
-    The stages are those given, or hold the units evenly.
+    The stages are the fixed ones, or an even split of the units.
     """
-    most = len(problem.units.units) // problem.devices if isinstance(problem.workload, ModelUnits) else 1
+    max_chunks = len(problem.units.units) // problem.devices if isinstance(problem.workload, ModelUnits) else 1
     for name, entry in schedules.items():
-        for chunks in range(1, most + 1) if "chunks" in entry.options else (entry.default_chunks,):
+        for chunks in range(1, max_chunks + 1) if "chunks" in entry.options else (entry.default_chunks,):
             for recomputing in (False, True):
                 try:
                     yield name, chunks, time_of_schedule(problem, name, chunks, recomputing=recomputing)
@@ -66,7 +66,7 @@ def times_of_schedules(problem: Problem) -> Iterator[tuple[str, int, float]]:
 
 
 def time_of_schedule(problem: Problem, name: str, chunks: int, *, recomputing: bool) -> float:
-    """The step of a schedule with its own defaults; raises DebubbleError if it does not fit or cannot run."""
+    """The step of a schedule with its default options; raises DebubbleError if it does not fit or cannot run."""
     entry, stages = schedules[name], problem.devices * chunks
     build = partial(entry, devices=problem.devices, micro_batches=problem.micro_batches)
     match problem.workload:
@@ -83,7 +83,7 @@ def time_of_schedule(problem: Problem, name: str, chunks: int, *, recomputing: b
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, *range(2, 300)))])
 def test_no_planner_and_no_schedule_is_faster_than_auto(seed: int) -> None:
-    """Where it finds nothing, nothing fits."""
+    """If auto finds no plan, nothing fits."""
     problem = random_problem(seed)
     try:
         best = planners["auto"](problem)
@@ -101,21 +101,21 @@ def test_no_planner_and_no_schedule_is_faster_than_auto(seed: int) -> None:
             except DebubbleError:
                 continue
             assert best.time <= other.time
-    assert not [found for found in times_of_schedules(problem) if found[-1] < best.time]
+    assert not [faster for faster in times_of_schedules(problem) if faster[-1] < best.time]
 
 
-def test_the_order_of_any_planners_answer_is_searched_further() -> None:
+def test_the_order_search_improves_on_a_given_solution() -> None:
     costs = db.StageCosts.of(stages=4, forward=2, backward_input=2, backward_weight=2, communication=1)
     problem = Problem(workload=FixedStages(costs), devices=4, micro_batches=8, effort=5)
     begun = planners["dapple"](problem)
     *_, further = improved_order(problem, begun.solution, problem.begun())
-    # 1F1B leaves a bubble that split backwards fill: 57 is what no order beats.
+    # Split backwards fill a bubble of 1F1B; no order takes less than 57.
     assert begun.time > db.simulate(further.schedule, further.costs).makespan >= 57
 
 
 @pytest.mark.slow
-def test_a_stage_without_room_for_recomputation_leaves_it_to_others() -> None:
-    # A backward brings back 1 at a time, an R all 3, for which the second device has no room.
+def test_a_stage_without_memory_for_r_recomputes_fused() -> None:
+    # A fused recomputation restores 1 at a time; an R restores all 3, which do not fit on the second device.
     costs = db.StageCosts.of(
         stages=2, recompute=1, activation=4, activation_recomputed=1, activation_after_input=2, recompute_workspace=1,
         memory_limit=(8, 3),
@@ -126,7 +126,7 @@ def test_a_stage_without_room_for_recomputation_leaves_it_to_others() -> None:
     assert further.schedule.fused_recompute == {1}
 
 
-def test_what_the_order_search_does_not_know_stays_as_it_is() -> None:
+def test_the_order_search_skips_blocking_communication() -> None:
     costs = db.StageCosts.of(stages=2, communication=1, communication_model="blocking")
     problem = Problem(workload=FixedStages(costs), devices=2, micro_batches=4, effort=1)
     assert not [*improved_order(problem, planners["dapple"](problem).solution, problem.begun())]

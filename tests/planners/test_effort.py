@@ -61,7 +61,7 @@ def test_a_clock_that_runs_faster_changes_no_plan(
 
 
 @pytest.mark.slow
-def test_the_same_command_prints_the_same_plan_in_another_process(run: Any, tmp_path: Path) -> None:
+def test_another_process_prints_the_same_plan(run: Any, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
     command = [
         "plan", "--costs", str(tmp_path / "costs.json"), "--devices", "4", "--micro-batches", "20",
@@ -70,13 +70,13 @@ def test_the_same_command_prints_the_same_plan_in_another_process(run: Any, tmp_
     elsewhere = subprocess.run([sys.executable, "-m", "debubble", *command], check=True, capture_output=True).stdout
     plans = [json.loads(printed) for printed in (run(*command)[1], elsewhere)]
     for plan in plans:
-        for each in (plan, *plan["candidates"]):
-            del each["solve_seconds"]
+        for answer in (plan, *plan["candidates"]):
+            del answer["solve_seconds"]
     assert plans[0] == plans[1]
     assert plans[0]["cut_off"] == []
 
 
-def test_a_planner_that_the_deadline_stops_is_named_first(tmp_path: Path) -> None:
+def test_a_planner_that_the_deadline_cut_off_is_named(tmp_path: Path) -> None:
     plan = solve(replace(fixed_stages(effort=30), deadline=1e-3), planner="optpipe")
     assert plan.cut_off == ("optpipe",)
     plan.save(tmp_path / "plan.json")
@@ -89,12 +89,12 @@ def test_a_planner_that_the_deadline_stops_is_named_first(tmp_path: Path) -> Non
     )
 
 
-def test_a_planner_that_had_found_nothing_at_the_deadline_says_so() -> None:
+def test_a_planner_without_a_plan_at_the_deadline_says_so() -> None:
     with pytest.raises(CutOffError, match="at the deadline"):
         planners["portfolio"](replace(tight_llama(), deadline=1e-6))
 
 
-def test_kernels_are_not_compiled_where_the_deadline_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_not_compiled_if_the_deadline_is_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("planners.joint.chain", "search.annealing.search"):
         monkeypatch.setattr(f"debubble.{module}.is_compiled", lambda _: False)
     problem = replace(tight_llama(), deadline=30.0)
@@ -103,12 +103,12 @@ def test_kernels_are_not_compiled_where_the_deadline_comes_first(monkeypatch: py
     assert [c.status for c in planners["auto"](problem).solution.candidates if c.planner == "joint"] == ["cut off"]
 
 
-def test_a_deadline_must_leave_some_time() -> None:
+def test_a_deadline_of_zero_is_refused() -> None:
     with pytest.raises(InputError, match="deadline must be"):
         replace(fixed_stages(), deadline=0)
 
 
-def test_a_plan_says_that_a_cached_schedule_was_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_that_it_began_with_a_cached_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cold = planners["optpipe"](fixed_stages())
     assert not list(tmp_path.iterdir())
@@ -123,14 +123,14 @@ def test_a_plan_says_that_a_cached_schedule_was_its_start(tmp_path: Path, monkey
 @pytest.mark.parametrize(("pairs", "microseconds"), [(16 * 32, 11.24), (8 * 32, 6.12)])
 def test_a_move_has_the_published_price(pairs: int, microseconds: float) -> None:
     assert price_of_move(pairs) * 1e6 == pytest.approx(microseconds, rel=0.01)
-    # Half where devices have several stages and nothing leaves memory.
+    # A move costs half if devices have several stages and nothing leaves memory.
     assert 2 * price_of_move(pairs, of_chunks=True) == price_of_move(pairs)
 
 
-def test_what_is_spent_in_a_part_is_spent_in_the_whole() -> None:
-    whole = Effort(10)
-    part = whole.split_off(4)
-    part.spend(3)
-    assert (part.remaining, whole.remaining) == (1, 7)
-    assert whole.split_off(20).remaining == 7
-    assert not whole.cut_off
+def test_effort_spent_in_a_share_is_spent_in_the_total() -> None:
+    total = Effort(10)
+    share = total.split_off(4)
+    share.spend(3)
+    assert (share.remaining, total.remaining) == (1, 7)
+    assert total.split_off(20).remaining == 7
+    assert not total.cut_off

@@ -1,4 +1,4 @@
-"""Planners of the user's own, named as a file and a function."""
+"""Planners of users, named as a file and a function."""
 
 from __future__ import annotations
 
@@ -48,35 +48,35 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del planners._members[name]
 
 
-def test_a_function_is_a_planner_of_its_name(file: Path) -> None:
+def test_a_function_is_a_planner_with_its_name(file: Path) -> None:
     assert [named_planner(f"{file}:plain") for _ in range(2)] == ["plain", "plain"]
     assert "plain" in planners
 
 
-def test_a_decorated_planner_has_the_name_that_it_gives_itself(file: Path) -> None:
+def test_a_decorated_planner_has_the_name_of_its_decorator(file: Path) -> None:
     assert named_planner(f"{file}:decorated") == f"decorated-{file.stem}"
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         ("of_two", "is no planner, which is a function of a Problem that returns a Solution"),
         ("missing", "has no function 'missing'"),
         ("dapple", "There is a planner 'dapple' already: give the function in .* another name"),
     ],
 )
-def test_what_is_no_planner_is_refused(file: Path, function: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_other_functions_are_refused_as_planners(file: Path, function: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         named_planner(f"{file}:{function}")
 
 
-def test_plan_asks_a_planner_of_a_file(run: Any, file: Path) -> None:
-    own, dapple = (
+def test_plan_calls_a_planner_of_a_file(run: Any, file: Path) -> None:
+    plain, dapple = (
         json.loads(run(*CALL, "--micro-batches", "4", "--planner", planner)[1])
         for planner in (f"{file}:plain", "dapple")
     )
 
-    assert (own["planner"], own["step_time"]) == ("plain", dapple["step_time"])
+    assert (plain["planner"], plain["step_time"]) == ("plain", dapple["step_time"])
 
 
 def test_other_processes_know_a_planner_of_a_file(file: Path) -> None:

@@ -48,10 +48,10 @@ def problem_of(
 
 
 def drawn(levers: Levers, seed: int) -> PointChain:
-    """A walk at its first random point."""
-    advance = PointChain(levers, seed)
-    advance.draw(Effort(0))
-    return advance
+    """A chain at its first random point."""
+    chain = PointChain(levers, seed)
+    chain.draw(Effort(0))
+    return chain
 
 
 def levers_of(problem: Problem, placement: Placement) -> Levers:
@@ -59,22 +59,22 @@ def levers_of(problem: Problem, placement: Placement) -> Levers:
     return Levers(problem, problem.workload.units, placement)
 
 
-def test_a_point_s_score_has_the_optimizer_step_behind_the_pipeline() -> None:
+def test_a_points_score_includes_the_optimizer_step() -> None:
     model, cluster = db.models["llama3-8b"], db.Cluster.parse("4xL40S-48GB")
     problem = problem_of_model(model, cluster, RunOptions(sequence_length=4096), micro_batches=4)
     assert isinstance(problem.workload, ModelUnits)
     units = replace(problem.workload.units, offload_bandwidth=None)
     levers = Levers(problem, units, Placement.v_shape(4, 2))
-    advance = PointChain(levers, 0)
-    advance.draw(Effort(0.1))
-    solution = levers.solution(advance.best)
+    chain = PointChain(levers, 0)
+    chain.draw(Effort(0.1))
+    solution = levers.solution(chain.best)
     time = float(problem.step_time(db.simulate(solution.schedule, solution.costs)))
-    assert advance.best_score == pytest.approx(time, rel=1e-12)
+    assert chain.best_score == pytest.approx(time, rel=1e-12)
     assert time > float(db.simulate(solution.schedule, solution.costs).makespan)
 
 
-def test_a_model_with_one_unit_larger_than_the_rest_is_planned() -> None:
-    """As a large vocabulary makes the head: balanced stages of layers have many units then."""
+def test_a_model_with_one_very_large_unit_is_planned() -> None:
+    """A large vocabulary makes the head large, and the stages of layers long."""
     none = {"none": Strategy(activation=1)}
     layer = Unit(type="layer", layer=None, forward=1, backward_input=1, backward_weight=1, static=1, strategies=none)
     head = replace(layer, type="head", forward=200, backward_input=200, backward_weight=200)
@@ -83,7 +83,7 @@ def test_a_model_with_one_unit_larger_than_the_rest_is_planned() -> None:
     assert result.time >= 4 * 600
 
 
-def test_a_device_with_several_stages_is_balanced_as_a_whole() -> None:
+def test_devices_with_several_stages_are_balanced() -> None:
     forwards = (1.0,) * 11 + (4.0,)
     levers = levers_of(problem_of(forwards=forwards), Placement.v_shape(3, 2))
     work = np.zeros(3)
@@ -103,19 +103,19 @@ def test_levels_of_recomputation_follow_the_price_of_a_byte() -> None:
     assert names == [{"none"}, {"cheap"}, {"full"}]
 
 
-def test_more_memory_than_states_and_one_activation_is_needed() -> None:
+def test_memory_for_states_and_one_activation_is_too_little() -> None:
     with pytest.raises(InfeasibleError, match=r"No plan of those that were tried fits the memory limit\.$"):
         planners["joint"](problem_of(limit=14, effort=0.2))
 
 
-def test_given_stages_are_left_to_optpipe() -> None:
+def test_fixed_stages_are_refused_in_favor_of_optpipe() -> None:
     problem = Problem(workload=FixedStages(db.StageCosts.of(stages=3)), devices=3, micro_batches=4)
     with pytest.raises(InfeasibleError, match="`optpipe`"):
         planners["joint"](problem)
 
 
 @pytest.mark.parametrize("limit", [60, 200])
-def test_joint_is_as_fast_as_planners_of_some_of_its_levers(limit: float) -> None:
+def test_joint_is_as_fast_as_planners_with_fewer_levers(limit: float) -> None:
     problem = problem_of(limit=limit, micro_batches=8, effort=2)
     best = planners["joint"](problem)
     assert max(best.timeline.peak_memory) <= limit
@@ -135,25 +135,25 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 @pytest.mark.parametrize("link_groups", [(), ((0, 1, 2),)])
 def test_every_answer_has_the_timeline_of_its_order_and_costs(link_groups: tuple[tuple[int, ...], ...]) -> None:
     problem = problem_of(limit=70, link_groups=link_groups)
-    found = list(planners["joint"].solutions(problem))
-    for solution in found:
-        known, again = solution.timeline, db.simulate(solution.schedule, solution.costs)
+    solutions = list(planners["joint"].solutions(problem))
+    for solution in solutions:
+        known, simulated = solution.timeline, db.simulate(solution.schedule, solution.costs)
         assert known is not None
         assert known.program.costs is solution.costs
-        assert (known.start.tolist(), known.end.tolist()) == (again.start.tolist(), again.end.tolist())
-        assert known.peak_memory == again.peak_memory
-    assert found
+        assert (known.start.tolist(), known.end.tolist()) == (simulated.start.tolist(), simulated.end.tolist())
+        assert known.peak_memory == simulated.peak_memory
+    assert solutions
 
 
 @pytest.mark.slow
-def test_a_device_alone_has_several_stages_only_where_memory_is_short() -> None:
+def test_one_device_has_several_stages_only_if_memory_is_short() -> None:
     ample, short = (planners["joint"](problem_of(devices=1, limit=limit)) for limit in (200, 90))
     assert (ample.time, ample.solution.schedule.stages) == (216, 1)
     assert short.time == 216 < planners["joint"](replace(problem_of(devices=1, limit=90), chunks=1)).time
 
 
 @pytest.mark.slow
-def test_single_micro_batches_recompute_deeper_where_that_is_faster() -> None:
+def test_some_micro_batches_recompute_deeper_if_faster() -> None:
     problem = replace(problem_of(limit=70, micro_batches=8, bandwidth=None), chunks=2, deadline=1e6)
     assert isinstance(problem.workload, ModelUnits)
     units = problem.workload.units
@@ -184,12 +184,12 @@ SCALES = (0.25, 0.5, 1.0)
 
 
 @st.composite
-def models(draw: st.DrawFn, devices: int, *, whole: bool) -> Units:
-    """Models with links to the host, for times and sizes that are whole numbers or any."""
-    numbers = st.integers(1, 6).map(float) if whole else st.floats(0.5, 6)
+def models(draw: st.DrawFn, devices: int, *, integers: bool) -> Units:
+    """Models with links to the host, whose times and sizes are whole numbers if `integers`."""
+    numbers = st.integers(1, 6).map(float) if integers else st.floats(0.5, 6)
     activation, stepped = draw(numbers), draw(st.booleans())
     host = HostStates(static=1, gradients=draw(numbers), parameters=draw(numbers), step=draw(numbers))
-    again = draw(numbers)
+    recompute = draw(numbers)
 
     def unit(forward: float) -> Unit:
         return Unit(
@@ -197,23 +197,23 @@ def models(draw: st.DrawFn, devices: int, *, whole: bool) -> Units:
             static=3, activation_after_input=draw(st.sampled_from([0.5, 1.0])) * activation, workspace=1,
             strategies={
                 "none": Strategy(8 * activation),
-                "some": Strategy(4 * activation, again / 2),
-                "full": Strategy(activation, again),
+                "some": Strategy(4 * activation, recompute / 2),
+                "full": Strategy(activation, recompute),
             },
             on_host=host if stepped else None,
         )  # fmt: skip
 
     size = draw(st.sampled_from([1, 2, 4, devices]))
     groups = [tuple(range(first, min(first + size, devices))) for first in range(0, devices, size)]
-    alike = draw(st.booleans())
-    units = [unit(draw(numbers))] * UNITS if alike else [unit(draw(numbers)) for _ in range(UNITS)]
+    equal_units = draw(st.booleans())
+    units = [unit(draw(numbers))] * UNITS if equal_units else [unit(draw(numbers)) for _ in range(UNITS)]
     m = draw(st.integers(1, 8))
     return Units(
         units=tuple(units),
-        communication=draw(st.sampled_from([0.0, 1.0]) if whole else st.floats(0, 1)),
+        communication=draw(st.sampled_from([0.0, 1.0]) if integers else st.floats(0, 1)),
         communication_within_node=draw(st.sampled_from([None, 0.0])),
         devices_per_node=draw(st.integers(1, 3)),
-        offload_bandwidth=draw(st.sampled_from([1.0, 4.0, 16.0]) if whole else st.floats(1, 16)),
+        offload_bandwidth=draw(st.sampled_from([1.0, 4.0, 16.0]) if integers else st.floats(1, 16)),
         host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
         link_groups=() if size == 1 else tuple(groups),
         memory_limit=draw(st.none() | st.integers(100, 1500).map(lambda limit: (float(limit),))),
@@ -223,41 +223,41 @@ def models(draw: st.DrawFn, devices: int, *, whole: bool) -> Units:
 
 @st.composite
 def points(draw: st.DrawFn, stages: int, levels: int, *, hostable: bool) -> Point:
-    """Any choices for stages of a few units each."""
+    """Points with any choices for stages of equally many units."""
 
-    def each(choices: st.SearchStrategy[int]) -> tuple[int, ...]:
+    def per_stage(choices: st.SearchStrategy[int]) -> tuple[int, ...]:
         return tuple(draw(st.lists(choices, min_size=stages, max_size=stages)))
 
     return Point(
         counts=tuple(UNITS // stages + (s < UNITS % stages) for s in range(stages)),
-        levels=each(st.integers(0, levels - 1)),
-        shares=each(st.integers(0, QUARTERS)),
-        max_in_flight=each(st.just(UNLIMITED) | st.integers(1, 4)),
-        hosted=tuple(n > 0 for n in each(st.integers(0, 1 if hostable else 0))),
+        levels=per_stage(st.integers(0, levels - 1)),
+        shares=per_stage(st.integers(0, QUARTERS)),
+        max_in_flight=per_stage(st.just(UNLIMITED) | st.integers(1, 4)),
+        hosted=tuple(n > 0 for n in per_stage(st.integers(0, 1 if hostable else 0))),
         policy=tuple(
             draw(st.sampled_from([*choices])) for choices in policy_choices(stages, first=range(4) if hostable else ())
         ),
     )
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("integers", [True, False])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_list_takes_the_time_that_the_scheduler_says_and_fits(whole: bool, data: st.DataObject) -> None:
+def test_a_list_schedule_fits_and_has_the_simulated_time(integers: bool, data: st.DataObject) -> None:
     devices = data.draw(st.integers(1, 5))
     make = data.draw(st.sampled_from([Placement.looped, Placement.v_shape]))
     placement = make(devices, data.draw(st.integers(1, min(6, UNITS // devices))))
-    units = data.draw(models(devices, whole=whole))
+    units = data.draw(models(devices, integers=integers))
     assert units.micro_batch_scale is not None
     problem = Problem(workload=ModelUnits(units), devices=devices, micro_batches=len(units.micro_batch_scale))
     levers = Levers(problem, units, placement)
     point = data.draw(points(placement.stages, levers.levels, hostable=units.hostable))
     table, lacking = levers.table(point)
-    made = schedule(table, levers.scales, np.array(point.policy), np.array(point.max_in_flight))
-    assume(not lacking and not made.missing)
+    scheduled = schedule(table, levers.scales, np.array(point.policy), np.array(point.max_in_flight))
+    assume(not lacking and not scheduled.missing)
     solution = levers.solution(point)
     timeline = db.simulate(solution.schedule, solution.costs)
-    assert made.makespan == pytest.approx(float(timeline.makespan), rel=1e-9)
+    assert scheduled.makespan == pytest.approx(float(timeline.makespan), rel=1e-9)
     assert units.memory_limit is None or max(timeline.peak_memory) <= units.memory_limit[0] * (1 + 1e-12)
 
 
@@ -267,7 +267,7 @@ def placements(draw: st.DrawFn) -> Placement:
     return make(3, draw(st.integers(1, 4)))
 
 
-def test_a_device_that_waits_for_a_gradient_recomputes_before() -> None:
+def test_a_device_recomputes_while_it_waits_for_a_gradient() -> None:
     problem = problem_of(bandwidth=None, micro_batches=1)
     levers = levers_of(problem, Placement.linear(3))
     point = replace(drawn(levers, 0).best, levels=(levers.levels - 1,) * 3)
@@ -283,23 +283,23 @@ def test_a_device_that_waits_for_a_gradient_recomputes_before() -> None:
 
 @settings(max_examples=30)
 @given(placements(), st.integers(0, 10**6), st.integers(60, 200), st.floats(0.5, 2))
-def test_a_list_schedule_is_given_up_only_where_it_takes_too_long(
+def test_a_list_schedule_is_cut_off_only_above_its_limit(
     placement: Placement, seed: int, limit: int, fraction: float
 ) -> None:
     levers = levers_of(problem_of(limit=limit), placement)
     point = drawn(levers, seed).best
     table, _ = levers.table(point)
     policy, max_in_flight = np.array(point.policy), np.array(point.max_in_flight)
-    made = schedule(table, levers.scales, policy, max_in_flight)
-    if made.missing:
+    scheduled = schedule(table, levers.scales, policy, max_in_flight)
+    if scheduled.missing:
         return
     nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    _, found, _ = place(*table, levers.scales, policy, max_in_flight, fraction * made.makespan, np.inf, *nothing)
-    assert found in (made.makespan, np.inf)
-    assert found == made.makespan or fraction < 1
+    _, time, _ = place(*table, levers.scales, policy, max_in_flight, fraction * scheduled.makespan, np.inf, *nothing)
+    assert time in (scheduled.makespan, np.inf)
+    assert time == scheduled.makespan or fraction < 1
 
 
-def test_units_stop_recomputing_where_that_is_faster_and_fits() -> None:
+def test_units_stop_recomputing_if_that_is_faster_and_fits() -> None:
     problem = problem_of(bandwidth=None)
     levers = levers_of(problem, Placement.linear(3))
     point = drawn(levers, 0).best

@@ -31,14 +31,14 @@ PROBLEM = Problem(workload=ModelUnits(UNITS), devices=4, micro_batches=5, effort
 
 
 REFUSALS = {"milp": "The MILP has micro-batches of one length; 'optpipe' orders those of several."}
-"""The planners that cannot, and their sentences."""
+"""Planners without support for lengths, and their messages."""
 
 
 SCALES = [0.125, 0.25, 0.5, 0.75, 1.0]
 
 
 def sizes_of(scales: list[float]) -> list[MicroBatchSize]:
-    """Micro-batches of one sequence each."""
+    """Sizes of micro-batches of one sequence."""
     return [MicroBatchSize(scale, scale) for scale in scales]
 
 
@@ -55,7 +55,7 @@ def one_f_one_b(order: tuple[float, ...]) -> float:
 
 @given(scales=st.lists(st.sampled_from(SCALES), min_size=5, max_size=5))
 @settings(max_examples=6)
-def test_the_order_of_a_few_is_the_best_of_all(scales: list[float]) -> None:
+def test_the_order_of_few_micro_batches_is_optimal(scales: list[float]) -> None:
     order = lengths_of(with_lengths(PROBLEM, sizes_of(scales)))
     assert sorted(order) == sorted(scales)
     best = min(one_f_one_b(other) for other in set(permutations(scales)))
@@ -68,16 +68,16 @@ def test_the_bound_counts_micro_batches_by_their_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(planners))
-def test_every_planner_keeps_to_the_lengths_or_says_that_it_cannot(name: str) -> None:
+def test_every_planner_supports_lengths_or_refuses_them(name: str) -> None:
     problem = with_lengths(PROBLEM, sizes_of([1.0, 0.5, 0.5, 0.25, 0.25]))
     assert isinstance(problem.workload, ModelUnits)
-    said: list[str] = []
+    messages: list[str] = []
     try:
         result = planners[name](problem)
     except InfeasibleError as error:
-        said.append(str(error))
-    if said:
-        assert said == [REFUSALS[name]]
+        messages.append(str(error))
+    if messages:
+        assert messages == [REFUSALS[name]]
         return
     assert result.solution.costs.micro_batch_scale == problem.workload.units.micro_batch_scale
     assert result.lower_bound <= result.time
@@ -94,13 +94,13 @@ def test_a_plan_for_lengths_says_what_is_approximate() -> None:
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v2-lite"])
-def test_short_sequences_cost_what_a_job_of_that_length_does(model: str) -> None:
-    """But for pace: products of fewer tokens are slower."""
+def test_short_sequences_cost_as_much_as_in_a_short_job(model: str) -> None:
+    """Matrix products of fewer tokens are slightly slower."""
     cluster = db.Cluster.parse("1xH100-80GB")
     run = RunOptions(sequence_length=65_536, micro_batch_size=1)
-    whole = model_units(db.models[model], cluster, run).units[1]
+    long = model_units(db.models[model], cluster, run).units[1]
     short = model_units(db.models[model], cluster, replace(run, sequence_length=16_384)).units[1]
-    assert whole.with_keys(0.25, whole.strategies).forward / 4 == pytest.approx(short.forward, rel=0.03)
+    assert long.with_keys(0.25, long.strategies).forward / 4 == pytest.approx(short.forward, rel=0.03)
 
 
 def test_packed_short_sequences_take_less_time_than_one_long_one() -> None:
@@ -111,16 +111,16 @@ def test_packed_short_sequences_take_less_time_than_one_long_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "said"), [({"global_batch": 8}, "global batch"), ({"target": "megatron"}, "target")]
+    ("options", "message"), [({"global_batch": 8}, "global batch"), ({"target": "megatron"}, "target")]
 )
-def test_lengths_are_refused_where_they_cannot_be_kept(given_: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        db.plan(db.models["llama3-8b"], db.Cluster.parse("4xA100-80GB"), lengths={512: 1}, **given_)
+def test_lengths_with_a_global_batch_or_target_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        db.plan(db.models["llama3-8b"], db.Cluster.parse("4xA100-80GB"), lengths={512: 1}, **options)
 
 
 @given(scales=st.lists(st.sampled_from(SCALES), min_size=8, max_size=8))
 @settings(max_examples=4)
-def test_the_order_of_many_is_no_slower_than_any_simple_one(scales: list[float]) -> None:
+def test_the_order_of_many_beats_every_simple_order(scales: list[float]) -> None:
     order = lengths_of(with_lengths(replace(PROBLEM, micro_batches=8), sizes_of(scales)))
     assert sorted(order) == sorted(scales)
     simple = [tuple(size.tokens for size in sizes) for sizes in orders_of(sizes_of(scales))]

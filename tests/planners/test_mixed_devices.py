@@ -22,7 +22,7 @@ def problem(cluster: db.Cluster = MIXED, *, micro_batches: int = 8, pipeline: in
     return problem_of(LLAMA, cluster, options, micro_batches=micro_batches, pipeline=pipeline)
 
 
-def test_a_stage_takes_the_time_of_its_own_device() -> None:
+def test_a_stage_takes_the_time_of_its_device() -> None:
     mixed, fast, slow = (model_units(LLAMA, cluster, OPTIONS, pipeline=4) for cluster in (MIXED, FAST, SLOW))
     partition = Partition.cut(mixed, [16, 17, 16, 17], strategy="full")
     costs, of_fast, of_slow = (
@@ -36,9 +36,9 @@ def test_a_stage_takes_the_time_of_its_own_device() -> None:
 
 def test_the_fastest_units_are_those_of_the_fastest_device() -> None:
     units = model_units(LLAMA, MIXED, OPTIONS, pipeline=4).of_lengths((1.0, 0.25), (1.0, 0.25))
-    for fastest, *own in zip(units.units, *units.on_devices, strict=True):
-        assert fastest.forward == min(unit.forward for unit in own)
-        recompute = {name: min(unit.strategies[name].recompute for unit in own) for name in fastest.strategies}
+    for fastest, *by_device in zip(units.units, *units.on_devices, strict=True):
+        assert fastest.forward == min(unit.forward for unit in by_device)
+        recompute = {name: min(unit.strategies[name].recompute for unit in by_device) for name in fastest.strategies}
         assert {name: strategy.recompute for name, strategy in fastest.strategies.items()} == recompute
 
 
@@ -51,8 +51,8 @@ def test_a_pipeline_device_has_the_pace_of_its_slowest_rank() -> None:
 @pytest.mark.parametrize("planner", ["pipedream", "joint"])
 def test_planners_give_faster_devices_more_layers(planner: str) -> None:
     plan = db.plan(LLAMA, MIXED, micro_batches=8, sequence_length=2048, planner=planner, effort=0.2)
-    held = [sum(len(plan.partition[s]) for s in stages) for stages in plan.schedule.placement.stages_of]
-    assert min(held[:2]) > 1.5 * max(held[2:])
+    counts = [sum(len(plan.partition[s]) for s in stages) for stages in plan.schedule.placement.stages_of]
+    assert min(counts[:2]) > 1.5 * max(counts[2:])
     one_type = db.plan(LLAMA, SLOW, micro_batches=8, sequence_length=2048, planner=planner, effort=0.2)
     assert float(plan.simulate().makespan) < 0.8 * float(one_type.simulate().makespan)
 
@@ -63,7 +63,7 @@ def test_the_bound_counts_the_paces_of_all_devices() -> None:
 
 
 @pytest.mark.slow
-def test_the_search_of_degrees_takes_them() -> None:
+def test_the_search_of_degrees_takes_mixed_devices() -> None:
     job = Job(model=LLAMA, cluster=MIXED, global_batch=8, options=OPTIONS, effort=0.5)
     assert len(configurations(job)) > 10
     best = search_degrees(job, planner="pipedream")
@@ -71,12 +71,12 @@ def test_the_search_of_degrees_takes_them() -> None:
     assert float(best.result.time) >= best.result.lower_bound
 
 
-def test_what_plans_for_one_type_says_so() -> None:
+def test_a_target_refuses_mixed_devices() -> None:
     with pytest.raises(db.InputError, match="without a profile and without --for"):
         db.plan(LLAMA, MIXED, micro_batches=8, planner="dapple", target="megatron")
 
 
-def test_bounds_hold_for_every_quick_plan() -> None:
+def test_bounds_are_below_every_quick_plan() -> None:
     for asked in (problem(), problem(micro_batches=32), problem(pipeline=2, data=2)):
         step, plan = quick_step(asked)
         assert quick_bound(asked) <= step

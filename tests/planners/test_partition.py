@@ -36,16 +36,16 @@ def test_the_balanced_split_is_optimal(units: Units, stages: int) -> None:
     assert max(sum(work[a:b]) for a, b in pairwise(bounds)) == pytest.approx(best)
 
 
-def test_a_heavy_head_gets_a_light_stage_beside_it() -> None:
-    """Stages cannot be even here, devices can: the head of 4 shares a device with nothing but one unit."""
+def test_the_device_of_a_heavy_head_gets_a_light_stage() -> None:
+    """Devices can be balanced although stages cannot: the head of 4 shares a device with one unit."""
     work, placement = [1] * 6 + [4], Placement.looped(2, 2)
     assert busiest(work, balanced_by_device(units_of(work), placement), placement) == 5
     assert busiest(work, balanced_counts(units_of(work), 4), placement) == 6
 
 
 @pytest.mark.parametrize(("limit", "counts"), [(6, None), (5, [2, 4]), (4, None)])
-def test_states_move_units_away_only_where_they_do_not_fit(limit: int, counts: list[int] | None) -> None:
-    """The embedding has states of 4, the other five units of 1 each; all of them work alike."""
+def test_states_move_units_away_only_if_they_do_not_fit(limit: int, counts: list[int] | None) -> None:
+    """The embedding has states of 4, the other five units of 1; all have the same work."""
     units = units_of([1] * 6)
     large = replace(units, units=tuple(replace(u, static=4 if i == 0 else 1) for i, u in enumerate(units.units)))
     light = replace(large, units=tuple(replace(u, strategies={"none": Strategy(0)}) for u in large.units))
@@ -55,7 +55,7 @@ def test_states_move_units_away_only_where_they_do_not_fit(limit: int, counts: l
 def busiest(work: list[int], counts: Sequence[int], placement: Placement) -> int:
     ends = [sum(counts[:s]) for s in range(len(counts) + 1)]
     stages = [sum(work[a:b]) for a, b in pairwise(ends)]
-    return max(sum(stages[s] for s in held) for held in placement.stages_of)
+    return max(sum(stages[s] for s in local) for local in placement.stages_of)
 
 
 def test_the_even_split_gives_embedding_and_head_to_the_ends() -> None:
@@ -65,7 +65,7 @@ def test_the_even_split_gives_embedding_and_head_to_the_ends() -> None:
     assert even_counts(replace(units, units=ends), 3) == [3, 3, 4]
 
 
-def test_units_without_embedding_and_head_are_split_in_equal_runs() -> None:
+def test_units_without_embedding_and_head_are_split_evenly() -> None:
     assert even_counts(plain_units(8), 4) == [2, 2, 2, 2]
     assert even_counts(plain_units(9), 4) == [2, 2, 2, 3]
 

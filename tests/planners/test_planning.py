@@ -24,13 +24,13 @@ def problem(units: Units, *, devices: int, micro_batches: int, chunks: int | Non
 
 
 CHUNKS = st.one_of(st.none(), st.integers(1, 5))
-"""Stages per device; None: open."""
+"""Stages per device; None lets the planner choose."""
 
 
 @pytest.mark.parametrize("name", [name for name in db.planners if name != "auto"])
 @given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6), chunks=CHUNKS)
 @settings(max_examples=4)
-def test_a_plan_keeps_the_limit_and_the_bound(
+def test_a_plan_is_within_the_memory_limit_and_the_bound(
     name: str, units: Units, devices: int, micro_batches: int, chunks: int | None
 ) -> None:
     try:
@@ -47,8 +47,8 @@ def test_a_plan_keeps_the_limit_and_the_bound(
 
 @given(units=model_units(max_layers=2, limit=True), micro_batches=st.integers(1, 4))
 @settings(max_examples=8)
-def test_the_chosen_recomputation_is_close_to_the_cheapest_of_all(units: Units, micro_batches: int) -> None:
-    """Per device the greedy choice is at most one unit's recomputation away from the exact knapsack."""
+def test_the_chosen_recomputation_is_close_to_the_cheapest(units: Units, micro_batches: int) -> None:
+    """Per device, the greedy choice differs from the exact knapsack by at most the recomputation of one unit."""
     counts = [len(units.units) // 2, len(units.units) - len(units.units) // 2]
     repricer = Repricer(db.schedules["1f1b"](devices=2, micro_batches=micro_batches))
     feasible = [
@@ -59,7 +59,7 @@ def test_the_chosen_recomputation_is_close_to_the_cheapest_of_all(units: Units, 
     try:
         chosen = cheapest_strategies(repricer, units, counts)
     except db.InfeasibleError:
-        # Bisection assumes that more recomputation never needs more memory; one unit's workspace may break that.
+        # Bisection assumes that more recomputation never needs more memory, which a unit's workspace may violate.
         return
     assert _fits(units, repricer, chosen)
     largest = max(float(s.recompute) for u in units.units for s in u.strategies.values())
@@ -85,7 +85,7 @@ def _recompute_time(units: Units, partition: Partition) -> float:
     return sum(float(units.units[i].strategies[s].recompute) for stage in partition for i, s in stage)
 
 
-def test_fixed_stages_recompute_only_where_the_limit_demands_it() -> None:
+def test_fixed_stages_recompute_only_if_the_limit_demands_it() -> None:
     costs = StageCosts.of(stages=4, memory_limit=3)
     assert cheapest_stages(Repricer(db.schedules["1f1b"](devices=4, micro_batches=8)), costs) == {0}
 
@@ -97,7 +97,7 @@ def test_a_limit_that_nothing_meets_names_the_device() -> None:
 
 
 @pytest.mark.parametrize("compare", [False, True])
-def test_auto_is_the_best_of_those_asked_and_says_why_others_failed(compare: bool) -> None:
+def test_auto_is_the_fastest_of_its_candidates(compare: bool) -> None:
     costs = StageCosts.of(stages=4, memory_limit=3)
     problem = Problem(devices=4, micro_batches=8, workload=FixedStages(costs), effort=0.05, compare=compare)
     result = db.planners["auto"](problem)
@@ -110,7 +110,7 @@ def test_auto_is_the_best_of_those_asked_and_says_why_others_failed(compare: boo
     assert all((c.rejected is None) == (c.makespan is not None) for c in candidates)
 
 
-def test_model_and_cluster_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+def test_model_and_cluster_may_be_names_or_files(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(dict(db.models["llama-tiny"].config)))
     (tmp_path / "cluster.yaml").write_text("devices: 2xL40S-48GB")
@@ -128,7 +128,7 @@ def test_model_and_cluster_are_named_as_on_the_command_line(tmp_path: Path) -> N
         ("llama-tiny", 8, "A cluster is a db.Cluster, a text such as '8xA100-80GB' or a file, not 8."),
     ],
 )
-def test_what_is_no_model_or_cluster_is_answered_in_a_sentence(model: Any, cluster: Any, message: str) -> None:
+def test_invalid_models_and_clusters_are_refused(model: Any, cluster: Any, message: str) -> None:
     with pytest.raises(db.DebubbleError, match=re.escape(message)):
         db.plan(model, cluster)
 
@@ -148,7 +148,7 @@ def test_what_is_no_model_or_cluster_is_answered_in_a_sentence(model: Any, clust
         ({"lengths": "missing.json"}, "The lengths file missing.json cannot be read"),
     ],
 )
-def test_an_argument_that_is_none_is_answered_in_a_sentence(options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(db.InputError, match=re.escape(message)):
         db.plan("llama-tiny", "2xL40S-48GB", **{"planner": "dapple", **options})
 
@@ -161,7 +161,7 @@ MLP = {
 @pytest.mark.parametrize(
     ("measured", "reserve"), [({"unplanned_bytes": 3 * 2**30}, 80 * 2**30 - int(77 * 2**30 / 1.06)), ({}, 8 * 2**30)]
 )
-def test_a_profile_says_what_a_plan_leaves(tmp_path: Path, measured: dict[str, int], reserve: int) -> None:
+def test_the_reserve_is_that_of_the_profile(tmp_path: Path, measured: dict[str, int], reserve: int) -> None:
     model = db.models["llama-tiny"]
     source = {
         "model": model.config, "dtype": "bf16", "sequence_length": 128, "micro_batch_size": 1, "lora": 0,
@@ -172,15 +172,15 @@ def test_a_profile_says_what_a_plan_leaves(tmp_path: Path, measured: dict[str, i
         profile={"measured": source, "units": [MLP]},
     )  # fmt: skip
     plan.save(tmp_path / "plan.json")
-    for each in (plan, db.Plan.load(tmp_path / "plan.json")):
-        assert each.profile == plan.profile
-        assert each.cluster is not None
-        assert each.cluster.reserve == reserve
-        assert each.costs.limit_of(0) == 80 * 2**30 - reserve
+    for read in (plan, db.Plan.load(tmp_path / "plan.json")):
+        assert read.profile == plan.profile
+        assert read.cluster is not None
+        assert read.cluster.reserve == reserve
+        assert read.costs.limit_of(0) == 80 * 2**30 - reserve
 
 
 @pytest.mark.parametrize("planner", ["joint", "chronos", "portfolio"])
-def test_hosts_step_no_stage_with_a_table_that_two_devices_share(planner: str) -> None:
+def test_hosts_step_no_stage_with_a_shared_embedding(planner: str) -> None:
     asked: dict[str, Any] = {"micro_batches": 8, "sequence_length": 1024, "effort": 0.3, "planner": planner}
     plan = db.plan("llama3.2-1b", "2xL4", memory_limit="11GiB", **asked)
     placement = plan.schedule.placement.device_of
@@ -189,14 +189,14 @@ def test_hosts_step_no_stage_with_a_table_that_two_devices_share(planner: str) -
     assert placement[0] == placement[-1] or not plan.schedule.host_steps & {0, len(placement) - 1}
 
 
-@pytest.mark.parametrize("how", [{"global_batch": 16}, {"micro_batches": 16, "target": "megatron"}])
-def test_without_a_swap_nothing_leaves_the_devices(how: dict[str, Any]) -> None:
-    plan = db.plan("llama2-13b", "8xA100-40GB", planner="adapipe", pipeline=8, swap="none", **how)
+@pytest.mark.parametrize("options", [{"global_batch": 16}, {"micro_batches": 16, "target": "megatron"}])
+def test_without_a_swap_nothing_leaves_the_devices(options: dict[str, Any]) -> None:
+    plan = db.plan("llama2-13b", "8xA100-40GB", planner="adapipe", pipeline=8, swap="none", **options)
     assert not plan.schedule.offloaded
     assert not plan.schedule.host_steps
 
 
-@pytest.mark.parametrize("how", [{"global_batch": 16}, {"target": "megatron"}])
-def test_peers_take_activations_of_given_degrees_alone(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"global_batch": 16}, {"target": "megatron"}])
+def test_swap_to_peers_needs_given_degrees(options: dict[str, Any]) -> None:
     with pytest.raises(db.InputError, match="to peers"):
-        db.plan("llama2-13b", "8xA100-40GB", swap="peer", **how)
+        db.plan("llama2-13b", "8xA100-40GB", swap="peer", **options)

@@ -28,7 +28,7 @@ def llama_like(layers: int, *, offload: bool = False) -> Units:
 @pytest.mark.slow
 def test_no_schedule_of_the_library_is_faster() -> None:
     units = llama_like(11)
-    found = planners["portfolio"](
+    result = planners["portfolio"](
         Problem(workload=ModelUnits(units), devices=4, micro_batches=8, effort=5, deadline=1e6)
     )
     slower = 0
@@ -37,12 +37,12 @@ def test_no_schedule_of_the_library_is_faster() -> None:
         costs = units.stage_costs(Partition.cut(units, even_counts(units, placement.stages)), placement)
         schedule = entry(devices=4, micro_batches=8, costs=costs.with_limit(None))
         with suppress(DebubbleError):
-            assert found.time <= simulate(schedule, costs).makespan
+            assert result.time <= simulate(schedule, costs).makespan
             slower += 1
     assert slower > 10
 
 
-def test_a_long_step_is_planned_by_a_short_one_and_simulated_in_full() -> None:
+def test_a_step_of_many_micro_batches_is_simulated_in_full() -> None:
     problem = Problem(workload=ModelUnits(llama_like(11)), devices=4, micro_batches=66, effort=1, deadline=1e6)
     result = planners["portfolio"](problem)
     assert result.solution.schedule.micro_batches == 66
@@ -50,21 +50,21 @@ def test_a_long_step_is_planned_by_a_short_one_and_simulated_in_full() -> None:
     assert result.gap < 0.1
 
 
-def test_a_long_step_that_fits_only_as_a_short_one_is_not_the_answer() -> None:
-    """GPipe keeps all micro-batches: a short step of it fits, the whole does not."""
+def test_a_plan_that_fits_only_as_a_short_step_is_rejected() -> None:
+    """GPipe keeps the activations of all micro-batches, so that only a short step fits."""
     costs = StageCosts.of(stages=2, memory_limit=8)
     result = planners["portfolio"](Problem(workload=FixedStages(costs), devices=2, micro_batches=40, deadline=1e6))
     assert max(result.timeline.peak_memory) <= 8
 
 
 @pytest.mark.slow
-def test_what_keeps_the_limit_by_its_own_order_is_no_faster() -> None:
+def test_portfolio_is_as_fast_as_zb_v_under_its_limit() -> None:
     costs = StageCosts.of(
         stages=8, forward=10, backward_input=10, backward_weight=10, communication=1, activation=1, memory_limit=5
     )
     problem = Problem(workload=FixedStages(costs), devices=4, chunks=2, micro_batches=8, effort=1)
-    own = simulate(schedules["zb-v"](devices=4, micro_batches=8, costs=costs), costs).makespan
-    assert planners["portfolio"](problem).time <= own == 588
+    makespan = simulate(schedules["zb-v"](devices=4, micro_batches=8, costs=costs), costs).makespan
+    assert planners["portfolio"](problem).time <= makespan == 588
 
 
 def test_without_effort_a_small_step_is_as_fast_as_pipeoffload() -> None:
@@ -72,14 +72,14 @@ def test_without_effort_a_small_step_is_as_fast_as_pipeoffload() -> None:
         stages=3, forward=5, backward_input=4, backward_weight=4, recompute=5, communication=2, activation=4,
         offload=9, memory_limit=9,
     )  # fmt: skip
-    own = simulate(schedules["pipeoffload"](devices=3, micro_batches=8, chunks=1, costs=costs), costs).makespan
+    makespan = simulate(schedules["pipeoffload"](devices=3, micro_batches=8, chunks=1, costs=costs), costs).makespan
     result = planners["portfolio"](Problem(workload=FixedStages(costs), devices=3, micro_batches=8, effort=0))
-    assert result.time <= own == 146
+    assert result.time <= makespan == 146
 
 
 @pytest.mark.slow
-def test_the_plan_of_a_quarter_of_gpt3_is_near_its_half_layers_best() -> None:
-    """They are three for each device; one device has two of attention, one of MLP and the head, or another has four."""
+def test_a_quarter_of_gpt3_is_planned_close_to_its_bound() -> None:
+    """The busiest device has two attentions, an MLP and the head; otherwise another device has four half-layers."""
     gpt3 = db.models["gpt3-175b"]
     quarter, options = replace(gpt3, per_layer=gpt3.per_layer[:24]), RunOptions(tensor=8, sequence_length=2048)
     problem = problem_of(quarter, db.Cluster.parse("128xH100-80GB"), options, micro_batches=64, pipeline=16)
@@ -93,7 +93,7 @@ def test_the_plan_of_a_quarter_of_gpt3_is_near_its_half_layers_best() -> None:
 
 
 def with_hosts(*, limit: int, step: float = 1) -> Problem:
-    """Eight layers on two devices whose optimizer states, 60 bytes of 100, may be the host's."""
+    """Eight layers on two devices; the host may take the optimizer states, 60 of the 100 bytes of a layer."""
     layer = Unit(
         type="dense", layer=0, forward=4, backward_input=5, backward_weight=3, static=100,
         strategies={"none": Strategy(8), "full": Strategy(1, 4)},
@@ -104,14 +104,14 @@ def with_hosts(*, limit: int, step: float = 1) -> Problem:
 
 
 @pytest.mark.slow
-def test_states_that_do_not_fit_are_the_hosts() -> None:
+def test_states_that_do_not_fit_are_offloaded() -> None:
     result = planners["portfolio"](with_hosts(limit=300))
     assert result.solution.schedule.host_steps
     assert max(result.timeline.peak_memory) <= 300
 
 
 @pytest.mark.slow
-def test_hosts_step_where_that_saves_more_recomputation_than_it_takes() -> None:
+def test_hosts_step_if_that_saves_recomputation() -> None:
     limited = with_hosts(limit=415)
     result = planners["portfolio"](limited)
     assert result.solution.schedule.host_steps
@@ -122,5 +122,5 @@ def test_hosts_step_where_that_saves_more_recomputation_than_it_takes() -> None:
 
 
 @pytest.mark.parametrize(("limit", "step"), [(4000, 1), (415, 1000)])
-def test_devices_step_where_memory_is_enough_or_hosts_are_slow(limit: int, step: float) -> None:
+def test_devices_step_if_memory_suffices_or_hosts_are_slow(limit: int, step: float) -> None:
     assert not planners["portfolio"](with_hosts(limit=limit, step=step)).solution.schedule.host_steps

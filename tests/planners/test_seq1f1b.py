@@ -61,7 +61,7 @@ def test_other_planners_refuse_slices() -> None:
         planned(slices=8, planner="joint")
 
 
-def test_whole_sequences_are_planned_as_one_slice() -> None:
+def test_undivided_sequences_are_planned_as_one_slice() -> None:
     plan = planned(planner="seq1f1b", sequence_length=8192, micro_batches=8)
     assert (plan.schedule.slices, plan.schedule.micro_batches) == (1, 8)
 
@@ -73,7 +73,7 @@ def test_whole_sequences_are_planned_as_one_slice() -> None:
         ({"slices": 2, "context": 2, "pipeline": 4}, "not planned together with context-parallel ranks"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(options: dict[str, Any], reason: str) -> None:
+def test_unequal_slices_and_context_ranks_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         planned(**options)
 
@@ -87,26 +87,26 @@ def test_a_search_of_degrees_plans_many_slices() -> None:
     assert plan.degrees.slices == plan.schedule.slices
 
 
-def test_models_without_keys_to_hand_on_are_refused() -> None:
+def test_models_without_plain_keys_and_values_are_refused() -> None:
     with pytest.raises(InputError, match="only layers of causal attention with keys and values of their own"):
         db.plan("deepseek-v3", "8xH100-80GB", slices=2)
 
 
 @pytest.mark.parametrize("slices", [2, 32])
-def test_slices_take_about_as_long_together_as_the_sequence(slices: int) -> None:
-    """What is more are launches and products of fewer tokens."""
+def test_slices_take_about_as_long_as_the_full_sequence(slices: int) -> None:
+    """Slices add kernel launches and matrix products of fewer tokens."""
     cluster, run = db.Cluster.parse("8xH100-80GB"), RunOptions(sequence_length=131_072)
-    whole = model_units(db.models["llama3-8b"], cluster, run).units[1]
+    undivided = model_units(db.models["llama3-8b"], cluster, run).units[1]
     cut = model_units(db.models["llama3-8b"], cluster, RunOptions(sequence_length=131_072, slices=slices))
     unit, pattern = cut.units[1], cut.attention_scale or ()
     forward = sum(unit.forward + (scale - 1) * unit.attention_forward for scale in pattern)
-    assert forward == pytest.approx(whole.forward, rel=0.02)
+    assert forward == pytest.approx(undivided.forward, rel=0.02)
     assert len(pattern) * unit.keys_and_values == 2 * 2 * 131_072 * 1024
 
 
 @st.composite
 def small_problems(draw: Any) -> Problem:
-    """Given stages and few slices, which take any times."""
+    """Fixed stages with any times, and few slices."""
     p, m, n = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(2, 4))
 
     def times(low: int, high: int) -> list[int]:
@@ -128,7 +128,7 @@ def test_few_slices_are_planned_to_the_optimum(problem: Problem) -> None:
 
 
 def shortest_makespan(problem: Problem) -> int:
-    """The optimum of all orders, by a model of its own."""
+    """The optimum over all orders, by an independent CP-SAT model."""
     assert isinstance(problem.entries, db.StageCosts)
     model, op_costs = cp_model.CpModel(), OpCosts(costs=problem.entries)
     p, items, n = problem.devices, problem.micro_batches, problem.slices

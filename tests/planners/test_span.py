@@ -11,14 +11,14 @@ from debubble.plans import Plan
 
 
 def problem(objective: str, *, limit: int) -> Problem:
-    """3 devices, 6 micro-batches, F = I = W = 1, no offload."""
+    """A problem of 3 devices and 6 micro-batches with F = I = W = 1 and no offload."""
     costs = StageCosts.of(stages=3, memory_limit=limit)
     return Problem(devices=3, micro_batches=6, workload=FixedStages(costs), effort=3.0, objective=objective)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("limit", "makespan", "span"), [(3, 20, 20), (5, 20, 18)])
-def test_optpipe_finds_the_least_of_either(limit: int, makespan: int, span: int) -> None:
-    """Optima proven by CP-SAT, outside of this program."""
+def test_optpipe_finds_the_optimum_of_both_objectives(limit: int, makespan: int, span: int) -> None:
+    """CP-SAT proved the optima outside of this program."""
     shortest = planners["optpipe"](problem("makespan", limit=limit))
     assert shortest.time == shortest.timeline.makespan == makespan
     tightest = planners["optpipe"](problem("span", limit=limit))
@@ -31,7 +31,7 @@ def test_portfolio_ranks_schedules_by_the_span() -> None:
     assert result.timeline.span == 18 < result.timeline.makespan
 
 
-def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
+def test_the_bound_on_a_span_omits_the_first_forwards() -> None:
     slow_end = StageCosts.of(stages=2, forward=[1, 5], backward_input=[1, 5], backward_weight=[1, 5])
     bounds = [
         lower_bound(Problem(devices=2, micro_batches=4, workload=FixedStages(slow_end), objective=objective))
@@ -40,7 +40,7 @@ def test_the_bound_on_a_span_leaves_out_the_way_to_the_last_device() -> None:
     assert bounds == [1 + 4 * 15, 4 * 15]
 
 
-def test_plan_asks_for_the_span_with_post_validation(run: Any, tmp_path: Path) -> None:
+def test_post_validation_minimizes_the_span(run: Any, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text('{"stages": 3, "memory_limit": 5}')
     call = ["plan", "--costs", str(tmp_path / "costs.json"), "--devices", "3", "--micro-batches", "6"]
     more = ["--planner", "optpipe", "--effort", "3", "--post-validation", "-o", str(tmp_path / "plan.json"), "--json"]

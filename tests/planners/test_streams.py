@@ -43,11 +43,11 @@ def test_the_last_plan_of_a_stream_is_the_answer() -> None:
     assert entry("improving", improving)(PROBLEM).solution.schedule.name == "zb-h1"
 
 
-def test_a_listener_hears_of_every_plan_with_its_step_and_gap() -> None:
-    heard: list[Progress | Improvement] = []
-    with progress_listener(heard.append):
+def test_a_listener_gets_every_plan_with_its_step_and_gap() -> None:
+    reports: list[Progress | Improvement] = []
+    with progress_listener(reports.append):
         best = entry("improving", improving)(PROBLEM)
-    plans = [news for news in heard if isinstance(news, Improvement)]
+    plans = [report for report in reports if isinstance(report, Improvement)]
     assert [plan.schedule for plan in plans] == ["gpipe", "1f1b", "zb-h1"]
     assert plans[-1].step_time == best.time
     assert plans[-1].gap == best.gap
@@ -80,9 +80,9 @@ def test_a_planner_that_fails_after_a_plan_keeps_it(monkeypatch: pytest.MonkeyPa
     *_, best = fastest_of(PROBLEM, ["dapple", "joint"])
     assert best.schedule.name == "zb-h1"
     plan = solution_plan(best)
-    (said,) = (remark for remark in plan_remarks(plan, plan.simulate()) if "failed" in remark)
-    assert "'joint'" in said
-    assert "ZeroDivisionError" in said
+    (failure,) = (remark for remark in plan_remarks(plan, plan.simulate()) if "failed" in remark)
+    assert "'joint'" in failure
+    assert "ZeroDivisionError" in failure
 
 
 def solution_plan(solution: Solution) -> db.Plan:
@@ -99,8 +99,8 @@ def test_a_plans_gap_is_to_the_best_bound_of_all_planners(monkeypatch: pytest.Mo
     first = PlannerEntry("bounding", bounding, paper="none", searches=False)
     monkeypatch.setattr("debubble.planners.auto.planners", {**db.planners, "bounding": first})
     monkeypatch.setattr("debubble.planners.joint.orders.last_search", lambda problem, *_, **__: improving(problem))
-    heard: list[Progress | Improvement] = []
-    with progress_listener(heard.append):
+    reports: list[Progress | Improvement] = []
+    with progress_listener(reports.append):
         [*_] = fastest_of(PROBLEM, ["bounding", "joint"])
-    plans = {news.step_time: news.gap for news in heard if isinstance(news, Improvement)}
+    plans = {report.step_time: report.gap for report in reports if isinstance(report, Improvement)}
     assert plans == {19.0: 3 / 19, 17.0: 1 / 17}

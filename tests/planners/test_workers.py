@@ -26,35 +26,34 @@ with ask_concurrently({name: (name, problem) for name in ("optpipe", "joint")}) 
 """
 
 
-def left_early(problem: Problem) -> TaskAnswer:
-    """A search that its caller does not wait for."""
+def abandoned_search(problem: Problem) -> TaskAnswer:
+    """The answer of a search whose caller left the context."""
     with ask_concurrently({name: (name, problem) for name in ("optpipe", "joint")}) as answers:
         return answers["optpipe"]
 
 
-def test_searches_that_nobody_waits_for_any_more_are_ended() -> None:
-    answer = left_early(
+def test_searches_that_nobody_waits_for_are_ended() -> None:
+    answer = abandoned_search(
         Problem(devices=8, micro_batches=64, workload=FixedStages(StageCosts.of(stages=8, memory_limit=3)), effort=120)
     )
     with pytest.raises((CancelledError, PlannerFailedError)):
         answer.result()
 
 
-def test_tasks_behind_one_that_fails_are_answered() -> None:
-    """Where they are worked out does not matter to who asks."""
+def test_tasks_after_one_that_fails_are_answered() -> None:
     fails = cast("Callable[[Problem], Solution]", len)
     problem = Problem(devices=2, micro_batches=2, workload=FixedStages(StageCosts.of(stages=2)))
     tasks: dict[str, Task] = {f"fails {i}": (fails, problem) for i in range(4)}
-    found = []
+    completed = []
     with ask_concurrently(tasks | {"optpipe": ("optpipe", problem)}) as answers:
         for name in by_completion(answers):
-            found.append(name)
+            completed.append(name)
             if name == "optpipe":
                 assert answers[name].result()[0].schedule.devices == 2
             else:
                 with pytest.raises(PlannerFailedError, match=r"process_pool.py, line \d+: TypeError"):
                     answers[name].result()
-    assert sorted(found) == sorted([*tasks, "optpipe"])
+    assert sorted(completed) == sorted([*tasks, "optpipe"])
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are listed on Linux alone")

@@ -12,7 +12,7 @@ CLUSTER = {limit: f"4xA100-{limit}GB" for limit in (40, 80)}
 
 
 @pytest.mark.parametrize(("memory", "schedule", "recomputes"), [(80, "zb-v", False), (40, "zb-v", True)])
-def test_it_is_no_slower_than_each_schedule_on_even_stages(memory: int, schedule: str, recomputes: bool) -> None:
+def test_zero_bubble_is_as_fast_as_each_schedule_on_even_stages(memory: int, schedule: str, recomputes: bool) -> None:
     model, cluster = "llama2-7b", CLUSTER[memory]
     plan = db.plan(model, cluster, micro_batches=8, planner="zero-bubble")
     assert (plan.schedule.name, bool(plan.schedule.fused_recompute)) == (schedule, recomputes)
@@ -36,7 +36,7 @@ def test_fixed_stages_are_ordered_too() -> None:
     assert solution.simulate().makespan < db.simulate(db.schedules["1f1b"](devices=4, micro_batches=8), costs).makespan
 
 
-def test_more_chunks_than_it_has_are_refused() -> None:
+def test_more_chunks_than_any_schedule_has_are_refused() -> None:
     problem = Problem(workload=FixedStages(db.StageCosts.of(stages=12)), devices=4, micro_batches=8, chunks=3)
     with pytest.raises(db.InfeasibleError, match=r"No zero-bubble schedule has 3 chunks: leave --chunks out\."):
         planners["zero-bubble"](problem)

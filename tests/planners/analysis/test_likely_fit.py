@@ -1,5 +1,3 @@
-"""Limits under which runs like a plan's fit their devices."""
-
 import re
 
 import pytest
@@ -9,9 +7,9 @@ from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 
 
 @pytest.mark.parametrize(
-    ("cluster", "limit"), [("2xA100-80GB", r"\d+GiB"), ("1xA100-80GB+1xA100-40GB", r"\d+%")], ids=["alike", "mixed"]
+    ("cluster", "limit"), [("2xA100-80GB", r"\d+GiB"), ("1xA100-80GB+1xA100-40GB", r"\d+%")], ids=["equal", "mixed"]
 )
-def test_devices_that_differ_are_limited_by_a_share(cluster: str, limit: str) -> None:
+def test_the_safe_limit_of_mixed_devices_is_a_percentage(cluster: str, limit: str) -> None:
     plan = db.plan(
         db.models["llama3-8b"], db.Cluster.parse(cluster), micro_batches=4, planner="adapipe", master_dtype="bf16"
     )

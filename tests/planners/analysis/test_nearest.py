@@ -20,7 +20,7 @@ def planned() -> db.Plan:
     return db.plan(db.models["llama3-8b"], db.Cluster.parse("4xL40S"), micro_batches=8, planner="adapipe")
 
 
-def test_quick_plans_are_of_the_targets_that_do_not_run_the_plan(planned: db.Plan) -> None:
+def test_targets_that_do_not_run_the_plan_get_a_quick_plan(planned: db.Plan) -> None:
     """The kernels of Automodel and DeepSpeed need more memory than there is."""
     ratios = quick_nearest(planned)
     assert set(ratios) == {*targets} - {*plan_runs_in(planned), "mindformers", "automodel", "deepspeed", "torch"}
@@ -42,15 +42,15 @@ def test_abstract_costs_run_in_no_framework() -> None:
     assert quick_nearest(plan) == {}
 
 
-def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
+def test_the_plan_table_says_what_other_targets_cost(planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
-    told = replace(planned, other_targets={"megatron": 1.25, "torch": 1.0})
-    console.print(render(told, Scene.predicted(told)))
+    compared = replace(planned, other_targets={"megatron": 1.25, "torch": 1.0})
+    console.print(render(compared, Scene.predicted(compared)))
     words = " ".join(console.export_text().split())
     assert "at most, with these degrees: torch +0%, megatron +25%" in words
 
 
-def test_hosts_that_step_a_shared_table_do_not_run() -> None:
+def test_host_steps_of_a_shared_embedding_are_not_supported() -> None:
     plans = [
         fixed_plan(
             db.models[name], db.Cluster.parse("2xA100-80GB"), schedule="interleaved", micro_batches=4, host_chunks=1

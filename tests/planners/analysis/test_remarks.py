@@ -24,7 +24,7 @@ def remarks(plan: Plan) -> tuple[str, ...]:
     return plan_remarks(plan, plan.simulate())
 
 
-def test_nothing_is_said_of_an_ordinary_plan() -> None:
+def test_an_ordinary_plan_has_no_remarks() -> None:
     assert remarks(planned()) == ()
 
 
@@ -45,7 +45,7 @@ def test_a_remark_says_how_mixed_devices_are_timed() -> None:
         ({"dtype": "fp16", "post_validation": True}, "fp16 skips steps, so it cannot update before the norm is known"),
     ],
 )
-def test_a_remark_says_that_the_runtime_cannot_run_a_plan(options: dict[str, Any], reason: str) -> None:
+def test_a_plan_that_the_runtime_cannot_run_has_a_remark(options: dict[str, Any], reason: str) -> None:
     [remark] = remarks(planned(**options))
     assert remark.startswith(f"The runtime cannot run this plan, because {reason}")
 
@@ -55,12 +55,12 @@ def test_a_plan_for_a_framework_needs_no_runtime() -> None:
     assert not any("runtime" in remark for remark in remarks(planned_for))
 
 
-def test_experts_on_ranks_of_their_own_are_beyond_the_runtime() -> None:
+def test_expert_parallel_ranks_are_beyond_the_runtime() -> None:
     assert beyond_runtime(RunOptions(data=2), db.models["mixtral-8x7b"]) is None
     assert "experts of its own units alone" in str(beyond_runtime(RunOptions(data=2, expert=2), None))
 
 
-def test_more_than_half_a_bubble_is_remarked_on_with_what_would_help() -> None:
+def test_a_large_bubble_has_a_remark_with_what_would_help() -> None:
     costs = db.StageCosts.of(stages=8)
     few, many = (db.simulate(db.schedules["1f1b"](devices=8, micro_batches=m), costs) for m in (4, 16))
     assert timeline_remarks(many) == ()
@@ -70,13 +70,13 @@ def test_more_than_half_a_bubble_is_remarked_on_with_what_would_help() -> None:
     )
 
 
-def test_a_bubble_of_another_cause_is_not_laid_to_the_micro_batches() -> None:
+def test_a_bubble_of_slow_links_is_attributed_to_transfers() -> None:
     slow_links = db.StageCosts.of(stages=2, communication=20)
     [remark] = timeline_remarks(db.simulate(db.schedules["1f1b"](devices=2, micro_batches=16), slow_links))
     assert remark.endswith("most of it by transfer: see the shares of each device.")
 
 
-def test_remarks_are_in_the_page_and_in_the_summary() -> None:
+def test_the_page_and_the_summary_have_the_remarks() -> None:
     plan = planned(data=2, zero=1, optimizer="muon")
     scene = Scene.predicted(plan)
     assert as_dict(scene)["remarks"] == list(remarks(plan))
@@ -87,8 +87,8 @@ def test_remarks_are_in_the_page_and_in_the_summary() -> None:
 def test_a_planner_whose_program_failed_is_named() -> None:
     plan = planned()
     failed = CandidateSummary(planner="mine", status="failed", rejected="It failed at mine.py, line 3: IndexError.")
-    said = plan_remarks(replace(plan, candidates=(failed,)), plan.simulate())
-    assert said[0] == (
+    first, *_ = plan_remarks(replace(plan, candidates=(failed,)), plan.simulate())
+    assert first == (
         "The planner 'mine' failed, which is an error in its program: It failed at mine.py, line 3: IndexError."
     )
 
@@ -98,13 +98,13 @@ def test_a_planner_whose_program_failed_is_named() -> None:
     [{}, {"target": "megatron"}, {"lora": 8}, {"slices": 2, "planner": "seq1f1b"}, {"zero": 3, "data": 2}],
     ids=["plain", "megatron", "lora", "slices", "zero"],
 )
-def test_a_plan_has_the_costs_of_its_own_stages(options: dict[str, Any]) -> None:
+def test_an_unedited_plan_has_no_remark_on_its_costs(options: dict[str, Any]) -> None:
     plan = db.plan("llama-tiny", "2xL40S-48GB", **{"planner": "merak", "micro_batches": 4, **options})
     assert OTHER_COSTS not in plan_remarks(plan, plan.simulate())
 
 
 @pytest.mark.parametrize("edited", ["strategy", "length", "cluster"])
-def test_a_plan_that_was_edited_says_that_its_costs_are_others(edited: str) -> None:
+def test_an_edited_plan_has_a_remark_that_its_costs_differ(edited: str) -> None:
     plan = db.plan("llama-tiny", "2xL40S-48GB", planner="merak", micro_batches=4)
     assert plan.model_on_cluster is not None
     model, _ = plan.model_on_cluster

@@ -24,7 +24,7 @@ def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
 
 
 @pytest.mark.slow
-def test_every_change_is_planned_and_none_is_slower_for_nothing() -> None:
+def test_every_change_is_planned_and_more_is_never_slower() -> None:
     plan, step = planned(memory_limit="17GiB")
     changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}
     assert changes["no recomputation"].lever
@@ -35,10 +35,10 @@ def test_every_change_is_planned_and_none_is_slower_for_nothing() -> None:
     twice, half = changes["twice the micro-batches (a batch of 8)"], changes["half the micro-batches (a batch of 2)"]
     assert twice.seconds_per_sequence is not None
     assert half.seconds_per_sequence is not None
-    again = changes["the same job again"].seconds_per_sequence
-    assert again is not None
-    assert again <= step / 4
-    assert twice.seconds_per_sequence < again < half.seconds_per_sequence
+    same = changes["the same job again"].seconds_per_sequence
+    assert same is not None
+    assert same <= step / 4
+    assert twice.seconds_per_sequence < same < half.seconds_per_sequence
     assert not twice.lever
     smaller = changes["--master-dtype bf16"].step_time
     assert smaller is not None
@@ -46,12 +46,12 @@ def test_every_change_is_planned_and_none_is_slower_for_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_every_change_is_told_when_it_is_planned() -> None:
-    told: list[Progress] = []
-    changes = what_ifs(*planned("dapple"), effort=1e-6, progress=told.append)
+def test_progress_reports_every_planned_change() -> None:
+    reports: list[Progress] = []
+    changes = what_ifs(*planned("dapple"), effort=1e-6, progress=reports.append)
 
-    assert {news.stage for news in told} == {change.change for change in changes}
-    assert [(news.done, news.total) for news in told] == [(n + 1, len(changes)) for n in range(len(changes))]
+    assert {report.stage for report in reports} == {change.change for change in changes}
+    assert [(report.done, report.total) for report in reports] == [(n + 1, len(changes)) for n in range(len(changes))]
 
 
 @pytest.mark.slow
@@ -62,9 +62,7 @@ def test_every_change_is_told_when_it_is_planned() -> None:
         ("qwen3-8b", "4xRTX4090-24GB", {"pipeline": 2, "tensor": 2, "micro_batches": 8, "effort": 0.1}, True),
     ],
 )  # fmt: skip
-def test_the_plan_itself_is_faster_on_faster_links(
-    model: str, cluster: str, options: dict[str, Any], deeper: bool
-) -> None:
+def test_faster_links_speed_up_the_plan_itself(model: str, cluster: str, options: dict[str, Any], deeper: bool) -> None:
     plan = db.plan(db.models[model], db.Cluster.parse(cluster), **options)
     step = seconds_per_step(plan)
     changes = {change.change: change.step_time for change in what_ifs(plan, step, effort=1e-6)}
@@ -75,7 +73,7 @@ def test_the_plan_itself_is_faster_on_faster_links(
 
 
 @pytest.mark.slow
-def test_one_more_node_has_more_replicas_and_takes_less_per_sequence() -> None:
+def test_one_more_node_takes_less_time_per_sequence() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xA100-80GB", "devices_per_node": 2})
     plan = db.plan(db.models["llama3.2-1b"], cluster, planner="dapple", micro_batches=4, pipeline=2, data=2, zero=1)
     step = seconds_per_step(plan)
@@ -86,7 +84,7 @@ def test_one_more_node_has_more_replicas_and_takes_less_per_sequence() -> None:
     assert node.seconds_per_sequence < step / (2 * 4)
 
 
-def test_devices_are_doubled_where_a_node_divides_no_experts_ranks() -> None:
+def test_devices_double_if_a_node_cannot_divide_the_experts() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xH100-80GB", "devices_per_node": 2})
     plan = db.plan(
         db.models["qwen3-30b-a3b"], cluster, planner="dapple", micro_batches=1, pipeline=1, data=4, expert=4, zero=2,
@@ -98,11 +96,11 @@ def test_devices_are_doubled_where_a_node_divides_no_experts_ranks() -> None:
 
 def test_quick_plans_are_compared_with_a_quick_plan() -> None:
     plan, _ = planned(memory_limit="17GiB")
-    first, *others = quick_what_ifs(plan)
+    first, *changes = quick_what_ifs(plan)
     assert first.change == "the same job again"
     assert first.seconds_per_sequence is not None
-    best = min(other.seconds_per_sequence or 1e9 for other in others if not other.more_devices)
-    [line] = what_if_lines(replace(plan, what_ifs=(first, *others)), 1.0)
+    best = min(other.seconds_per_sequence or 1e9 for other in changes if not other.more_devices)
+    [line] = what_if_lines(replace(plan, what_ifs=(first, *changes)), 1.0)
     assert f"{100 * (1 - best / first.seconds_per_sequence):.1f}% faster" in line
 
 
@@ -116,7 +114,7 @@ def test_abstract_costs_have_no_advice() -> None:
         what_ifs(plan, 1.0, effort=1.0)
 
 
-def test_changes_are_told_per_sequence() -> None:
+def test_changes_are_reported_per_sequence() -> None:
     plan, step = planned("dapple")
     without = WhatIf(change="no offload", lever=True, step_time=None, seconds_per_sequence=None)
     twice = WhatIf(
@@ -137,7 +135,7 @@ def test_changes_are_told_per_sequence() -> None:
         (1.05, "at most 5.0% slower per sequence"),
     ],
 )
-def test_what_two_searches_may_differ_by_is_no_gain(ratio: float, effect: str) -> None:
+def test_a_difference_within_search_noise_is_no_gain(ratio: float, effect: str) -> None:
     plan, step = planned("dapple")
     sequence = ratio * step / plan.degrees.global_batch
     links = WhatIf(change="links twice as fast", lever=False, step_time=ratio * step, seconds_per_sequence=sequence)
@@ -145,7 +143,7 @@ def test_what_two_searches_may_differ_by_is_no_gain(ratio: float, effect: str) -
     assert [gain.effect for gain in gains(plan, step, (links,))] == [effect]
 
 
-def test_more_devices_are_told_last_and_what_hardly_helps_not() -> None:
+def test_more_devices_come_last_and_small_gains_are_omitted() -> None:
     plan, _ = planned("dapple")
     seconds = {"the same job again": 10.0, "twice the devices": 5.0, "10% more memory": 9.0, "faster links": 9.9}
     changes = tuple(
@@ -163,53 +161,53 @@ def test_more_devices_are_told_last_and_what_hardly_helps_not() -> None:
 def test_quick_advice_promises_no_more_than_bounds_allow() -> None:
     plan = db.plan("llama3-8b", "4xL40S-48GB", micro_batches=16, sequence_length=2048, planner="adapipe")
     step = seconds_per_step(plan)
-    told = {gain.what_if.change: gain.share for gain in gains(plan, step, quick_what_ifs(plan))}
+    shares = {gain.what_if.change: gain.share for gain in gains(plan, step, quick_what_ifs(plan))}
     described = plan.model_on_cluster
     assert described is not None
     model, cluster = described
-    roomy = cluster.with_limit(1.1 * min(cluster.memory_limits))
-    bound = proven_step_bound(problem_of(model, roomy, plan.options, micro_batches=16)).time
-    assert (told.get("10% more memory") or 0.0) >= float(bound) / step - 1 - 1e-3
+    larger = cluster.with_limit(1.1 * min(cluster.memory_limits))
+    bound = proven_step_bound(problem_of(model, larger, plan.options, micro_batches=16)).time
+    assert (shares.get("10% more memory") or 0.0) >= float(bound) / step - 1 - 1e-3
 
 
 def test_slices_are_advised_where_sequences_are_few_and_long() -> None:
     plan = db.plan("llama3-8b", "8xH100-80GB", micro_batches=2, sequence_length=16_384, planner="adapipe", effort=0.5)
-    (advised,) = [change for change in quick_what_ifs(plan) if change.change == "--slices 4"]
-    assert advised.step_time is not None
-    assert advised.step_time < plan.simulate().makespan
+    (slices,) = [change for change in quick_what_ifs(plan) if change.change == "--slices 4"]
+    assert slices.step_time is not None
+    assert slices.step_time < plan.simulate().makespan
 
 
-def test_megatrons_overlaps_are_advised_and_keep_their_promise() -> None:
-    given: dict[str, Any] = {"tensor": 4, "data": 2, "zero": 1, "micro_batches": 4, "planner": "adapipe"}
-    plan = db.plan("llama2-7b", "8xA100-80GB", target="megatron", **given)
+def test_advised_overlaps_of_megatron_take_the_quoted_time() -> None:
+    options: dict[str, Any] = {"tensor": 4, "data": 2, "zero": 1, "micro_batches": 4, "planner": "adapipe"}
+    plan = db.plan("llama2-7b", "8xA100-80GB", target="megatron", **options)
     changes = [change for change in quick_what_ifs(plan) if change.change.startswith("--framework ")]
     framework = "megatron-lm,tensor_overlap=true,gradient_overlap=true"
     assert [change.change for change in changes] == [f"--framework {framework}"]
-    then = db.plan("llama2-7b", "8xA100-80GB", target="megatron", framework=framework, **given)
-    assert changes[0].step_time == pytest.approx(then.step_time, rel=1e-3)
-    assert not any("--framework" in change.change for change in quick_what_ifs(then))
+    overlapped = db.plan("llama2-7b", "8xA100-80GB", target="megatron", framework=framework, **options)
+    assert changes[0].step_time == pytest.approx(overlapped.step_time, rel=1e-3)
+    assert not any("--framework" in change.change for change in quick_what_ifs(overlapped))
 
 
-def test_zero_is_advised_where_replicas_have_none() -> None:
+def test_zero_is_advised_for_replicas_without_it() -> None:
     plan = db.plan("llama3-8b", "8xH100-80GB", data=8, micro_batches=4, planner="chronos", effort=0.2)
     assert {change.change for change in quick_what_ifs(plan)} >= {"--zero 1", "--zero 3"}
 
 
-def test_mixed_devices_are_tried_the_other_way_round() -> None:
-    """A 1F1B pipeline keeps most in its first stages."""
+def test_mixed_devices_are_tried_in_reverse_order() -> None:
+    """A 1F1B pipeline has most activations in its first stages."""
     model = db.models["llama3-8b"]
     plans = [
         db.plan(model, db.Cluster.parse(cluster), sequence_length=8192, micro_batches=16, planner="adapipe")
         for cluster in ("2xA100-40GB+2xA100-80GB", "2xA100-80GB+2xA100-40GB")
     ]
-    found = {each.change: each.step_time or 0.0 for each in quick_what_ifs(plans[0])}
+    steps = {change.change: change.step_time or 0.0 for change in quick_what_ifs(plans[0])}
 
     assert plans[1].cluster is not None
     assert plans[1].cluster.in_reverse() == plans[0].cluster
-    gain = found["devices the other way round (2xA100-80GB+2xA100-40GB)"]
-    assert gain < 0.9 * found["the same job again"]
+    gain = steps["devices the other way round (2xA100-80GB+2xA100-40GB)"]
+    assert gain < 0.9 * steps["the same job again"]
 
 
-def test_devices_that_are_alike_both_ways_have_one_order() -> None:
+def test_a_symmetric_list_of_devices_has_no_reverse() -> None:
     assert db.Cluster.parse("4xA100-80GB").in_reverse() is None
     assert db.Cluster.parse("1xA100-40GB+1xA100-80GB+1xA100-40GB").in_reverse() is None

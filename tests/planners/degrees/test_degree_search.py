@@ -28,35 +28,35 @@ def job(model: str = "llama-tiny", cluster: str = "4xA100-80GB", *, batch: int =
 
 
 def steps(asked: Job, *, every: int = 1) -> dict[Degrees, float]:
-    """The quick plan's step of every choice, or of one in so many, that fits."""
-    found = {}
+    """The quick plan's step of every choice that fits, or of one in `every` choices."""
+    result = {}
     for degrees in configurations(asked)[::every]:
         try:
-            found[degrees] = quick_step(asked.problem(degrees))[0]
+            result[degrees] = quick_step(asked.problem(degrees))[0]
         except DebubbleError:
             continue
-    return found
+    return result
 
 
 def test_the_first_configuration_is_the_plan() -> None:
     plan = db.plan(TINY, db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=128, planner="merak")
     assert plan.degree_search is not None
-    first, *others = plan.degree_search.configurations
+    first, *slower = plan.degree_search.configurations
     assert first.degrees == plan.degrees
     assert plan.degrees.global_batch == 8
     assert first.peak_memory == pytest.approx(max(map(float, plan.simulate().peak_memory)))
     assert first.memory.total == pytest.approx(first.peak_memory)
-    assert [first.step_time, *(o.step_time for o in others)] == sorted(
+    assert [first.step_time, *(o.step_time for o in slower)] == sorted(
         c.step_time for c in plan.degree_search.configurations
     )
     assert first.tokens_per_second_per_device == pytest.approx(8 * 128 / first.step_time / 4)
 
 
-def test_choices_that_fit_and_the_planner_refuses_count_once() -> None:
-    told: list[Progress] = []
+def test_choices_that_the_planner_refuses_count_once() -> None:
+    reports: list[Progress] = []
     with pytest.raises(DebubbleError, match="'adaoffload' has no plan for the choices of degrees that fit"):
-        search_degrees(replace(job(), fixed={"chunks": 2}), planner="adaoffload", progress=told.append)
-    assert max(each.done for each in told) == told[0].total
+        search_degrees(replace(job(), fixed={"chunks": 2}), planner="adaoffload", progress=reports.append)
+    assert max(report.done for report in reports) == reports[0].total
 
 
 def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
@@ -69,7 +69,7 @@ def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
         assert quick_bound(problem) <= step
 
 
-def test_memory_rules_out_nothing_that_a_planner_fits() -> None:
+def test_choices_that_are_too_large_fit_with_no_planner() -> None:
     asked = job("llama3-8b", "4xA100-40GB", batch=8, sequence_length=4096)
     refused = [degrees for degrees in configurations(asked) if too_large(asked.problem(degrees))]
     assert refused
@@ -81,20 +81,20 @@ def test_memory_rules_out_nothing_that_a_planner_fits() -> None:
 
 
 def test_ctrl_c_keeps_the_best_so_far() -> None:
-    seen: list[Progress] = []
+    reports: list[Progress] = []
 
     def interrupt(progress: Progress) -> None:
-        seen.append(progress)
+        reports.append(progress)
         if progress.best is not None:
             raise KeyboardInterrupt
 
     best = search_degrees(job(), progress=interrupt)
     assert best.search.interrupted
-    assert best.degrees == seen[-1].best
-    assert float(best.result.time) == pytest.approx(seen[-1].step_time)
+    assert best.degrees == reports[-1].best
+    assert float(best.result.time) == pytest.approx(reports[-1].step_time)
 
 
-def test_ctrl_c_in_the_search_of_one_choice_ends_the_whole() -> None:
+def test_ctrl_c_while_one_choice_is_planned_ends_the_search() -> None:
     def interrupt(news: Progress | Improvement) -> None:
         if isinstance(news, Improvement) and news.planner != "quick plan":
             raise KeyboardInterrupt
@@ -109,7 +109,7 @@ def interrupt_at_once(_: Progress) -> None:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_before_anything_fits_goes_through() -> None:
+def test_ctrl_c_before_anything_fits_is_raised() -> None:
     tight = replace(job(), cluster=db.Cluster.parse("4xA100-80GB").with_limit("1MiB"))
     with pytest.raises(KeyboardInterrupt):
         search_degrees(tight, progress=interrupt_at_once)
@@ -128,7 +128,7 @@ def test_ordinary_choices_are_planned_before_all_are_listed() -> None:
     assert best.degrees in ordinary_choices(job())
 
 
-def test_more_chunks_are_taken_as_long_as_they_make_the_step_faster() -> None:
+def test_the_quick_plan_takes_chunks_while_they_are_faster() -> None:
     asked = job("llama2-13b", "8xA100-80GB", batch=16, sequence_length=2048)
     problem = asked.problem(Degrees(pipeline=8, micro_batches=16))
     step, plan = quick_step(problem)
@@ -141,7 +141,7 @@ def slow(*arguments: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "make_job",
     [
         partial(job, batch=4),
         slow(cluster="2xH100-80GB+2xA100-80GB", batch=4),
@@ -150,16 +150,16 @@ def slow(*arguments: Any, **options: Any) -> Any:
         slow("mixtral-8x7b", "16xH100-80GB", batch=32, sequence_length=4096),
     ],
 )
-def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
-    wanted = asked()
-    best = quickest(replace(wanted, effort=1e3)).search
+def test_no_pruned_choice_is_better(make_job: Any) -> None:
+    asked = make_job()
+    best = quickest(replace(asked, effort=1e3)).search
     assert best.slower > best.planned
-    exhaustive = sorted(set(steps(wanted).values()))[:MAX_SHOWN]
-    assert [found.step_time for found in best.configurations] == pytest.approx(exhaustive)
+    exhaustive = sorted(set(steps(asked).values()))[:MAX_SHOWN]
+    assert [configuration.step_time for configuration in best.configurations] == pytest.approx(exhaustive)
 
 
 @pytest.mark.slow
-def test_a_choice_without_a_quick_plan_is_planned_if_it_promises_much() -> None:
+def test_a_promising_choice_without_a_quick_plan_is_planned() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "7GiB"})
     tight = Job(
         model=db.models["llama3.2-1b"], cluster=cluster, global_batch=8, options=RunOptions(sequence_length=2048),
@@ -178,16 +178,16 @@ def test_a_search_says_whether_the_deadline_ended_it(deadline: float | None, cut
 
 
 @pytest.mark.slow
-def test_where_memory_is_short_other_micro_batches_of_the_best_are_planned() -> None:
+def test_short_memory_tries_other_micro_batch_sizes() -> None:
     best = search_degrees(job("llama3-8b", "4xL40S-48GB", batch=32, sequence_length=4096))
-    found = {each.degrees.micro_batch_size for each in best.search.configurations if each.degrees.pipeline == 4}
+    sizes = {row.degrees.micro_batch_size for row in best.search.configurations if row.degrees.pipeline == 4}
     assert best.degrees.micro_batch_size == 1
-    assert {1, 2} <= found
+    assert {1, 2} <= sizes
     with pytest.raises(DebubbleError):
         quick_step(best.problem)
 
 
-def test_a_deadline_that_keeps_planners_from_an_answer_is_no_misfit() -> None:
+def test_a_deadline_without_an_answer_is_no_misfit() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "4GiB"})
     tight = replace(job("llama3.2-1b", sequence_length=2048), cluster=cluster, deadline=1e-3)
     with pytest.raises(CutOffError, match=r"quick plans fit none of the .* choices of degrees"):
@@ -195,7 +195,7 @@ def test_a_deadline_that_keeps_planners_from_an_answer_is_no_misfit() -> None:
 
 
 @pytest.mark.slow
-def test_where_optimizers_must_be_on_hosts_no_fixed_choice_is_faster() -> None:
+def test_with_hosted_optimizers_no_fixed_choice_is_faster() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "4GiB"})
     tight = Job(
         model=db.models["llama3.2-1b"], cluster=cluster, global_batch=8, options=RunOptions(sequence_length=2048),
@@ -212,7 +212,7 @@ def test_where_optimizers_must_be_on_hosts_no_fixed_choice_is_faster() -> None:
 
 
 @pytest.mark.slow
-def test_choices_that_planners_do_not_answer_keep_their_quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_without_an_answer_have_their_quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer(problem: Problem) -> Solution:
         raise db.InfeasibleError("It did not answer in time.")
 
@@ -229,8 +229,8 @@ def test_a_quick_plan_that_gathers_parameters_fits() -> None:
     assert float(verify("quick", problem, plan, 0.0).time) == pytest.approx(step)
 
 
-def test_quantised_weights_are_divided_only_where_nothing_else_fits() -> None:
-    """No runtime divides them, however fast that would be."""
+def test_quantized_weights_are_divided_only_as_a_last_resort() -> None:
+    """No runtime divides them."""
     adapters = RunOptions(sequence_length=512, lora=8, quantize="nf4")
     asked = replace(job("llama3-8b", "8xRTX4090-24GB"), options=adapters, effort=0.02)
     narrow = replace(asked, cluster=asked.cluster.with_limit("5GiB"), fixed={"pipeline": 1, "tensor": 1, "context": 1})

@@ -19,7 +19,7 @@ def fastest(asked: Job) -> ConfigurationSummary:
     return quickest(asked).search.configurations[0]
 
 
-def test_points_get_slower_and_smaller_and_the_first_is_the_plan() -> None:
+def test_the_front_starts_at_the_plan_and_gets_smaller() -> None:
     best = fastest(job())
     front = pareto_front(job(), best)
     assert front[0] == best
@@ -29,7 +29,7 @@ def test_points_get_slower_and_smaller_and_the_first_is_the_plan() -> None:
         assert smaller.peak_memory <= 0.8 * faster.peak_memory
 
 
-def test_the_front_keeps_what_is_fixed_and_ends() -> None:
+def test_the_front_keeps_fixed_degrees() -> None:
     asked = job(pipeline=4, tensor=1, data=1, context=1)
     front = pareto_front(asked, fastest(asked))
     assert {point.degrees.pipeline for point in front} == {4}

@@ -35,7 +35,7 @@ def test_levers_are_named() -> None:
 
 
 def chunked(zero: int) -> PlannedChoice:
-    """Two stages on one pipeline device."""
+    """A choice of two stages on one pipeline device."""
     degrees = Degrees(data=4, zero=zero, micro_batches=2)
     problem = replace(job().problem(degrees), chunks=2)
     return PlannedChoice(degrees=degrees, solution=quick_step(problem)[1], step=1.0)
@@ -47,18 +47,18 @@ def test_chunks_on_one_device_are_a_lever_unless_they_are_gathered() -> None:
 
 
 @pytest.mark.parametrize(("zero", "levers"), [(1, ("pipeline 2",)), (3, ("pipeline 2", "ZeRO-3 with a pipeline"))])
-def test_divided_gradients_next_to_a_pipeline_are_a_lever(zero: int, levers: tuple[str, ...]) -> None:
+def test_divided_gradients_with_a_pipeline_are_a_lever(zero: int, levers: tuple[str, ...]) -> None:
     degrees = Degrees(pipeline=2, data=2, zero=zero, micro_batches=4, chunks=1)
     assert planned(degrees, 1.0).levers == levers
 
 
-def test_the_plan_with_fewest_levers_within_the_tolerance_is_chosen() -> None:
+def test_the_fewest_levers_within_the_tolerance_are_chosen() -> None:
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.02) is PLAIN
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.012) is PIPELINE
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.001) is BOTH
 
 
-def test_a_plan_that_something_runs_comes_before_a_simpler_one() -> None:
+def test_a_plan_that_a_target_runs_precedes_a_simpler_one() -> None:
     plans = [BOTH, PIPELINE, PLAIN]
 
     assert simplest(plans, tolerance=0.02, runs=lambda plan: plan is not PLAIN) is PIPELINE
@@ -66,40 +66,40 @@ def test_a_plan_that_something_runs_comes_before_a_simpler_one() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_target_offloads_counts_as_a_lever() -> None:
-    """Without pipelines over two context-parallel ranks it would take recomputation and offload to fit."""
-    given: dict[str, Any] = {"tensor": 1, "pipeline": 4, "expert": 8, "zero": 1, "sequence_length": 8192}
-    made = db.plan("mixtral-8x7b", "64xH100-80GB", global_batch=256, target="megatron", **given)
+def test_offload_of_a_target_counts_as_a_lever() -> None:
+    """Without context parallelism, recomputation and offload are needed to fit."""
+    options: dict[str, Any] = {"tensor": 1, "pipeline": 4, "expert": 8, "zero": 1, "sequence_length": 8192}
+    plan = db.plan("mixtral-8x7b", "64xH100-80GB", global_batch=256, target="megatron", **options)
 
-    assert (made.options.context, made.schedule.offloaded) == (2, frozenset())
+    assert (plan.options.context, plan.schedule.offloaded) == (2, frozenset())
 
 
-def test_of_equally_simple_plans_the_fastest_is_chosen() -> None:
+def test_the_fastest_of_equally_simple_plans_is_chosen() -> None:
     slower = replace(PLAIN, degrees=replace(PLAIN.degrees, zero=3), step=1.019)
     assert simplest([slower, PLAIN, BOTH], tolerance=0.02) is PLAIN
 
 
-def test_of_equally_fast_plans_the_one_that_keeps_least_is_chosen() -> None:
-    """Two micro-batches on one device: both forwards before the backwards, or one micro-batch after the other."""
-    whole = chunked(zero=3)
+def test_the_smallest_of_equally_fast_plans_is_chosen() -> None:
+    """Both run two micro-batches on one device: all forwards first, or one micro-batch after the other."""
+    choice = chunked(zero=3)
     gpipe = db.schedules["gpipe"](devices=1, micro_batches=2)
     order = tuple(
         Op(op.kind, s, op.micro_batch) for op in gpipe.orders[0] for s in ((0, 1) if op.kind is Kind.F else (1, 0))
     )
-    keeping = replace(
-        whole, solution=replace(whole.solution, schedule=replace(whole.solution.schedule, orders=(order,)))
+    larger = replace(
+        choice, solution=replace(choice.solution, schedule=replace(choice.solution.schedule, orders=(order,)))
     )
-    least = replace(whole, solution=replace(whole.solution, schedule=accumulated(whole.solution.schedule)))
+    smaller = replace(choice, solution=replace(choice.solution, schedule=accumulated(choice.solution.schedule)))
 
-    assert simplest([keeping, least], tolerance=0.02) is least
-    assert simplest([least, keeping], tolerance=0.02) is least
+    assert simplest([larger, smaller], tolerance=0.02) is smaller
+    assert simplest([smaller, larger], tolerance=0.02) is smaller
 
 
 def test_less_context_parallelism_comes_before_a_faster_step() -> None:
     context, some = Degrees(context=4, zero=3, micro_batches=8), Degrees(context=2, data=2, zero=3, micro_batches=4)
-    most, less = planned(context, 1.0), planned(some, 1.01)
-    assert simplest([most, less], tolerance=0.02) is less
-    assert simplest([most, less], tolerance=0.005) is most
+    more, less = planned(context, 1.0), planned(some, 1.01)
+    assert simplest([more, less], tolerance=0.02) is less
+    assert simplest([more, less], tolerance=0.005) is more
 
 
 def test_usual_choices_have_no_model_parallelism() -> None:
@@ -121,14 +121,14 @@ def test_the_recommended_plan_is_the_first_configuration() -> None:
 def test_without_a_tolerance_the_fastest_plan_is_the_answer() -> None:
     best = search_degrees(job(), planner="pipedream")
     assert best.search.fastest is None
-    steps = [each.step_time for each in best.search.configurations]
+    steps = [configuration.step_time for configuration in best.search.configurations]
     assert steps == sorted(steps)
 
 
 @pytest.mark.slow
 def test_usual_choices_are_shown_with_steps_or_with_reasons() -> None:
     fits = search_degrees(job()).search.usual
-    assert [each.configuration is not None for each in fits] == [True, True]
+    assert [choice.configuration is not None for choice in fits] == [True, True]
     large = Job(
         model=db.models["llama2-13b"], cluster=db.Cluster.parse("8xA100-40GB"), global_batch=8, effort=0.1,
         options=RunOptions(sequence_length=1024),
@@ -141,7 +141,7 @@ def test_usual_choices_are_shown_with_steps_or_with_reasons() -> None:
 
 
 @pytest.mark.slow
-def test_plain_fsdp_offloads_where_its_quick_plan_recomputes() -> None:
+def test_plain_fsdp_is_faster_than_its_quick_plan() -> None:
     lora = Job(
         model=db.models["qwen2.5-14b"], cluster=db.Cluster.parse("4xRTX4090-24GB"), global_batch=32, effort=1.0,
         options=RunOptions(lora=16),

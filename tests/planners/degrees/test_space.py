@@ -21,33 +21,33 @@ def job(devices: int = 8, batch: int = 16, *, model: db.Model = LLAMA, **fixed: 
 
 @settings(max_examples=30)
 @given(st.integers(1, 16), st.integers(1, 24))
-def test_every_choice_uses_all_devices_and_the_whole_batch(devices: int, batch: int) -> None:
+def test_every_choice_uses_all_devices_and_the_full_batch(devices: int, batch: int) -> None:
     choices = configurations(job(devices, batch))
     assert len(set(choices)) == len(choices)
     assert {choice.devices for choice in choices} == {devices}
     assert {choice.global_batch for choice in choices} == {batch}
 
 
-def test_no_pipeline_at_all_is_a_choice() -> None:
+def test_data_parallelism_without_a_pipeline_is_a_choice() -> None:
     assert Degrees(data=8, zero=1, micro_batch_size=2) in configurations(job())
 
 
-def test_what_is_fixed_is_kept() -> None:
+def test_fixed_degrees_are_kept() -> None:
     choices = configurations(job(tensor=2, zero=0, micro_batch_size=1))
     assert {(c.tensor, c.zero, c.micro_batch_size) for c in choices} == {(2, 0, 1)}
     assert {c.pipeline for c in choices} == {1, 2, 4}
 
 
-def test_experts_are_divided_over_data_and_context_ranks_alone() -> None:
+def test_experts_are_divided_over_data_and_context_ranks() -> None:
     choices = configurations(job(model=MIXTRAL))
     assert {c.expert for c in choices} == {1, 2, 4, 8}
     assert all((c.data * c.context) % c.expert == 0 for c in choices if c.expert_tensor is None)
 
 
-def test_whole_experts_are_divided_over_tensor_ranks_too() -> None:
-    whole = [c for c in configurations(job(model=MIXTRAL)) if c.expert_tensor == 1]
-    assert all(c.tensor > 1 and (c.tensor * c.data * c.context) % c.expert == 0 for c in whole)
-    assert any(c.expert > c.data * c.context for c in whole)
+def test_undivided_experts_are_placed_on_tensor_ranks_too() -> None:
+    undivided = [c for c in configurations(job(model=MIXTRAL)) if c.expert_tensor == 1]
+    assert all(c.tensor > 1 and (c.tensor * c.data * c.context) % c.expert == 0 for c in undivided)
+    assert any(c.expert > c.data * c.context for c in undivided)
 
 
 QWEN_VL = db.Model.from_hf(
@@ -70,7 +70,7 @@ def test_the_layers_of_a_vision_tower_fill_stages_too() -> None:
     assert any(choice.pipeline == 16 for choice in configurations(job(16, model=QWEN_VL, tensor=1)))
 
 
-def test_micro_batches_have_every_size_that_divides_a_replicas_batch() -> None:
+def test_micro_batch_sizes_divide_the_batch_of_a_replica() -> None:
     choices = configurations(job(batch=6 * 8, tensor=1, context=1, pipeline=1, zero=1))
     assert {c.micro_batch_size for c in choices} == {1, 2, 3, 6}
     assert {c.expert for c in configurations(job())} == {1}
@@ -87,19 +87,19 @@ def test_micro_batches_have_every_size_that_divides_a_replicas_batch() -> None:
         ({"pipeline": 8, "chunks": 20}, "66 model units cannot fill 160 stages"),
     ],
 )
-def test_fixed_degrees_that_fit_nothing_are_refused_in_a_sentence(fixed: dict[str, Any], sentence: str) -> None:
+def test_fixed_degrees_that_fit_nothing_are_refused(fixed: dict[str, Any], sentence: str) -> None:
     with pytest.raises(db.InputError, match=sentence):
         configurations(job(**fixed))
 
 
-def test_choices_of_too_many_micro_batches_are_left_out() -> None:
+def test_choices_with_too_many_micro_batches_are_omitted() -> None:
     choices = configurations(job(1, 2**20, pipeline=1))
     assert min(choice.micro_batch_size for choice in choices) == 2
     with pytest.raises(db.InputError, match="999999937 pairs of stage and micro-batch are more than the 524288"):
         configurations(job(1, 999_999_937, micro_batch_size=1))
 
 
-def test_a_batch_of_nothing_is_refused() -> None:
+def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(db.InputError, match="at least one sequence, not 0"):
         job(batch=0)
 
@@ -127,19 +127,19 @@ def test_ordinary_choices_divide_tensors_within_a_node() -> None:
     job = Job(model=db.models["llama3-8b"], cluster=db.Cluster.parse("16xA100-80GB"), global_batch=64)
     ordinary = [*ordinary_choices(job)]
     assert {*ordinary} <= {*configurations(job)}
-    assert {each.tensor for each in ordinary} == {1, 2, 4, 8}
-    assert {(each.context, each.micro_batch_size) for each in ordinary} == {(1, 1)}
+    assert {degrees.tensor for degrees in ordinary} == {1, 2, 4, 8}
+    assert {(degrees.context, degrees.micro_batch_size) for degrees in ordinary} == {(1, 1)}
 
 
-def test_ordinary_choices_keep_what_is_fixed() -> None:
+def test_ordinary_choices_keep_fixed_degrees() -> None:
     job = Job(
         model=db.models["llama3-8b"], cluster=db.Cluster.parse("8xA100-80GB"), global_batch=16,
         fixed={"tensor": 2, "micro_batch_size": 4},
     )  # fmt: skip
-    assert {(each.tensor, each.micro_batch_size) for each in ordinary_choices(job)} == {(2, 4)}
+    assert {(degrees.tensor, degrees.micro_batch_size) for degrees in ordinary_choices(job)} == {(2, 4)}
 
 
-def test_chunks_of_one_device_are_called_stages() -> None:
+def test_chunks_of_data_parallel_ranks_are_called_stages() -> None:
     assert str(Degrees(data=8, zero=3, micro_batches=4, chunks=16)) == (
         "data 8, ZeRO-3, 4 micro-batches of 1, layers in 16 stages on each device"
     )
