@@ -1,4 +1,4 @@
-"""Measured runs are records, and what is said of accuracy is what they show."""
+"""Records of measured runs, and the accuracies that they support."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_there_are_150_measured_runs_60_with_memory() -> None:
     assert sum(record.memory is not None for record in RECORDS.values()) >= 60
 
 
-def test_about_half_of_the_runs_are_kept_for_testing() -> None:
+def test_about_half_of_the_runs_are_for_testing() -> None:
     halves = Counter(record.half for record in RECORDS.values())
 
     assert abs(halves["fit"] - halves["test"]) < 0.15 * len(RECORDS)
@@ -57,7 +57,7 @@ def test_a_command_says_degrees_layers_and_framework() -> None:
     assert "--framework megatron-bridge@26.04,dispatches_once=true" in command
 
 
-def test_a_run_of_unlike_layers_has_no_command() -> None:
+def test_a_run_of_layers_that_differ_has_no_command() -> None:
     with pytest.raises(InputError, match="recompute differently"):
         command_of(RECORDS["torchtitan/00"])
 
@@ -77,14 +77,14 @@ def test_the_narrowest_group_with_runs_gives_the_interval() -> None:
 
 
 @pytest.mark.slow
-def test_thestated_accuracies_errors_are_those_of_the_records() -> None:
+def test_the_stated_accuracies_are_those_of_the_records() -> None:
     assert accuracies([row_of(record) for record in RECORDS.values()]) == stated_accuracies()
 
 
 def test_families_with_measured_runs_are_named() -> None:
     notes = (DOCS / "notes" / "measured.md").read_text()
-    found = {name.removesuffix("-without-mtp") for name in re.findall(r"\| ([\w.-]+) on \d+x", notes)}
-    priced = {model.family for name, model in models.items() if name in found and model.whole_layers}
+    measured = {name.removesuffix("-without-mtp") for name in re.findall(r"\| ([\w.-]+) on \d+x", notes)}
+    priced = {model.family for name, model in models.items() if name in measured and model.whole_layers}
     mixed = {
         model.family
         for model in models.values()

@@ -12,15 +12,15 @@ from debubble.costs import Cluster, hardware, parse_size
 from debubble.ir import InputError
 
 GIB = 2**30
-OWN = {"memory": "96GiB", "flops": 4e14, "memory_bandwidth": 3e12}
-"""A device of one's own."""
+MINE = {"memory": "96GiB", "flops": 4e14, "memory_bandwidth": 3e12}
+"""A device that only a cluster file describes."""
 
 
 @pytest.mark.parametrize(
     ("text", "name"), [("4xL40S", "L40S-48GB"), ("64xH100", "H100-80GB"), ("2xh100-pcie", "H100-PCIe-80GB")]
 )
-def test_a_shorter_name_is_enough_where_it_names_one_device(text: str, name: str) -> None:
-    """A name without the memory's size comes before names that go on otherwise."""
+def test_an_unambiguous_short_name_is_accepted(text: str, name: str) -> None:
+    """A device whose name differs only by its memory size comes first."""
     cluster = Cluster.parse(text)
 
     assert cluster.slowest.name == name
@@ -34,7 +34,7 @@ def test_nodes_are_written_in_front_of_their_devices() -> None:
     assert Cluster.from_dict(cluster.to_dict()) == cluster == Cluster.from_dict({"devices": "2x4xL40S"})
 
 
-def test_a_cluster_is_written_as_the_call_that_makes_it() -> None:
+def test_the_repr_of_a_cluster_is_the_call_that_makes_it() -> None:
     assert repr(Cluster.parse("4xL40S")) == "Cluster.from_dict({'devices': '4xL40S-48GB'})"
 
 
@@ -44,7 +44,7 @@ def test_nodes_of_something_else_are_refused(text: str) -> None:
         Cluster.parse(text)
 
 
-def test_a_limit_above_the_memory_of_a_device_is_said() -> None:
+def test_a_limit_above_a_devices_memory_has_a_remark() -> None:
     cluster = Cluster.parse("4xA100-40GB").with_limit("48GiB")
 
     assert cluster.reserve == 0
@@ -53,16 +53,16 @@ def test_a_limit_above_the_memory_of_a_device_is_said() -> None:
     )
 
 
-def test_a_file_describes_devices_of_ones_own() -> None:
-    cluster = Cluster.from_dict({"devices": "4xMine+4xL40S", "hardware": {"Mine": {**OWN, "fp8_flops": 8e14}}})
-    mine = cluster.types[0]
+def test_a_file_may_describe_custom_devices() -> None:
+    cluster = Cluster.from_dict({"devices": "4xMine+4xL40S", "hardware": {"Mine": {**MINE, "fp8_flops": 8e14}}})
+    custom = cluster.types[0]
 
-    assert (mine.memory, mine.flops, mine.fp8_flops, mine.memory_bandwidth) == (96 * GIB, 4e14, 8e14, 3e12)
-    assert mine.source == "the cluster file"
+    assert (custom.memory, custom.flops, custom.fp8_flops, custom.memory_bandwidth) == (96 * GIB, 4e14, 8e14, 3e12)
+    assert custom.source == "the cluster file"
     assert Cluster.from_dict(cluster.to_dict()) == cluster
 
 
-def test_the_short_form_leaves_a_tenth_of_the_memory() -> None:
+def test_a_tenth_of_the_memory_is_reserved_by_default() -> None:
     cluster = Cluster.parse("8xA100-80GB")
 
     assert (cluster.count, cluster.slowest.name) == (8, "A100-80GB")
@@ -71,7 +71,7 @@ def test_the_short_form_leaves_a_tenth_of_the_memory() -> None:
     assert (mixture.memory_limits, mixture.slowest.name) == ((72 * GIB, 72 * GIB, 36 * GIB), "A100-40GB")
 
 
-def test_what_was_measured_replaces_the_tenth() -> None:
+def test_a_measured_reserve_replaces_the_default() -> None:
     cluster = Cluster.parse("8xA100-80GB").with_measured_reserve(2 * GIB)
 
     assert cluster.memory_limits == (int(78 * GIB / 1.06),) * 8
@@ -80,13 +80,13 @@ def test_what_was_measured_replaces_the_tenth() -> None:
 
 
 @pytest.mark.parametrize("stated", [{"memory_limit": "70GiB"}, {"safety_margin": 0.2}])
-def test_what_was_measured_replaces_nothing_stated(stated: dict[str, Any]) -> None:
+def test_a_measured_reserve_replaces_no_stated_limit(stated: dict[str, Any]) -> None:
     cluster = Cluster.from_dict({"devices": "8xA100-80GB", **stated})
 
     assert cluster.with_measured_reserve(2 * GIB) == cluster
 
 
-def test_a_reserve_of_the_whole_device_is_refused() -> None:
+def test_a_reserve_of_the_full_memory_is_refused() -> None:
     with pytest.raises(InputError, match=f"The profile measured {80 * GIB} bytes beside the plan's"):
         Cluster.parse("8xA100-80GB").with_measured_reserve(80 * GIB)
 
@@ -107,7 +107,7 @@ def test_a_file_overrides_links_and_efficiencies(tmp_path: Path) -> None:
     assert Cluster.parse(file).memory_limits == (36 * GIB,) * 4
 
 
-def test_memory_limits_are_given_for_all_or_for_each() -> None:
+def test_memory_limits_are_for_all_devices_or_per_device() -> None:
     assert Cluster.from_dict({"devices": "2xCPU", "memory_limit": "1.5GiB"}).memory_limits == (3 * GIB // 2,) * 2
     assert Cluster.from_dict({"devices": "2xCPU", "memory_limit": [100, "2KB"]}).memory_limits == (100, 2000)
     assert Cluster.parse("2xCPU").with_limit("1GiB").memory_limits == (GIB, GIB)
@@ -132,8 +132,11 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ({"devices": "8xSpock"}, "There is no device 'Spock'; see `debubble hardware`"),
         ({"devices": "8xA100"}, "'A100' may be A100-40GB or A100-80GB: write more of it."),
         ({"devices": "2xX", "hardware": {"X": {"memory": "1GiB", "flops": 1e12}}}, "missing required field"),
-        ({"devices": "2xX", "hardware": {"X": {**OWN, "memory": "much"}}}, "'much' is no size"),
-        ({"devices": "2xX", "hardware": {"X": {**OWN, "host_link": "simplex"}}}, "must be full-duplex or half-duplex"),
+        ({"devices": "2xX", "hardware": {"X": {**MINE, "memory": "much"}}}, "'much' is no size"),
+        (
+            {"devices": "2xX", "hardware": {"X": {**MINE, "host_link": "simplex"}}},
+            "must be full-duplex or half-duplex",
+        ),
         ({"devices": "2xCPU", "safety_margin": 1}, "safety_margin must be at least 0 and below 1"),
         ({"devices": "2xCPU", "memory_limit": [1]}, "memory_limit lists 1 sizes for 2 devices"),
         ({"devices": "2xCPU", "memory_limit": 0}, "must be positive"),
@@ -148,12 +151,12 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ([], "cluster is wrong"),
         ({"device": "A100-40GB"}, "unknown field `device`; the fields are devices, devices_per_node"),
         ({"devices": "2xL4", "efficiency": {"matmull": 1}}, "the fields are matmul, attention, attention_backward"),
-        ({"devices": "2xMine", "hardware": {"Mine": {**OWN, "ram": 1}}}, "the fields are memory, flops"),
+        ({"devices": "2xMine", "hardware": {"Mine": {**MINE, "ram": 1}}}, "the fields are memory, flops"),
         ({"devices": "2xL4", "network_bandwidth": "100Gb/s"}, "bytes per second of one device"),
         ({"devices": "8xGTX1080"}, "A cluster file describes any other under `hardware`"),
     ],
 )
-def test_a_wrong_cluster_is_refused_with_a_sentence(entries: Any, sentence: str) -> None:
+def test_an_invalid_cluster_is_refused(entries: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         Cluster.from_dict(entries)
 
@@ -168,7 +171,7 @@ def test_a_wrong_cluster_is_refused_with_a_sentence(entries: Any, sentence: str)
         ("[" * 600, "is nested too deeply"),
     ],
 )
-def test_what_is_no_cluster_file_is_refused_with_a_sentence(tmp_path: Path, text: str | None, sentence: str) -> None:
+def test_an_invalid_cluster_file_is_refused(tmp_path: Path, text: str | None, sentence: str) -> None:
     if text is not None:
         (tmp_path / "c.yaml").write_text(text)
 
@@ -182,6 +185,6 @@ def test_every_device_has_a_source_and_positive_rates() -> None:
         assert min(device.flops, device.memory_bandwidth, device.link_bandwidth, device.network_bandwidth) > 0
 
 
-def test_a_device_names_the_page_of_its_makers_figures() -> None:
+def test_devices_cite_the_page_of_their_manufacturer() -> None:
     without = {name for name, device in hardware.items() if not device.url.startswith("https://")}
     assert without == {"A800-80GB", "A800-PCIe-80GB", "H800-80GB", "H20-96GB", "Ascend-910-64GB", "CPU"}

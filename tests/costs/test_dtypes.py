@@ -1,4 +1,4 @@
-"""Dtypes: fp8 makes linear layers faster alone, fp16 costs what bf16 does, and devices without one refuse it."""
+"""Dtypes: fp8 speeds up linear layers only, fp16 costs as much as bf16, and devices refuse dtypes they lack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ H100S = Cluster.parse("8xH100")
 LLAMA = models["llama3.1-8b"]
 
 
-def test_fp8_takes_88_percent_of_twice_the_pace_and_casts() -> None:
+def test_fp8_reaches_88_percent_of_its_peak_ratio_and_casts() -> None:
     bf16, fp8 = (Speed.from_hardware(H100S.slowest, dtype) for dtype in ("bf16", "fp8"))
     n = 8192
     launch = H100S.slowest.efficiency.launch
@@ -47,7 +47,7 @@ def test_fp8_leaves_memory_and_the_head_as_they_are() -> None:
         ("8xH100", "fp6", "There is no dtype 'fp6'; there are: bf16, fp16, fp8, mxfp8, nvfp4, fp32."),
     ],
 )
-def test_a_dtype_that_a_device_has_not_is_refused(cluster: str, dtype: str, sentence: str) -> None:
+def test_a_dtype_that_a_device_lacks_is_refused(cluster: str, dtype: str, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         model_units(LLAMA, Cluster.parse(cluster), RunOptions(dtype=dtype))
 

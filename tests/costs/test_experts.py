@@ -1,4 +1,4 @@
-"""Costs of mixtures of experts: sorting, travelling and grouped products."""
+"""Costs of mixtures of experts: permutation, dispatch and grouped matrix products."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def shapes(cluster: str, *, framework: Framework = MEGATRON, model: ModelConfig 
     )  # fmt: skip
 
 
-def dispatch(of: Shapes) -> Operator:
-    return next(op for op in mlp(of, 0) if op.name == "dispatch")
+def dispatch(inputs: Shapes) -> Operator:
+    return next(op for op in mlp(inputs, 0) if op.name == "dispatch")
 
 
-def sorting(of: Shapes) -> float:
+def sorting(inputs: Shapes) -> float:
     """Seconds of sorting tokens into copies for two experts each, and back."""
-    hw = of.speed.hardware
-    return 2 * (hw.efficiency.launch + 3 * SIZE / of.options.tensor / (hw.memory_bandwidth * hw.efficiency.permute))
+    hw = inputs.speed.hardware
+    return 2 * (hw.efficiency.launch + 3 * SIZE / inputs.options.tensor / (hw.memory_bandwidth * hw.efficiency.permute))
 
 
-def test_experts_on_one_device_cost_the_sorting_of_their_tokens_alone() -> None:
-    alone = shapes("8xH100-80GB")
-    assert dispatch(alone).forward == pytest.approx(sorting(alone), rel=1e-12)
+def test_experts_on_one_device_only_sort_their_tokens() -> None:
+    single = shapes("8xH100-80GB")
+    assert dispatch(single).forward == pytest.approx(sorting(single), rel=1e-12)
 
 
-def test_copies_within_a_node_travel_over_its_links_or_are_hidden() -> None:
+def test_dispatch_within_a_node_takes_its_links_or_is_hidden() -> None:
     alongside = shapes("8xH100-80GB", data=8, expert=8)
     hw = alongside.speed.hardware
     travel = hw.link_latency + 2 * SIZE * 7 / 8 / (hw.link_bandwidth * hw.efficiency.link)
@@ -53,7 +53,7 @@ def test_copies_within_a_node_travel_over_its_links_or_are_hidden() -> None:
     assert dispatch(hidden).forward == pytest.approx(sorting(hidden), rel=1e-12)
 
 
-def test_copies_to_other_nodes_go_through_one_network_card_each() -> None:
+def test_dispatch_to_other_nodes_takes_one_network_card() -> None:
     across = shapes("16xA10G", data=16, expert=8)
     two_nodes = replace(
         across, speed=Speed(replace(across.speed.hardware, devices_per_node=4, link_bandwidth=1e15), 2)
@@ -63,7 +63,7 @@ def test_copies_to_other_nodes_go_through_one_network_card_each() -> None:
     assert dispatch(two_nodes).forward == pytest.approx(sorting(two_nodes) + 2 * travel, rel=1e-9)
 
 
-def test_a_token_that_is_dispatched_once_crosses_to_a_node_once() -> None:
+def test_deduplicated_tokens_reach_a_node_once() -> None:
     once = shapes("16xA10G", data=16, expert=8, framework=replace(MEGATRON, dispatches_once=True))
     two_nodes = replace(once, speed=Speed(replace(once.speed.hardware, devices_per_node=4, link_bandwidth=1e15), 2))
     hw = two_nodes.speed.hardware
@@ -72,29 +72,29 @@ def test_a_token_that_is_dispatched_once_crosses_to_a_node_once() -> None:
     assert dispatch(two_nodes).forward == pytest.approx(sorting(two_nodes) + 2 * travel, rel=1e-9)
 
 
-def test_experts_of_a_group_are_on_fewer_nodes() -> None:
+def test_group_limited_routing_reaches_fewer_nodes() -> None:
     assert isinstance(experts := models["deepseek-v3"].per_layer[-1].mlp, Experts)
     assert experts.reach == 0.5
 
 
-def test_each_expert_has_a_product_of_its_own() -> None:
-    few = shapes("8xH100-80GB")
-    up = next(op for op in mlp(few, 0) if op.name == "mlp")
+def test_experts_are_grouped_matrix_products() -> None:
+    inputs = shapes("8xH100-80GB")
+    up = next(op for op in mlp(inputs, 0) if op.name == "mlp")
     tokens, columns = 2 * LENGTH / 8, 2 * 14336
-    assert up.forward == few.speed.matmul(tokens, 4096, columns, count=8)
-    gradients = few.speed.matmul(4096, tokens, columns, count=8, added=2 * 4 * 8 * 4096 * columns)
-    assert up.backward_weight == pytest.approx(gradients / few.speed.hardware.efficiency.grouped_weight)
+    assert up.forward == inputs.speed.matmul(tokens, 4096, columns, count=8)
+    gradients = inputs.speed.matmul(4096, tokens, columns, count=8, added=2 * 4 * 8 * 4096 * columns)
+    assert up.backward_weight == pytest.approx(gradients / inputs.speed.hardware.efficiency.grouped_weight)
 
 
-def test_whole_experts_get_one_ranks_tokens_without_a_gather() -> None:
-    divided, whole = (shapes("8xH100-80GB", tensor=4, expert_tensor=shards) for shards in (None, 1))
+def test_undivided_experts_get_tokens_without_a_gather() -> None:
+    divided, undivided = (shapes("8xH100-80GB", tensor=4, expert_tensor=shards) for shards in (None, 1))
     gathered = divided.speed.gather(2 * SIZE, 4, alongside=4)
     assert dispatch(divided).forward == pytest.approx(sorting(divided) + 2 * gathered, rel=1e-12)
-    assert dispatch(whole).forward == pytest.approx(sorting(whole), rel=1e-12)
+    assert dispatch(undivided).forward == pytest.approx(sorting(undivided), rel=1e-12)
 
 
-def test_overlapped_collectives_leave_a_piece_and_slow_the_rest() -> None:
+def test_overlapped_collectives_are_exposed_in_part() -> None:
     exposed = shapes("8xH100-80GB", tensor=4)
     hidden = replace(exposed, framework=replace(MEGATRON, tensor_overlap=True))
-    rest = TENSOR_OVERLAP_SLOWDOWN * 3 / 4
-    assert collectives(hidden).forward == pytest.approx(collectives(exposed).forward * (1 / 4 + rest))
+    slowdown = TENSOR_OVERLAP_SLOWDOWN * 3 / 4
+    assert collectives(hidden).forward == pytest.approx(collectives(exposed).forward * (1 / 4 + slowdown))

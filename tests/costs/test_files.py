@@ -1,4 +1,4 @@
-"""Costs files, units files and profiles: what is read comes back, and what is wrong is said in one sentence."""
+"""Costs files, units files and profiles: they round-trip, and errors are one sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def written(folder: Path, content: Any) -> Path:
     return file
 
 
-def test_counts_expand_and_layers_count_per_type(tmp_path: Path) -> None:
+def test_counts_expand_and_layers_are_numbered_per_type(tmp_path: Path) -> None:
     units = load_units(written(tmp_path, {"units": [DENSE, HEAD, DENSE], "memory_limit": 50, "communication": 0.5}))
 
     assert [(u.type, u.layer) for u in units.units] == [
@@ -60,23 +60,23 @@ def test_stage_costs_follow_the_strategies(tmp_path: Path) -> None:
     assert costs.offload == (4, 2)
 
 
-def test_a_given_limit_replaces_the_files(tmp_path: Path) -> None:
+def test_an_argument_replaces_the_limit_of_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, {"units": [DENSE], "memory_limit": [1, 2]})
 
     assert load_units(file).memory_limit == (1, 2)
     assert load_units(file, memory_limit=7).memory_limit == (7,)
 
 
-def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
+def test_units_round_trip_with_the_same_stage_costs() -> None:
     units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
-    again = units_from_dict(json.loads(json.dumps(units_to_dict(units))))
+    read = units_from_dict(json.loads(json.dumps(units_to_dict(units))))
     content = {"units": [DENSE, HEAD], "memory_limit": [9, 8], "link_groups": [[0, 1]], "optimizer_step": 2}
     partition = [[(i, "none") for i in range(9)], [(i, "full" if i < 17 else "none") for i in range(9, 18)]]
 
-    assert again == units
+    assert read == units
     assert units_from_dict(units_to_dict(units_from_dict(content))) == units_from_dict(content)
     assert units_to_dict(units_from_dict(content))["units"][0]["count"] == 3
-    assert again.stage_costs(partition, Placement.linear(2)) == units.stage_costs(partition, Placement.linear(2))
+    assert read.stage_costs(partition, Placement.linear(2)) == units.stage_costs(partition, Placement.linear(2))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
         ({"units": [DENSE], "slices": 3}, "'attention_scale' must have a number for each of 3 'slices'"),
     ],
 )
-def test_a_wrong_units_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:
+def test_an_invalid_units_file_is_refused(tmp_path: Path, content: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         load_units(written(tmp_path, content))
 
@@ -129,12 +129,12 @@ def test_a_costs_file_is_read(tmp_path: Path) -> None:
         ({"micro_batch_scale": [0, 0]}, "a step must take some time"),
     ],
 )
-def test_a_wrong_costs_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:
+def test_an_invalid_costs_file_is_refused(tmp_path: Path, content: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         load_costs(written(tmp_path, content), stages=4)
 
 
-def test_a_profile_replaces_what_it_measured(tmp_path: Path) -> None:
+def test_a_profile_replaces_the_units_that_it_measured(tmp_path: Path) -> None:
     units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
     profile = load_profile(
         written(
@@ -155,7 +155,7 @@ def test_a_profile_replaces_what_it_measured(tmp_path: Path) -> None:
         apply_profile(units, units_from_dict({"units": [DENSE]}))
 
 
-def test_a_profile_paces_the_step_on_the_host() -> None:
+def test_a_profile_sets_the_bandwidth_of_host_steps() -> None:
     units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
     profile = units_from_dict({"units": [{**DENSE, "type": "mlp"}], "host_step_bandwidth": HOST_MEMORY_BANDWIDTH / 2})
     for before, after in zip(units.units, apply_profile(units, profile).units, strict=True):

@@ -1,4 +1,4 @@
-"""What a framework fuses, overlaps, keeps and captures, by its name and version."""
+"""Traits of frameworks by name and version: fusion, overlap, saved tensors and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def units(framework: Framework, *, model: str = "llama3-8b", options: RunOptions
     return model_units(models[model], H100, options, framework=framework)
 
 
-def test_a_version_is_the_newest_that_is_not_newer() -> None:
+def test_a_version_resolves_to_the_latest_one_up_to_it() -> None:
     assert named_framework("torchtitan@2024.11") == FRAMEWORKS["torchtitan"]["2024.06"]
 
 
-def test_a_version_before_the_first_is_the_first() -> None:
+def test_a_version_before_the_first_resolves_to_the_first() -> None:
     assert named_framework("torchtitan@2020.1") == FRAMEWORKS["torchtitan"]["2024.06"]
 
 
-def test_a_name_without_a_version_is_the_newest() -> None:
+def test_a_name_without_a_version_resolves_to_the_newest() -> None:
     assert named_framework("torchtitan") == FRAMEWORKS["torchtitan"]["2025.10"]
 
 
-def test_single_traits_override_the_frameworks() -> None:
+def test_traits_in_the_text_override_those_of_the_framework() -> None:
     changed = named_framework("nemo@24.09,graphs=step,gradient_bytes=4,tensor_overlap=false")
 
     assert changed == replace(named_framework("nemo"), graphs="step", gradient_bytes=4, tensor_overlap=False)
@@ -51,7 +51,7 @@ def test_single_traits_override_the_frameworks() -> None:
         ("nemo,gradient_bytes=two", "gradient_bytes is 'two'; it must be a number of bytes."),
     ],
 )
-def test_what_is_no_framework_is_refused(text: str, sentence: str) -> None:
+def test_invalid_frameworks_and_traits_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence.replace(".", "[.]")):
         named_framework(text)
 
@@ -61,7 +61,7 @@ def test_zero_3_of_frameworks_gathers_a_unit_at_a_time(name: str) -> None:
     assert named_framework(name).gathers_units
 
 
-def test_the_target_without_a_name_has_traits_too() -> None:
+def test_traits_apply_to_the_framework_of_the_target() -> None:
     assert framework_of_options("target,flash=false", FSDP) == replace(FSDP, flash=False)
     assert framework_of_options("", DEEPSPEED) == DEEPSPEED
 
@@ -71,78 +71,78 @@ def test_traits_are_written_as_the_option_takes_them() -> None:
     assert framework_with("nemo", flash=None) == "nemo"
 
 
-def test_the_options_name_the_framework_of_units() -> None:
+def test_units_have_the_framework_of_the_options() -> None:
     named = model_units(models["llama3-8b"], H100, replace(OPTIONS, framework="torchtitan@2024.06"))
 
     assert named == units(named_framework("torchtitan@2024.06"))
 
 
-def test_the_host_bounds_small_units_that_no_graph_launches() -> None:
+def test_host_calls_bound_small_units_without_graphs() -> None:
     attention = units(replace(MEGATRON, graphs="none")).units[1]
 
     assert attention.forward == pytest.approx(8 * HOST_CALL)
     assert attention.backward_input + attention.backward_weight == pytest.approx(8 * HOST_CALL)
 
 
-def test_a_graph_of_layers_leaves_the_host_the_experts() -> None:
+def test_experts_are_not_in_a_graph_of_layers() -> None:
     options = RunOptions(data=8, expert=8)
     mlp = units(replace(MEGATRON, graphs="layers"), model="qwen3-30b-a3b", options=options).units[2]
 
     assert mlp.forward == pytest.approx(19 * HOST_CALL)
 
 
-def test_a_graph_of_the_step_launches_kernels_one_after_another() -> None:
+def test_a_graph_of_the_step_launches_kernels_faster() -> None:
     assert Speed.from_hardware(hardware["H100-80GB"], "bf16", replace(MEGATRON, graphs="step")).launch == 3e-6
 
 
-def test_inputs_of_fp8_products_are_kept_in_8_bits() -> None:
+def test_inputs_of_fp8_products_are_saved_in_8_bits() -> None:
     options = RunOptions(dtype="fp8")
-    wide, narrow = (units(replace(MEGATRON, keeps_8_bits=kept), options=options).units[2] for kept in (False, True))
+    wide, narrow = (units(replace(MEGATRON, keeps_8_bits=saves), options=options).units[2] for saves in (False, True))
 
     assert wide.activation - narrow.activation == 4096 * (4096 + 14336)
 
 
-def test_the_attention_core_keeps_its_result_and_the_next_products_input() -> None:
+def test_attention_saves_its_output_in_16_bits_for_fp8() -> None:
     options = RunOptions(dtype="fp8")
-    wide, narrow = (units(replace(MEGATRON, keeps_8_bits=kept), options=options).units[1] for kept in (False, True))
+    wide, narrow = (units(replace(MEGATRON, keeps_8_bits=saves), options=options).units[1] for saves in (False, True))
 
     assert narrow.activation == wide.activation
 
 
-def test_adapters_on_projections_alone_keep_nothing_in_the_mlp() -> None:
+def test_adapters_on_projections_save_nothing_in_the_mlp() -> None:
     options = RunOptions(lora=16)
-    everywhere, few = (units(replace(MEGATRON, adapted=where), options=options).units[2] for where in ("all", "qkv"))
+    everywhere, some = (units(replace(MEGATRON, adapted=where), options=options).units[2] for where in ("all", "qkv"))
 
-    assert everywhere.activation - few.activation > 2 * 4096 * (4096 + 14336)
-    assert few.backward_weight == 0
+    assert everywhere.activation - some.activation > 2 * 4096 * (4096 + 14336)
+    assert some.backward_weight == 0
 
 
-def test_experts_one_after_another_launch_as_many_kernels() -> None:
+def test_sequential_experts_launch_more_kernels() -> None:
     options = RunOptions(data=8, expert=8)
-    together, apart = (
+    grouped_mlp, sequential = (
         units(replace(MEGATRON, grouped_experts=grouped), model="qwen3-30b-a3b", options=options).units[2]
         for grouped in (True, False)
     )
 
-    assert apart.forward - together.forward == pytest.approx(2 * 15 * 15e-6)
+    assert sequential.forward - grouped_mlp.forward == pytest.approx(2 * 15 * 15e-6)
 
 
-def test_torchs_loss_keeps_fourteen_bytes_per_logit() -> None:
+def test_the_loss_of_torch_keeps_14_bytes_per_logit() -> None:
     fused, eager = (units(replace(MEGATRON, fused_loss=loss)).units[-1] for loss in (True, False))
 
     assert eager.activation - fused.activation == pytest.approx(10 * 4096 * 128256 / 8)
 
 
-def test_a_loss_of_whole_logits_keeps_them_on_every_rank() -> None:
+def test_a_loss_of_gathered_logits_keeps_them_on_every_rank() -> None:
     options = RunOptions(tensor=4)
-    divided, whole = (
+    divided, gathered = (
         units(replace(MEGATRON, loss_parallel=parallel), options=options).units[-1] for parallel in (True, False)
     )
-    assert whole.activation - divided.activation == pytest.approx(4 * 4096 * 128256 * 3 / 4)
-    assert whole.forward > divided.forward
+    assert gathered.activation - divided.activation == pytest.approx(4 * 4096 * 128256 * 3 / 4)
+    assert gathered.forward > divided.forward
 
 
-def test_elementwise_operators_one_after_another_move_more() -> None:
+def test_elementwise_operators_without_compilation_are_slower() -> None:
     assert units(replace(MEGATRON, compiled=False)).units[1].forward > units(MEGATRON).units[1].forward
 
 
@@ -167,7 +167,7 @@ def test_narrow_heads_are_slower() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "share", "peak"), [("fp8", 1.2, 4500e12), ("mxfp8", 1.14, 4500e12)])
-def test_products_in_8_bits_reach_their_share_on_blackwell(dtype: str, share: float, peak: float) -> None:
+def test_products_in_8_bits_reach_their_efficiency(dtype: str, share: float, peak: float) -> None:
     speed = Speed.from_hardware(BLACKWELL.slowest, dtype)
 
     assert speed.linear(8192, 8192, 8192) - 15e-6 == pytest.approx(2 * 8192**3 / (peak * share * 0.45))
@@ -185,12 +185,12 @@ def test_less_power_lowers_the_clock_by_its_cube_root() -> None:
     assert limited.memory == 0.8
 
 
-def test_power_of_a_device_without_a_stated_one_is_refused() -> None:
+def test_power_is_refused_for_a_device_of_unknown_power() -> None:
     with pytest.raises(InputError, match="power is given for L40S-48GB, whose own is not known"):
         Cluster.from_dict({"devices": "8xL40S", "power": 300})
 
 
-def test_a_share_of_fp8_may_be_above_one() -> None:
+def test_an_fp8_efficiency_may_be_above_one() -> None:
     assert Cluster.from_dict({"devices": "8xB200", "efficiency": {"fp8": 1.5}}).slowest.efficiency.fp8 == 1.5
 
 
@@ -204,7 +204,7 @@ def test_overlapped_gradients_take_no_time_after_the_pipeline() -> None:
     assert hidden.after() < 0.1 * plain.after()
 
 
-def test_replicas_of_experts_meet_over_the_network() -> None:
+def test_expert_gradients_are_reduced_over_the_network() -> None:
     cluster = Cluster.parse("64xH100-80GB")
     within, across = (
         StepTail(model=models["qwen3-30b-a3b"], cluster=cluster, options=RunOptions(data=64, expert=expert, zero=1))
@@ -233,7 +233,7 @@ def test_torch_has_receive_buffers_for_every_micro_batch() -> None:
     assert torch.buffers((0, 4), 8) == 3 * 16 * message
 
 
-def test_kept_outputs_are_the_logits_of_all_but_one() -> None:
+def test_kept_outputs_are_logits_of_all_but_one_micro_batch() -> None:
     options = RunOptions(sequence_length=4096, data=2)
     units = model_units(
         models["llama3-8b"], H100, options, framework=named_framework("automodel"), micro_batches=16
@@ -243,7 +243,7 @@ def test_kept_outputs_are_the_logits_of_all_but_one() -> None:
     assert units.buffers((3,), 4) == units.receive_buffers + units.kept_outputs
 
 
-def test_a_device_alone_has_no_receive_buffers() -> None:
+def test_a_single_device_has_no_receive_buffers() -> None:
     options = RunOptions(data=8)
 
     assert model_units(models["llama3-8b"], H100, options, framework=TORCH, micro_batches=16).receive_buffers == 0
@@ -254,7 +254,7 @@ def test_torchtitan_returns_no_outputs_from_october_2025() -> None:
     assert not named_framework("torchtitan").keeps_outputs
 
 
-def test_every_trait_is_on_the_page_of_costs() -> None:
+def test_docs_of_costs_list_every_trait() -> None:
     page = (Path(__file__).parents[2] / "docs" / "costs.md").read_text()
 
     assert [trait.name for trait in fields(Framework) if f"`{trait.name}`" not in page] == []

@@ -1,4 +1,4 @@
-"""The host's memory is a limit for what plans offload to it and for optimizers that it steps."""
+"""Host memory limits offloaded activations and the optimizer states that hosts step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from debubble.planners.problem import closest
 
 
 def units(**entries: Any) -> Units:
-    """Four units of 10 bytes of activation, whose optimizer states of 100 bytes the host may have."""
+    """Four units with 10 bytes of activation and 100 bytes of optimizer states that the host may take."""
     one = Unit(
         type="dense", layer=None, forward=1, backward_input=1, backward_weight=1, static=200,
         strategies={"none": Strategy(10)}, states=StateBytes(weights=40, gradients=60, optimizer=100),
@@ -48,20 +48,20 @@ def test_states_of_hosted_stages_are_on_the_host_throughout() -> None:
     assert host_peaks(units(), partition, run) == [2 * (100 + 30 + 20), 0]
 
 
-def test_states_that_options_put_on_hosts_are_there_throughout() -> None:
-    """An fp32 master copy, two moments and a gradient per parameter, divided by two replicas."""
+def test_states_of_host_optimizers_are_on_the_host_throughout() -> None:
+    """An fp32 master copy, two moments and a gradient per parameter are divided over two replicas."""
     model, options = db.models["llama-tiny"], RunOptions(host_optimizer=1.0, zero=1, data=2, sequence_length=64)
-    found = model_units(model, db.Cluster.parse("2xA100-80GB"), options, pipeline=1)
+    hosted = model_units(model, db.Cluster.parse("2xA100-80GB"), options, pipeline=1)
     schedule = db.schedules["1f1b"](devices=1, micro_batches=2)
-    partition = Partition.cut(found, [len(found.units)])
-    run = db.simulate(schedule, found.stage_costs(partition, schedule.placement))
+    partition = Partition.cut(hosted, [len(hosted.units)])
+    run = db.simulate(schedule, hosted.stage_costs(partition, schedule.placement))
 
-    assert host_peaks(found, partition, run) == [pytest.approx((4 + 8 + 4) * model.parameters / 2)]
+    assert host_peaks(hosted, partition, run) == [pytest.approx((4 + 8 + 4) * model.parameters / 2)]
 
 
 @pytest.mark.parametrize(("zero", "device", "host"), [(1, 2 + 4, (12 + 4 + 2) / 2), (3, (2 + 4) / 2, (8 + 4 + 4) / 2)])
-def test_a_hosted_stage_leaves_weights_to_compute_with(zero: int, device: float, host: float) -> None:
-    """ZeRO-3 divides fp32 weights, which are the host's where it steps them; the device has them in bf16."""
+def test_a_device_keeps_the_weights_of_a_hosted_stage(zero: int, device: float, host: float) -> None:
+    """ZeRO-3 divides fp32 weights, which stay on a host that steps them; the device has them in bf16."""
     model, options = db.models["llama-tiny"], RunOptions(zero=zero, data=2, sequence_length=64)
     unit = model_units(model, db.Cluster.parse("2xA100-80GB"), options, pipeline=1).units[1]
     assert unit.on_host is not None
@@ -70,7 +70,7 @@ def test_a_hosted_stage_leaves_weights_to_compute_with(zero: int, device: float,
     assert (unit.on_host.static, states_on_host([unit])) == pytest.approx((count * device, count * host))
 
 
-def test_a_host_that_is_too_small_refuses_the_plan_with_what_it_lacks() -> None:
+def test_a_host_that_is_too_small_reports_the_missing_bytes() -> None:
     partition, run = timeline(units(), OFFLOADING)
     check_host_memory(units(host_memory=40), partition, run)
 
@@ -80,17 +80,17 @@ def test_a_host_that_is_too_small_refuses_the_plan_with_what_it_lacks() -> None:
 
 
 @pytest.mark.slow
-def test_hosts_that_would_step_more_than_they_hold_are_refused() -> None:
+def test_plans_that_exceed_host_memory_are_refused() -> None:
     cluster = {"devices": "4xA100-80GB", "memory_limit": "8GiB"}
-    given: dict[str, Any] = {"micro_batches": 8, "sequence_length": 4096, "planner": "chronos", "effort": 0.1}
+    options: dict[str, Any] = {"micro_batches": 8, "sequence_length": 4096, "planner": "chronos", "effort": 0.1}
     model = db.models["llama3.2-1b"]
-    db.plan(model, db.Cluster.from_dict(cluster), **given)
+    db.plan(model, db.Cluster.from_dict(cluster), **options)
 
     with pytest.raises(InfeasibleError, match="of its host's memory, which has"):
-        db.plan(model, db.Cluster.from_dict({**cluster, "host_memory": "1GiB"}), **given)
+        db.plan(model, db.Cluster.from_dict({**cluster, "host_memory": "1GiB"}), **options)
 
 
-def test_a_lack_of_host_memory_is_the_reason_that_is_told() -> None:
+def test_missing_host_memory_is_the_reported_reason() -> None:
     device, host = InfeasibleError("of the device", missing=1), HostMemoryError("of the host", missing=2)
 
     assert closest([device, host]) is host

@@ -1,4 +1,4 @@
-"""Lengths of sequences: how they are read, and the micro-batches of a typical step."""
+"""Lengths of sequences: files, and the micro-batches of a typical step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from debubble.ir import InputError
         "\n".join(f'{{"input_ids": {[1] * length}}}' for length in (512, 1024, 512)),
     ],
 )
-def test_every_form_of_lengths_is_read_alike(tmp_path: Path, text: str) -> None:
+def test_every_form_of_lengths_file_is_read(tmp_path: Path, text: str) -> None:
     file = tmp_path / "lengths"
     file.write_text(text)
     assert read_lengths(file) == {512: 2, 1024: 1}
 
 
 @pytest.mark.parametrize("text", ["", "a text", '{"text": "a text"}', "[-1]", "[1.5]"])
-def test_what_says_no_length_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_lengths_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "lengths"
     file.write_text(text)
     with pytest.raises(InputError, match="give a JSON object of lengths and counts"):
@@ -46,19 +46,19 @@ def test_a_step_of_single_sequences_has_the_quantiles() -> None:
     [({"micro_batch_size": 2}, [500 / 800, 500 / 800]), ({"micro_batch_size": 1, "replicas": 2}, [1, 0.5])],
     ids=["about as many tokens in each", "the longest of replicas counts"],
 )
-def test_micro_batches_have_their_share_of_tokens(options: dict[str, int], tokens: list[float]) -> None:
+def test_sequences_are_balanced_over_micro_batches(options: dict[str, int], tokens: list[float]) -> None:
     histogram = {100: 1, 200: 1, 300: 1, 400: 1}
     sizes = typical_step(histogram, micro_batches=2, sequence_length=400, **options)
     assert [size.tokens for size in sizes] == tokens
 
 
-def test_tokens_see_half_of_their_own_sequence() -> None:
+def test_tokens_attend_to_half_of_their_sequence() -> None:
     (size,) = typical_step({300: 1, 100: 1}, micro_batches=1, micro_batch_size=2, sequence_length=400)
     pairs = sum(n + 1 for length in (300, 100) for n in range(length))
     assert size.keys == pytest.approx(pairs / 400 / 200, rel=0.01)
 
 
-def test_a_sequence_that_is_longer_than_asked_for_is_refused() -> None:
+def test_a_sequence_above_the_sequence_length_is_refused() -> None:
     with pytest.raises(InputError, match="401 tokens, but --sequence-length is 400"):
         typical_step({401: 1}, micro_batches=2, micro_batch_size=2, sequence_length=400)
 

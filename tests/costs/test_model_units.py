@@ -1,4 +1,4 @@
-"""Costs of a model's units: bytes by the published formulas, times that divide and add up as they must."""
+"""Costs of a model's units: bytes by published formulas, and consistent times."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def layer(units: Units) -> tuple[Unit, Unit]:
     return units.units[1], units.units[2]
 
 
-def kept(units: Units, strategy: str = "none") -> float:
-    """Bytes that one layer keeps."""
-    both = (u.strategies.get(strategy, u.strategies["none"]).activation for u in layer(units))
-    return float(sum(both))
+def layer_bytes(units: Units, strategy: str = "none") -> float:
+    """Activation bytes of one layer."""
+    halves = (u.strategies.get(strategy, u.strategies["none"]).activation for u in layer(units))
+    return float(sum(halves))
 
 
 def test_units_are_embedding_half_layers_and_head() -> None:
@@ -50,20 +50,18 @@ def test_units_are_embedding_half_layers_and_head() -> None:
 
 
 @pytest.mark.parametrize(("tensor", "context"), [(1, 1), (2, 2)])
-def test_a_gated_layer_keeps_12h_4kv_6ffn_bytes_per_token(tensor: int, context: int) -> None:
+def test_a_gated_layer_saves_12h_4kv_6ffn_bytes_per_token(tensor: int, context: int) -> None:
     m = LLAMA
     units = model_units(m, A100S, RunOptions(sequence_length=S, tensor=tensor, context=context))
     log_sum_exp = 4 * m.heads
     per_token = 12 * m.hidden + 4 * m.kv_width + 6 * m.ffn + log_sum_exp
 
-    assert kept(units) == S * per_token / (tensor * context)
-    assert kept(units, "cmb") == S * (per_token - 4 * m.hidden - 2 * m.ffn) / (tensor * context)
+    assert layer_bytes(units) == S * per_token / (tensor * context)
+    assert layer_bytes(units, "cmb") == S * (per_token - 4 * m.hidden - 2 * m.ffn) / (tensor * context)
 
 
 @pytest.mark.parametrize(("cap", "window", "together"), [(50.0, None, sum), (None, S // 2, sum), (None, None, max)])
-def test_context_ranks_gather_before_the_core_or_ring_beside_it(
-    cap: float | None, window: int | None, together: Any
-) -> None:
+def test_context_ranks_gather_first_or_overlap_a_ring(cap: float | None, window: int | None, together: Any) -> None:
     mixer = Attention(window=window)
     model = replace(LLAMA, attention_cap=cap)
     options = RunOptions(sequence_length=S, context=2)
@@ -80,8 +78,8 @@ def test_context_ranks_gather_before_the_core_or_ring_beside_it(
 
 
 @pytest.mark.parametrize("family", ["llama3-8b", "gpt3-13b"])
-def test_adapters_alone_have_gradients_and_optimizer_states(family: str) -> None:
-    """Of W [out, in], adapters of rank r are A [r, in] and B [out, r]."""
+def test_only_adapters_have_gradients_and_optimizer_states(family: str) -> None:
+    """The adapters of rank r of W [out, in] are A [r, in] and B [out, r]."""
     m, r = models[family], 16
     h, q, kv, ffn = m.hidden, m.attention_width, m.kv_width, m.ffn
     units = model_units(m, A100S, RunOptions(sequence_length=S, lora=r)).units
@@ -98,7 +96,7 @@ def test_adapters_alone_have_gradients_and_optimizer_states(family: str) -> None
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("family", ["llama3-8b", "gpt3-13b"])
-def test_quantised_weights_take_less_memory_and_more_time(family: str, format: str) -> None:
+def test_quantized_weights_take_less_memory_and_more_time(family: str, format: str) -> None:
     m = models[family]
     plain, small = (
         model_units(m, A100S, RunOptions(sequence_length=S, lora=16, quantize=q)).units for q in (None, format)
@@ -116,8 +114,8 @@ def test_quantised_weights_take_less_memory_and_more_time(family: str, format: s
     assert sum(m.attention_matrices(0)) == m.attention_parameters(0) - biases_and_norms(m)
 
 
-def test_double_quantisation_takes_its_published_bits() -> None:
-    """Dettmers et al., QLoRA, section 3: 8 / 64 + 32 / (64 x 256), and the mean of all."""
+def test_double_quantization_takes_its_published_bits() -> None:
+    """Dettmers et al., QLoRA, section 3: 8 / 64 + 32 / (64 x 256) bits, and one mean per tensor."""
     assert quantized_bytes("nf4", 4096 * 4096) == 4096 * 4096 * (4 + 32 / 64) / 8
     assert quantized_bytes("nf4-dq", 4096 * 4096) == 4096 * 4096 * (4 + 8 / 64 + 32 / (64 * 256)) / 8 + 4
     assert quantized_bytes("nf4-dq", 64 * 257) == 32 * 257 + 257 + 2 * 4 + 4
@@ -148,7 +146,7 @@ def test_a_mixtures_experts_are_frozen_without_adapters() -> None:
     assert lora.activation == full.activation
 
 
-def test_windows_bound_what_attention_computes() -> None:
+def test_windows_limit_the_keys_of_attention() -> None:
     """A token attends to half of a full sequence on average, and at most to a window."""
     config = {**LLAMA.config, "model_type": "gemma2", "num_hidden_layers": 2, "sliding_window": S // 4}
     m = ModelConfig.from_hf(config)
@@ -164,35 +162,35 @@ def test_windows_bound_what_attention_computes() -> None:
     assert windowed.activation == full.activation
 
 
-def test_an_unfused_activation_function_keeps_two_more_tensors() -> None:
+def test_an_unfused_activation_function_saves_two_more_tensors() -> None:
     options = RunOptions(sequence_length=S)
     fused, unfused = (model_units(LLAMA, A100S, options, framework=f) for f in (MEGATRON, EAGER))
 
-    assert kept(unfused) - kept(fused) == S * 2 * LLAMA.ffn
+    assert layer_bytes(unfused) - layer_bytes(fused) == S * 2 * LLAMA.ffn
 
 
 @pytest.mark.parametrize("tensor", [1, 8])
-def test_gpt_keeps_34h_5as_bytes_per_token_and_selective_drops_5as(tensor: int) -> None:
+def test_gpt_saves_34h_5as_bytes_per_token_and_selective_34h(tensor: int) -> None:
     h, a = GPT3.hidden, GPT3.heads
     units = model_units(GPT3, A100S, RunOptions(sequence_length=S, tensor=tensor), framework=SCORES)
 
-    assert kept(units) == S * (34 * h + 5 * a * S) / tensor
-    assert kept(units, "selective") == kept(units, "core") == S * 34 * h / tensor
+    assert layer_bytes(units) == S * (34 * h + 5 * a * S) / tensor
+    assert layer_bytes(units, "selective") == layer_bytes(units, "core") == S * 34 * h / tensor
 
 
-def test_without_sequence_parallelism_ten_tensors_are_not_divided() -> None:
+def test_ten_tensors_are_undivided_without_sequence_parallelism() -> None:
     h, a, t = GPT3.hidden, GPT3.heads, 8
     framework = replace(SCORES, sequence_parallel=False)
     units = model_units(GPT3, A100S, RunOptions(sequence_length=S, tensor=t), framework=framework)
 
-    assert kept(units) == S * (10 * h + 24 * h / t + 5 * a * S / t)
+    assert layer_bytes(units) == S * (10 * h + 24 * h / t + 5 * a * S / t)
 
 
 @pytest.mark.parametrize("zero", [0, 2])
-def test_a_whole_layer_costs_what_its_halves_do_and_keeps_one_input(zero: int) -> None:
+def test_an_undivided_layer_costs_as_much_as_its_halves(zero: int) -> None:
     options = RunOptions(sequence_length=S, data=2, zero=zero)
     unfused, m = replace(MEGATRON, fused_activation=False), replace(LLAMA, norm="layernorm")
-    halves, whole = (model_units(replace(m, whole_layers=w), A100S, options, framework=unfused) for w in (False, True))
+    halves, layers = (model_units(replace(m, whole_layers=w), A100S, options, framework=unfused) for w in (False, True))
     place = Placement.linear(2)
     half = LLAMA.layers + 1
 
@@ -201,19 +199,19 @@ def test_a_whole_layer_costs_what_its_halves_do_and_keeps_one_input(zero: int) -
         return units.stage_costs([named[:cut], named[cut:]], place, on_host=on_host)
 
     for strategy, on_host in (("none", ()), ("full", ()), ("none", (0,))):
-        one, two = costs(whole, half // 2 + 1, strategy, on_host), costs(halves, half, strategy, on_host)
+        one, two = costs(layers, half // 2 + 1, strategy, on_host), costs(halves, half, strategy, on_host)
         for entry, values in vars(two).items():
-            # Halves stream as they are, and so more finely.
+            # Halves overlap with transfers separately, and so more.
             if entry not in OVERLAPS:
                 assert getattr(one, entry) == pytest.approx(values), entry
 
 
 def with_mlps(m: ModelConfig, mlp: Mlp | Experts) -> ModelConfig:
     """The model with this MLP in every layer."""
-    return replace(m, per_layer=tuple(replace(each, mlp=mlp) for each in m.per_layer))
+    return replace(m, per_layer=tuple(replace(layer, mlp=mlp) for layer in m.per_layer))
 
 
-def test_an_expert_that_every_token_passes_adds_an_mlp() -> None:
+def test_a_shared_expert_adds_an_mlp() -> None:
     m = models["mixtral-8x7b"]
     assert m.experts is not None
     shared = with_mlps(m, replace(m.experts, shared=m.ffn))
@@ -225,17 +223,17 @@ def test_an_expert_that_every_token_passes_adds_an_mlp() -> None:
     assert one.forward < two.forward < one.forward + dense.forward
 
 
-def test_cmb_and_the_whole_mlp_drop_what_obscura_publishes() -> None:
-    """Obscura: "OHP-CMB reduces activation size by 40%"; its Table 1 fits a share of 0.367 kept with MLP."""
+def test_cmb_and_mlp_drop_the_bytes_of_obscura() -> None:
+    """Obscura: "OHP-CMB reduces activation size by 40%"; its Table 1 fits 0.367 of the bytes with MLP."""
     units = model_units(models["llama2-28b"], A100S, RunOptions(sequence_length=4096), framework=EAGER)
     attention, mlp = layer(units)
 
-    assert 1 - kept(units, "cmb") / kept(units) == pytest.approx(0.40, abs=0.01)
+    assert 1 - layer_bytes(units, "cmb") / layer_bytes(units) == pytest.approx(0.40, abs=0.01)
     whole_mlp = attention.activation + mlp.strategies["full"].activation
-    assert whole_mlp / kept(units) == pytest.approx(0.37, abs=0.01)
+    assert whole_mlp / layer_bytes(units) == pytest.approx(0.37, abs=0.01)
 
 
-def test_full_recomputation_repeats_the_forward_and_keeps_the_input() -> None:
+def test_full_recomputation_repeats_the_forward() -> None:
     units = model_units(LLAMA, A100S, RunOptions(sequence_length=S))
     for unit in layer(units):
         assert unit.strategies["full"].activation == S * 2 * LLAMA.hidden
@@ -243,7 +241,7 @@ def test_full_recomputation_repeats_the_forward_and_keeps_the_input() -> None:
 
 
 @pytest.mark.parametrize(("framework", "inputs"), [(MEGATRON, 1), (EAGER, 2)])
-def test_a_layer_in_full_keeps_one_input_where_it_is_shared(framework: Any, inputs: int) -> None:
+def test_a_recomputed_layer_saves_one_input_if_halves_share_it(framework: Any, inputs: int) -> None:
     units = model_units(LLAMA, A100S, RunOptions(sequence_length=S), framework=framework)
     costs = units.stage_costs([[(0, "none"), (1, "full"), (2, "full"), (3, "none")]], Placement.linear(1))
     one_input = S * 2 * LLAMA.hidden
@@ -252,11 +250,11 @@ def test_a_layer_in_full_keeps_one_input_where_it_is_shared(framework: Any, inpu
     assert costs.activation_recomputed[0] - plain == inputs * one_input
     assert costs.recompute_workspace is not None
     attention, mlp = layer(units)
-    # The head is behind both, and what it kept is free; so is the MLP's input when attention recomputes by itself.
-    apart = max(mlp.activation - one_input - plain, attention.activation - 2 * one_input - plain)
-    assert costs.recompute_workspace[0] == (kept(units) - one_input - plain if inputs == 1 else apart)
-    alone = units.stage_costs([[(1, "none"), (2, "full")]], Placement.linear(1))
-    assert alone.activation_recomputed[0] == units.units[1].activation + one_input  # An MLP keeps its own input.
+    # The head has freed its activation; so has the MLP its input when attention recomputes separately.
+    separate = max(mlp.activation - one_input - plain, attention.activation - 2 * one_input - plain)
+    assert costs.recompute_workspace[0] == (layer_bytes(units) - one_input - plain if inputs == 1 else separate)
+    mlp_only = units.stage_costs([[(1, "none"), (2, "full")]], Placement.linear(1))
+    assert mlp_only.activation_recomputed[0] == units.units[1].activation + one_input  # The MLP saves its input.
 
 
 def test_strategies_of_subsets_add_up() -> None:
@@ -287,7 +285,7 @@ def test_states_follow_optimizer_dtype_and_zero(options: RunOptions, per_paramet
     assert unit.states.weights + unit.states.gradients + unit.states.optimizer == pytest.approx(unit.static)
 
 
-def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing() -> None:
+def test_zero_2_and_fsdp_wait_for_slow_collectives() -> None:
     slow = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 1e8, "devices_per_node": 8})
 
     def attention(cluster: Cluster, zero: int) -> Unit:
@@ -304,7 +302,7 @@ def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing() -> None:
     two, three = attention(slow, 2), attention(slow, 3)
 
     def slowed(collectives: float, computing: Any, size: int) -> Any:
-        """Slow links: memory's traffic bounds by how much collectives slow the computing next to them."""
+        """On slow links, memory traffic bounds the slowdown of computation that overlaps collectives."""
         return max(collectives, computing) + OVERLAP_TRAFFIC * size * parameters / slow.slowest.memory_bandwidth
 
     assert two.forward == plain.forward
@@ -313,7 +311,7 @@ def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing() -> None:
     assert three.backward_input + three.backward_weight == pytest.approx(slowed(gathered + scattered, backward, 6))
 
 
-def test_fast_collectives_slow_computing_by_a_share_of_their_time() -> None:
+def test_fast_collectives_slow_down_computation() -> None:
     cluster = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 2e12, "link_latency": 1e-6})
     framework = Framework(gathers_units=True)
     plain, fsdp = (
@@ -323,7 +321,7 @@ def test_fast_collectives_slow_computing_by_a_share_of_their_time() -> None:
     assert fsdp.forward - plain.forward == pytest.approx(OVERLAP_SLOWDOWN * gather)
 
 
-def test_zero_3_gathers_stages_beside_their_computing() -> None:
+def test_zero_3_gathers_stages_during_computation() -> None:
     options = RunOptions(data=8, zero=3)
     units = model_units(LLAMA, A100S, options)
     parameters = LLAMA.attention_parameters(0)
@@ -343,7 +341,7 @@ def test_zero_3_gathers_stages_beside_their_computing() -> None:
     assert static == pytest.approx(states + workspace + sum(sorted(costs.gathered)[1:]))
 
 
-def test_states_on_the_host_leave_weights_and_gradients() -> None:
+def test_devices_keep_weights_and_gradients_of_hosted_states() -> None:
     unit = layer(model_units(LLAMA, A100S, RunOptions()))[0]
 
     assert unit.on_host is not None
@@ -380,7 +378,7 @@ def test_the_head_keeps_fp32_logits_until_its_backward() -> None:
     sequence=st.sampled_from([512, 2048, 8192]),
     flash=st.booleans(),
 )
-def test_every_strategy_keeps_less_for_more_time(tensor: int, size: int, sequence: int, flash: bool) -> None:
+def test_every_strategy_saves_less_for_more_time(tensor: int, size: int, sequence: int, flash: bool) -> None:
     options = RunOptions(micro_batch_size=size, sequence_length=sequence, tensor=tensor)
     units = model_units(LLAMA, A100S, options, framework=replace(MEGATRON, flash=flash))
     for unit in (*layer(units), units.units[-1]):
@@ -390,7 +388,7 @@ def test_every_strategy_keeps_less_for_more_time(tensor: int, size: int, sequenc
         assert unit.backward_input + unit.backward_weight > unit.forward
 
 
-def test_efficiencies_of_the_cluster_file_set_the_times() -> None:
+def test_the_efficiencies_of_a_cluster_file_are_used() -> None:
     slow = Cluster.from_dict({"devices": "8xA100-80GB", "efficiency": {"matmul": [[1, 0.1]], "launch": 1e-9}})
     m = ModelConfig.from_hf({**models["llama2-7b"].config, "num_hidden_layers": 1})
     unit = model_units(m, slow, RunOptions(sequence_length=S)).units[2]
@@ -406,14 +404,14 @@ def test_pipeline_devices_take_the_smallest_limit_of_their_ranks() -> None:
     assert model_units(LLAMA, cluster).memory_limit == (40, 30, 20, 10)
 
 
-def test_devices_behind_a_switch_share_its_link() -> None:
-    alone = model_units(LLAMA, Cluster.parse("4xA100-80GB"))
-    together = model_units(LLAMA, Cluster.parse("4xA100-80GB"), RunOptions(tensor=2))
+def test_devices_on_a_pcie_switch_share_its_host_link() -> None:
+    single = model_units(LLAMA, Cluster.parse("4xA100-80GB"))
+    pairs = model_units(LLAMA, Cluster.parse("4xA100-80GB"), RunOptions(tensor=2))
     hopper = model_units(LLAMA, Cluster.parse("4xH100-80GB"))
 
-    assert alone.link_groups == ((0, 1), (2, 3))
-    assert together.link_groups == hopper.link_groups == ()
-    assert alone.offload_bandwidth == 2 * together.offload_bandwidth  # type: ignore[operator]
+    assert single.link_groups == ((0, 1), (2, 3))
+    assert pairs.link_groups == hopper.link_groups == ()
+    assert single.offload_bandwidth == 2 * pairs.offload_bandwidth  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -433,14 +431,12 @@ def test_devices_behind_a_switch_share_its_link() -> None:
         ({"tensor": 2, "expert": 4, "expert_tensor": 1}, None, "4 expert-parallel x 1 expert-tensor-parallel ranks do"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_with_a_sentence(
-    options: dict[str, Any], pipeline: int | None, sentence: str
-) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], pipeline: int | None, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         model_units(LLAMA, A100S, RunOptions(**options), pipeline=pipeline)
 
 
-def test_learned_positions_bound_the_sequence() -> None:
+def test_learned_positions_limit_the_sequence_length() -> None:
     with pytest.raises(InputError, match="learned positions for 2048 tokens; a sequence of 4096 is too long"):
         model_units(GPT3, A100S, RunOptions(sequence_length=4096))
 
@@ -456,41 +452,39 @@ def test_stages_of_another_model_are_refused(lengths: list[int]) -> None:
     ("options", "framework"),
     [({"flash_attention": False}, SCORES), ({"sequence_parallel": False}, replace(MEGATRON, sequence_parallel=False))],
 )
-def test_a_run_without_fused_attention_or_divided_norms_is_priced_so(
-    options: dict[str, Any], framework: Framework
-) -> None:
+def test_options_without_fused_attention_or_sp_are_priced(options: dict[str, Any], framework: Framework) -> None:
     cluster, run = Cluster.parse("8xA100-80GB"), RunOptions(tensor=2)
 
-    said = model_units(models["llama2-7b"], cluster, replace(run, **options), pipeline=4)
+    priced = model_units(models["llama2-7b"], cluster, replace(run, **options), pipeline=4)
 
-    assert said.units == model_units(models["llama2-7b"], cluster, run, pipeline=4, framework=framework).units
+    assert priced.units == model_units(models["llama2-7b"], cluster, run, pipeline=4, framework=framework).units
 
 
 @pytest.mark.parametrize("framework", [MEGATRON, FSDP], ids=["stages", "units"])
-def test_zero_3_divides_and_gathers_quantised_weights(framework: Framework) -> None:
-    """FSDP-QLoRA, as Answer.AI trains it: ranks hold and exchange parts of the 4-bit codes."""
+def test_zero_3_divides_and_gathers_quantized_weights(framework: Framework) -> None:
+    """FSDP-QLoRA as in Answer.AI's implementation: ranks store and exchange slices of the 4-bit codes."""
     m = models["llama3-8b"]
     options = RunOptions(sequence_length=S, lora=16, quantize="nf4", data=2)
-    whole, divided = (
+    undivided, divided = (
         model_units(m, A100S, replace(options, zero=zero), framework=framework).units[1] for zero in (2, 3)
     )
     size = sum(quantized_bytes("nf4", weights) for weights in m.attention_matrices(0))
-    others = 2 * (m.attention_parameters(0) - sum(m.attention_matrices(0))) + 2 * m.attention_adapters(16)
-    assert whole.states is not None
+    unquantized = 2 * (m.attention_parameters(0) - sum(m.attention_matrices(0))) + 2 * m.attention_adapters(16)
+    assert undivided.states is not None
     assert divided.states is not None
-    assert whole.states.weights == pytest.approx(size + others, rel=1e-12)
-    assert divided.states.weights == pytest.approx((size + others) / 2, rel=1e-12)
+    assert undivided.states.weights == pytest.approx(size + unquantized, rel=1e-12)
+    assert divided.states.weights == pytest.approx((size + unquantized) / 2, rel=1e-12)
     matrices = (*m.attention_matrices(0), *m.mlp_matrices(0))
     layer = sum(quantized_bytes("nf4", n) for n in matrices) + 2 * (m.layer_parameters(0) - sum(matrices))
-    if framework.gathers_units:  # the layer that computes, and the next one
-        assert divided.workspace - whole.workspace == pytest.approx(2 * layer, rel=1e-12)
+    if framework.gathers_units:  # the current layer and the next one
+        assert divided.workspace - undivided.workspace == pytest.approx(2 * layer, rel=1e-12)
     else:
-        assert divided.gathered == pytest.approx(size + others, rel=1e-12)
+        assert divided.gathered == pytest.approx(size + unquantized, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "tied"), [("llama3.2-1b", True), ("llama3-8b", False)])
-def test_a_tied_table_counts_once_where_no_pipeline_divides_the_model(name: str, tied: bool) -> None:
-    """At 18 bytes per parameter; where both ends have a stage of their own, each has a copy."""
+def test_a_tied_embedding_counts_once_without_a_pipeline(name: str, tied: bool) -> None:
+    """States take 18 bytes per parameter; a pipeline has a copy on its first and on its last stage."""
     model, cluster = models[name], Cluster.parse("2xH100-80GB")
     table = 18 * model.vocab * model.hidden
 
@@ -514,7 +508,7 @@ def test_messages_within_a_node_take_its_links() -> None:
     assert costs.communication[:7] == (within, within, within, units.communication, within, within, within)
 
 
-def test_messages_of_whole_nodes_take_the_network() -> None:
+def test_messages_between_nodes_take_the_network() -> None:
     units = model_units(LLAMA, Cluster.parse("2x4xRTX-4090-24GB"), RunOptions(sequence_length=S, tensor=4))
 
     assert units.communication_within_node is None
@@ -526,22 +520,22 @@ NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 
 
 def bytes_of_masks(framework: Framework, **dropouts: float) -> tuple[float, float]:
-    """Bytes that the embedding and a layer of GPT-2 keep for these dropouts alone."""
+    """Bytes that the embedding and a layer of GPT-2 save for these dropouts."""
     entries: list[dict[str, Any]] = [{**GPT2_SMALL, **NO_DROPOUT, **dropouts}, {**GPT2_SMALL, **NO_DROPOUT}]
     several = [
-        model_units(ModelConfig.from_hf(each), A100S, RunOptions(sequence_length=S), framework=framework)
-        for each in entries
+        model_units(ModelConfig.from_hf(config), A100S, RunOptions(sequence_length=S), framework=framework)
+        for config in entries
     ]
     tables = [float(units.units[0].strategies["none"].activation) for units in several]
-    layers = [kept(units) for units in several]
+    layers = [layer_bytes(units) for units in several]
     return tables[0] - tables[1], layers[0] - layers[1]
 
 
-def test_every_dropout_keeps_its_own_masks() -> None:
+def test_every_dropout_saves_its_masks() -> None:
     assert bytes_of_masks(MEGATRON, embd_pdrop=0.1) == (S * 768, 0)
     assert bytes_of_masks(MEGATRON, resid_pdrop=0.1) == (0, 2 * S * 768)
     assert bytes_of_masks(MEGATRON, attn_pdrop=0.1) == (0, 0)
-    # Dropped scores are kept next to those before, and a byte says which.
+    # Scores are saved before and after dropout, with one byte of mask each.
     assert bytes_of_masks(SCORES, attn_pdrop=0.1) == (0, 3 * S * S * 12)
 
 
@@ -557,7 +551,7 @@ def test_every_dropout_keeps_its_own_masks() -> None:
         ({"model_type": "llama", "attention_dropout": 0.1}, (0.1, 0.0, 0.0)),
     ],
 )
-def test_dropouts_have_the_names_of_their_family(config: dict[str, Any], dropouts: tuple[float, ...]) -> None:
+def test_dropouts_are_read_by_the_names_of_their_family(config: dict[str, Any], dropouts: tuple[float, ...]) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
     model = ModelConfig.from_hf({**sizes, "intermediate_size": 256, **config})
     assert (model.attention_dropout, model.residual_dropout, model.embedding_dropout) == dropouts

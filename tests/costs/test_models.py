@@ -1,4 +1,4 @@
-"""Model shapes: parameter counts are Hugging Face's own, and a wrong config is answered in one sentence."""
+"""Model shapes: parameter counts are those of Hugging Face, and an invalid config is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_known_models_have_the_published_number_of_parameters() -> None:
         ("moonlight-16b-a3b", 15_960_111_936),
     ],
 )
-def test_norms_and_biases_that_are_not_counted_are_few(name: str, parameters: int) -> None:
+def test_uncounted_norms_and_biases_are_few(name: str, parameters: int) -> None:
     assert models[name].parameters == pytest.approx(parameters, rel=2e-4)
 
 
@@ -86,7 +86,7 @@ def test_norms_and_biases_that_are_not_counted_are_few(name: str, parameters: in
     ("name", "parameters"),
     [("deepseek-v3", 684_531_386_000), ("glm-4.5", 358_337_791_296), ("glm-4.5-air", 110_468_824_832)],
 )
-def test_published_files_have_tables_for_further_tokens(name: str, parameters: int) -> None:
+def test_published_counts_include_mtp_embeddings(name: str, parameters: int) -> None:
     m = models[name]
 
     assert m.parameters + m.mtp_layers * (m.mtp_parameters + 2 * m.vocab * m.hidden) == pytest.approx(
@@ -98,26 +98,26 @@ def test_published_files_have_tables_for_further_tokens(name: str, parameters: i
     ("name", "active"),
     [("deepseek-v3", 37.5), ("kimi-k2", 32.9), ("qwen3-235b-a22b", 22.2), ("llama4-scout", 17.2 + 0.87)],
 )
-def test_a_token_passes_the_published_number_of_parameters(name: str, active: float) -> None:
+def test_active_parameters_are_the_published_number(name: str, active: float) -> None:
     assert models[name].active_parameters / 1e9 == pytest.approx(active, abs=0.1)
 
 
 BUILT = ("llama3.1-405b", "qwen3-235b-a22b", "gemma3-27b", "gpt-oss-20b", "mistral-small-3.1-24b", "deepseek-v3.2")
-BUILT_SLOWLY = (
+SLOW_TO_BUILD = (
     "llama4-scout", "llama4-maverick", "qwen3-next-80b-a3b", "deepseek-v3", "glm-4.5", "glm-4.5-air", "gemma3-1b",
     "gemma3-4b", "gpt-oss-120b", "phi-4", "qwen3-vl-235b-a22b", "qwen3.5-35b-a3b", "kimi-k2.5", "glm-4.7-flash",
     "glm-5", "granite-4.0-h-small", "hunyuan-a13b",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*BUILT, *(pytest.param(name, marks=pytest.mark.slow) for name in BUILT_SLOWLY)])
-def test_a_known_model_has_the_parameters_that_transformers_builds(name: str) -> None:
+@pytest.mark.parametrize("name", [*BUILT, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_TO_BUILD)])
+def test_known_models_have_the_parameters_of_transformers(name: str) -> None:
     model = models[name]
 
     assert built_parameters(dict(model.config)) == model.parameters
 
 
-def test_a_hybrid_of_state_spaces_is_as_built() -> None:
+def test_a_state_space_hybrid_has_the_parameters_as_built() -> None:
     """Nemotron-H 8B (NVIDIA, arXiv:2504.03624), as published."""
     pattern = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
     config = {
@@ -130,8 +130,8 @@ def test_a_hybrid_of_state_spaces_is_as_built() -> None:
     assert Model.from_hf(config).parameters == built_parameters(config) == 8_100_852_736
 
 
-def test_a_vision_language_model_with_flat_entries_is_as_built() -> None:
-    """Qwen2.5-VL 7B, whose file has the language model's entries beside `vision_config`."""
+def test_a_flat_vision_language_config_has_its_parameters() -> None:
+    """Qwen2.5-VL 7B, whose config has the language model's entries next to `vision_config`."""
     config = {
         "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
         "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
@@ -149,7 +149,7 @@ def test_a_vision_language_model_with_flat_entries_is_as_built() -> None:
     [{}, {"index_topk_freq": 4, "index_skip_topk_offset": 3}, {"index_topk_pattern": "FSSFSS"}],
     ids=["every layer chooses", "every fourth", "a pattern"],
 )
-def test_layers_that_take_anothers_choice_have_no_indexer(more: dict[str, Any]) -> None:
+def test_layers_that_reuse_an_index_have_no_indexer(more: dict[str, Any]) -> None:
     config = {
         "model_type": "glm_moe_dsa", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024,
         "moe_intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -171,7 +171,7 @@ def test_layers_that_take_anothers_choice_have_no_indexer(more: dict[str, Any]) 
         ("qwen3_5_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
     ],
 )
-def test_qwens_towers_have_the_parameters_that_transformers_builds(family: str, more: dict[str, Any]) -> None:
+def test_qwen_towers_have_the_parameters_of_transformers(family: str, more: dict[str, Any]) -> None:
     vision = {"depth": 3, "hidden_size": 64, "intermediate_size": 200, "num_heads": 4, "out_hidden_size": 1024}
     text = {
         "model_type": f"{family}_text", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4,
@@ -186,14 +186,14 @@ def test_qwens_towers_have_the_parameters_that_transformers_builds(family: str, 
 
 
 def built_parameters(config: dict[str, Any]) -> int:
-    """Of the model that transformers builds."""
+    """The number of parameters of the model that transformers builds."""
     transformers = pytest.importorskip("transformers", minversion="5")
     torch = pytest.importorskip("torch")
-    kind = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
     # transformers ties Mistral 3's tables by default; its published model has two.
     untied = {"tie_word_embeddings": False} if config["model_type"] == "mistral3" else {}
     with torch.device("meta"):
-        built = kind.from_config(transformers.AutoConfig.for_model(**config, **untied))
+        built = auto.from_config(transformers.AutoConfig.for_model(**config, **untied))
     return sum(p.numel() for p in built.parameters())
 
 
@@ -215,12 +215,12 @@ def built_parameters(config: dict[str, Any]) -> int:
     ],
     ids=lambda config: config["model_type"],
 )
-def test_parameters_are_those_of_the_model_that_transformers_builds(config: dict[str, Any]) -> None:
+def test_configs_have_the_parameters_of_transformers(config: dict[str, Any]) -> None:
     assert Model.from_hf(config).parameters == built_parameters(config)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text", "qwen3_moe"])
-def test_key_value_heads_that_are_left_out_are_transformers(family: str) -> None:
+def test_missing_key_value_heads_are_those_of_transformers(family: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     config |= {"model_type": family, "num_attention_heads": 32, "hidden_size": 1024}
@@ -229,28 +229,28 @@ def test_key_value_heads_that_are_left_out_are_transformers(family: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("family", "written"),
+    ("family", "method"),
     [
-        pytest.param(family, written, marks=[] if (place % 5, written) == (0, "to_diff_dict") else pytest.mark.slow)
-        for place, family in enumerate(sorted(KNOWN))
-        for written in ("to_dict", "to_diff_dict")
+        pytest.param(family, method, marks=[] if (number % 5, method) == (0, "to_diff_dict") else pytest.mark.slow)
+        for number, family in enumerate(sorted(KNOWN))
+        for method in ("to_dict", "to_diff_dict")
     ],
 )
-def test_another_familys_parameters_are_counted_to_a_thousandth(family: str, written: str) -> None:
-    """Of its default model; `to_diff_dict` is what a config.json has."""
+def test_other_families_are_counted_within_a_thousandth(family: str, method: str) -> None:
+    """The family's default model; `to_diff_dict` returns the content of a config.json."""
     transformers = pytest.importorskip("transformers", minversion="5")
     torch = pytest.importorskip("torch")
     config = type(transformers.AutoConfig.for_model(family))()
     with torch.device("meta"):
         built = transformers.AutoModelForCausalLM.from_config(config)
-    model = Model.from_hf(getattr(config, written)())
+    model = Model.from_hf(getattr(config, method)())
 
     assert model.whole_layers
     assert model.known
     assert model.parameters == pytest.approx(sum(p.numel() for p in built.parameters()), rel=1e-3)
 
 
-def test_active_parameters_are_those_that_a_token_passes() -> None:
+def test_active_parameters_count_the_experts_of_a_token() -> None:
     """Mixtral of Experts (Jiang et al. 2024): 47B parameters, of which a token uses 13B."""
     mixtral, llama = models["mixtral-8x7b"], models["llama2-7b"]
 
@@ -276,17 +276,17 @@ def test_active_parameters_are_those_that_a_token_passes() -> None:
         ),
     ],
 )
-def test_windows_are_those_of_the_familys_layers(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+def test_windows_follow_the_pattern_of_the_family(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     attentions = [layer.attention for layer in Model.from_hf({**LLAMA, **changes}).per_layer]
     assert tuple(a.window for a in attentions if isinstance(a, Attention)) == (windows or (None,) * 3)
 
 
-def test_the_number_of_layer_types_must_be_that_of_layers() -> None:
+def test_layer_types_must_be_as_many_as_layers() -> None:
     with pytest.raises(InputError, match="`layer_types` for 2 layers, but `num_hidden_layers` 3"):
         Model.from_hf({**LLAMA, "model_type": "gemma2", "layer_types": ["full_attention"] * 2})
 
 
-def test_depth_scaled_models_have_obscuras_layers() -> None:
+def test_depth_scaled_models_have_the_layers_of_obscura() -> None:
     layers = {name: models[f"llama2-{name}"].layers for name in ("13b", "18b", "23b", "28b")}
 
     assert layers == {"13b": 40, "18b": 56, "23b": 72, "28b": 88}
@@ -324,7 +324,7 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
         ({"hidden_act": "swiglu"}, "has the activation function 'swiglu', which transformers does not know"),
     ],
 )
-def test_a_wrong_config_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_config_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         Model.from_hf({**LLAMA, **changes})
 
@@ -338,9 +338,7 @@ def test_a_wrong_config_is_refused_with_a_sentence(changes: dict[str, Any], sent
         ("[" * 100_000, "it is nested too deeply"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused_with_a_sentence(
-    tmp_path: Path, content: str | None, sentence: str
-) -> None:
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: str | None, sentence: str) -> None:
     file = tmp_path / "config.json"
     if content is not None:
         file.write_text(content)
@@ -357,12 +355,12 @@ def test_a_file_that_is_no_config_is_refused_with_a_sentence(
         ("whisper", "There is no model or file 'whisper'; see `debubble models`"),
     ],
 )
-def test_an_unknown_name_is_answered_with_those_like_it(name: str, sentence: str) -> None:
+def test_an_unknown_name_gets_suggestions(name: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         named_model(name)
 
 
-def test_a_mixture_in_every_layer_needs_no_width_of_dense_ones() -> None:
+def test_a_mixture_in_every_layer_needs_no_dense_width() -> None:
     model = Model.from_hf(
         {
             "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
@@ -390,10 +388,10 @@ def test_a_mixture_in_every_layer_needs_no_width_of_dense_ones() -> None:
         ("nvidia/Nemotron-H-8B-Base-8K", "nemotron-h-8b"),
     ],
 )
-def test_a_known_model_has_its_name_on_the_hub_too(text: str, name: str) -> None:
+def test_known_models_are_found_by_their_hub_name(text: str, name: str) -> None:
     assert named_model(text) is models[name]
 
 
-def test_an_unknown_name_of_the_hub_is_answered_with_a_download() -> None:
+def test_an_unknown_hub_name_gets_a_download_command() -> None:
     with pytest.raises(InputError, match=r"hf download foo/bar-7b config\.json --local-dir bar-7b"):
         named_model("foo/bar-7b")

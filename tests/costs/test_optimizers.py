@@ -1,4 +1,4 @@
-"""What an optimizer step moves and computes, per parameter."""
+"""Memory traffic and operations of an optimizer step, per parameter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLUSTER = Cluster.from_dict(
         ("adamw-8bit", 18, 16), ("muon", 56, 54),
     ],
 )  # fmt: skip
-def test_every_optimizer_moves_its_own_states(optimizer: str, bf16: int, fp32: int) -> None:
+def test_every_optimizer_moves_its_states(optimizer: str, bf16: int, fp32: int) -> None:
     moved = {
         dtype: step_traffic(RunOptions(optimizer=optimizer, dtype=dtype), framework=MEGATRON)
         for dtype in ("bf16", "fp16", "fp32")
@@ -54,20 +54,20 @@ def test_gradients_and_moments_have_dtypes(
     options: dict[str, str], gradient: int, optimizer: int, traffic: int
 ) -> None:
     run = RunOptions(**options)  # type: ignore[arg-type]
-    each = parameter_bytes(run, shards=1, framework=MEGATRON)
+    sizes = parameter_bytes(run, shards=1, framework=MEGATRON)
 
-    assert (each.gradient, each.optimizer, step_traffic(run, framework=MEGATRON)) == (gradient, optimizer, traffic)
+    assert (sizes.gradient, sizes.optimizer, step_traffic(run, framework=MEGATRON)) == (gradient, optimizer, traffic)
 
 
 @pytest.mark.parametrize(
     ("options", "optimizer", "traffic"),
     [({}, 10, 28), ({"moment_dtype": "bf16"}, 6, 20), ({"dtype": "fp16"}, 12, 30), ({"host_optimizer": 1.0}, 0, 30)],
 )
-def test_remainders_of_masters_stand_next_to_bf16(options: dict[str, Any], optimizer: int, traffic: int) -> None:
+def test_master_remainders_are_stored_next_to_bf16(options: dict[str, Any], optimizer: int, traffic: int) -> None:
     run, framework = RunOptions(**options), Framework(keeps_remainders=True)
-    each = parameter_bytes(run, shards=1, framework=framework)
+    sizes = parameter_bytes(run, shards=1, framework=framework)
 
-    assert (each.optimizer, step_traffic(run, framework=framework)) == (optimizer, traffic)
+    assert (sizes.optimizer, step_traffic(run, framework=framework)) == (optimizer, traffic)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_remainders_of_masters_stand_next_to_bf16(options: dict[str, Any], optim
 def test_a_framework_stores_the_weights_that_it_steps(
     framework: Framework, masters: str, zero: int, weight: int, optimizer: int
 ) -> None:
-    """Torch's FSDP casts as it gathers; DeepSpeed copies the weights that it steps even in bf16."""
-    each = parameter_bytes(RunOptions(master_dtype=masters, zero=zero), shards=1, framework=framework)
-    assert (each.weight, each.optimizer) == (weight, optimizer)
-    assert each.gradient == (2 if framework is DEEPSPEED or masters == "bf16" else 4)
+    """Torch's FSDP casts in the gather; DeepSpeed keeps a copy of the weights even in bf16."""
+    sizes = parameter_bytes(RunOptions(master_dtype=masters, zero=zero), shards=1, framework=framework)
+    assert (sizes.weight, sizes.optimizer) == (weight, optimizer)
+    assert sizes.gradient == (2 if framework is DEEPSPEED or masters == "bf16" else 4)
 
 
 def test_a_step_in_full_bf16_moves_16_bits_of_each_state() -> None:
@@ -92,12 +92,12 @@ def test_a_step_in_full_bf16_moves_16_bits_of_each_state() -> None:
     assert step_traffic(run, framework=DEEPSPEED) == 2 + 2 * (2 + 4) + 2
 
 
-def test_a_dtype_of_moments_that_nobody_has_is_refused() -> None:
+def test_an_unknown_moment_dtype_is_refused() -> None:
     with pytest.raises(InputError, match="There is no moment dtype 'fp4'; there are: fp32, bf16, fp16"):
         parameter_bytes(RunOptions(moment_dtype="fp4"), shards=1, framework=MEGATRON)
 
 
-def test_copies_that_take_an_update_back_are_read_and_written() -> None:
+def test_copies_for_rollback_are_read_and_written() -> None:
     sgd, adam = (
         step_traffic(RunOptions(optimizer=o, post_validation=True), framework=MEGATRON) for o in ("sgd", "adam")
     )
@@ -111,18 +111,18 @@ def tail(optimizer: str, **options: Any) -> float:
 
 
 @pytest.mark.parametrize(("optimizer", "moved"), [("sgd", 14), ("adamw", 30)])
-def test_the_tail_is_the_optimizers_own(optimizer: str, moved: int) -> None:
+def test_the_tail_is_the_traffic_of_the_optimizer(optimizer: str, moved: int) -> None:
     assert tail(optimizer) == pytest.approx(LAUNCH + moved * MODEL.parameters / 4 / MEMORY)
 
 
 def test_the_tail_with_gradients_of_two_bytes_moves_less() -> None:
-    made = StepTail(model=MODEL, cluster=CLUSTER, options=RunOptions(), pipeline=4, framework=DEEPSPEED)
+    step_tail = StepTail(model=MODEL, cluster=CLUSTER, options=RunOptions(), pipeline=4, framework=DEEPSPEED)
     assert DEEPSPEED.gradient_bytes == 2
-    assert made.after() == pytest.approx(LAUNCH + 28 * MODEL.parameters / 4 / MEMORY)
+    assert step_tail.after() == pytest.approx(LAUNCH + 28 * MODEL.parameters / 4 / MEMORY)
 
 
 def test_muon_computes_on_the_matrices_of_the_layers() -> None:
-    """Five steps of 6 m operations per parameter, m = 4096, at half of 3e14 per second; not in embedding and head."""
+    """Five iterations of 6 m operations per layer parameter, m = 4096, at half of 3e14 per second."""
     assert step_operations(RunOptions(optimizer="muon"), side=4096) == 5 * 6 * 4096
     assert step_operations(RunOptions(), side=4096) == 0
     layers = MODEL.layers * (MODEL.attention_parameters(0) + MODEL.mlp_parameters(0))
@@ -130,7 +130,7 @@ def test_muon_computes_on_the_matrices_of_the_layers() -> None:
     assert tail("muon") == pytest.approx(LAUNCH + 56 * MODEL.parameters / 4 / MEMORY + computed)
 
 
-def test_a_unit_takes_its_part_of_the_step() -> None:
+def test_a_unit_takes_its_share_of_the_step() -> None:
     embedding, attention, *_, head = model_units(MODEL, CLUSTER, RunOptions(optimizer="muon")).units
     assert embedding.optimizer_step == pytest.approx(56 * MODEL.embedding_parameters / MEMORY)
     assert head.optimizer_step == pytest.approx(56 * MODEL.head_parameters / MEMORY)

@@ -1,4 +1,4 @@
-"""The overlaps of a stage's units: no unit's bytes move while they are needed, whatever recomputes and however much."""
+"""Overlaps of transfers with the units of a stage: no bytes of a unit move while the unit needs them."""
 
 from __future__ import annotations
 
@@ -36,34 +36,36 @@ def units_of(*units: Unit, bandwidth: Number = 1) -> Units:
     return Units(units=units, offload_bandwidth=bandwidth)
 
 
-def latest_lead(times: Sequence[Number], kept: Sequence[Number], transfer: Sequence[Number], share: Fraction) -> Number:
-    """The longest lead with which no unit's bytes leave before the unit has computed."""
-    ends, before = [*accumulate(times)], [0, *accumulate(kept)]
-    behind = [*accumulate(transfer, initial=0)]
+def latest_lead(
+    times: Sequence[Number], sizes: Sequence[Number], transfer: Sequence[Number], share: Fraction
+) -> Number:
+    """The longest lead with which no unit's bytes leave before the unit has finished."""
+    ends, before = [*accumulate(times)], [0, *accumulate(sizes)]
+    queued = [*accumulate(transfer, initial=0)]
     budget = share * before[-1]
-    moved = [i for i, size in enumerate(kept) if size and before[i] < budget]
-    return min((ends[-1] - ends[i] + behind[i] for i in moved), default=ends[-1])
+    moved = [i for i, size in enumerate(sizes) if size and before[i] < budget]
+    return min((ends[-1] - ends[i] + queued[i] for i in moved), default=ends[-1])
 
 
 def latest_recompute_lead(
-    times: Sequence[Number], kept: Sequence[Number], transfer: Sequence[Number], share: Fraction
+    times: Sequence[Number], sizes: Sequence[Number], transfer: Sequence[Number], share: Fraction
 ) -> Number:
-    """The longest lead with which no unit recomputes before its bytes are back, the first of them first."""
-    begins, before = [*accumulate(times, initial=0)], [*accumulate(kept, initial=0)]
+    """The longest lead with which no unit recomputes before its bytes have returned, in the order of units."""
+    begins, before = [*accumulate(times, initial=0)], [*accumulate(sizes, initial=0)]
     budget = share * before[-1]
-    parts = [min(size, max(budget - b, 0)) for size, b in zip(kept, before, strict=False)]
-    moved = [Fraction(p) * time / size if size else 0 for p, size, time in zip(parts, kept, transfer, strict=True)]
-    return min((begins[i] + sum(moved[i + 1 :]) for i, part in enumerate(parts) if part), default=begins[-1])
+    portions = [min(size, max(budget - b, 0)) for size, b in zip(sizes, before, strict=False)]
+    moved = [Fraction(p) * time / size if size else 0 for p, size, time in zip(portions, sizes, transfer, strict=True)]
+    return min((begins[i] + sum(moved[i + 1 :]) for i, portion in enumerate(portions) if portion), default=begins[-1])
 
 
 @st.composite
 def stages(draw: st.DrawFn) -> tuple[tuple[Unit, ...], str]:
     number = st.integers(1, 9)
-    kept = draw(st.lists(st.tuples(number, st.integers(1, 9), st.integers(0, 9), number, number), min_size=1))
-    made = [
-        unit(f, size, min(less, size), backward=b, recompute=r) for f, size, less, b, r in kept[:6]
+    sizes = draw(st.lists(st.tuples(number, st.integers(1, 9), st.integers(0, 9), number, number), min_size=1))
+    units = [
+        unit(f, size, min(less, size), backward=b, recompute=r) for f, size, less, b, r in sizes[:6]
     ]  # fmt: skip
-    return tuple(made), draw(st.sampled_from(["none", "full"]))
+    return tuple(units), draw(st.sampled_from(["none", "full"]))
 
 
 @given(
@@ -73,47 +75,47 @@ def stages(draw: st.DrawFn) -> tuple[tuple[Unit, ...], str]:
     bandwidth=st.sampled_from([Fraction(1, 3), 1, 4]),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_units_bytes_move_while_they_are_needed(
+def test_no_bytes_of_a_unit_move_while_it_needs_them(
     stage: tuple[tuple[Unit, ...], str], recomputes: bool, quarters: int, bandwidth: Number
 ) -> None:
-    made, planned = stage
+    stage_units, planned = stage
     strategy = planned if recomputes else "none"
-    share, units = Fraction(quarters, 4), units_of(*made, bandwidth=bandwidth)
-    costs = units.stage_costs(Partition.cut(units, [len(made)], strategy=planned), Placement.linear(1))
+    share, units = Fraction(quarters, 4), units_of(*stage_units, bandwidth=bandwidth)
+    costs = units.stage_costs(Partition.cut(units, [len(stage_units)], strategy=planned), Placement.linear(1))
     fused = frozenset({0} if strategy == "full" else ())
     op_costs = OpCosts(costs=costs, fused_recompute=fused, offload_fraction={0: share})
-    kept = [u.strategies[strategy].activation for u in made]
-    transfer = [Fraction(size) / Fraction(bandwidth) for size in kept]
-    again = [u.strategies[strategy].recompute for u in made]
-    inputs = [u.backward_input + time for u, time in zip(made, again, strict=True)]
+    saved = [u.strategies[strategy].activation for u in stage_units]
+    transfer = [Fraction(size) / Fraction(bandwidth) for size in saved]
+    recompute = [u.strategies[strategy].recompute for u in stage_units]
+    inputs = [u.backward_input + time for u, time in zip(stage_units, recompute, strict=True)]
     times = {
-        Kind.O: [u.forward for u in made],
+        Kind.O: [u.forward for u in stage_units],
         Kind.I: inputs,
-        Kind.B: [time + u.backward_weight for u, time in zip(made, inputs, strict=True)],
+        Kind.B: [time + u.backward_weight for u, time in zip(stage_units, inputs, strict=True)],
     }
-    again_lead = op_costs.lead(Op(Kind.R, 0, 0), explicit=True)
+    recompute_lead = op_costs.lead(Op(Kind.R, 0, 0), explicit=True)
     if planned == strategy:
-        assert 0 <= float(again_lead) <= float(latest_recompute_lead(again, kept, transfer, share)) + 1e-9
-    for kind, each in times.items():
+        assert 0 <= float(recompute_lead) <= float(latest_recompute_lead(recompute, saved, transfer, share)) + 1e-9
+    for kind, durations in times.items():
         lead = float(op_costs.lead(Op(kind, 0, 0)))
-        assert 0 <= lead <= float(latest_lead(each, kept, transfer, share)) + 1e-9
+        assert 0 <= lead <= float(latest_lead(durations, saved, transfer, share)) + 1e-9
 
 
 @pytest.mark.parametrize("bandwidth", [Fraction(1, 4), 4])
-def test_equal_units_stream_as_much_as_they_can(bandwidth: Number) -> None:
-    made = [unit(4, 4, 1)] * 4
-    costs = units_of(*made, bandwidth=bandwidth).stage_costs([[(i, "none") for i in range(4)]], Placement.linear(1))
+def test_equal_units_overlap_as_much_as_possible(bandwidth: Number) -> None:
+    equal = [unit(4, 4, 1)] * 4
+    costs = units_of(*equal, bandwidth=bandwidth).stage_costs([[(i, "none") for i in range(4)]], Placement.linear(1))
     transfer = [Fraction(4) / bandwidth] * 4
     lead = OpCosts(costs=costs).lead(Op(Kind.O, 0, 0))
     assert lead == latest_lead([4] * 4, [4] * 4, transfer, Fraction(1)) == Fraction(3, 4) * min(16, sum(transfer))
 
 
-def test_a_stage_of_one_unit_streams_nothing() -> None:
+def test_a_stage_of_one_unit_has_no_overlap() -> None:
     costs = units_of(unit(4, 4, 1)).stage_costs([[(0, "none")]], Placement.linear(1))
     assert (costs.offload_overlap, costs.reload_overlap, costs.recompute_overlap) == ((0,), (0,), (0,))
 
 
-def test_two_halves_that_recompute_together_are_one_part() -> None:
+def test_halves_that_recompute_together_are_one_transfer() -> None:
     half = Unit(
         type="mlp", layer=0, forward=1, backward_input=1, backward_weight=1, static=0,
         strategies={"none": Strategy(2), "full": Strategy(1, 1, after_full=0)},
@@ -123,7 +125,7 @@ def test_two_halves_that_recompute_together_are_one_part() -> None:
     assert costs.reload_overlap == (0,)
 
 
-def test_a_stage_of_which_a_part_recomputes_streams_nothing() -> None:
+def test_a_partly_recomputed_stage_has_no_overlap() -> None:
     units = units_of(*[unit(4, 4, 1)] * 4)
     costs = units.stage_costs([[(i, "full") for i in range(4)]], Placement.linear(1))
     mixed = OpCosts(costs=costs, fused_recompute=frozenset({0}), recompute_fraction={0: Fraction(1, 2)})
@@ -131,12 +133,12 @@ def test_a_stage_of_which_a_part_recomputes_streams_nothing() -> None:
     assert OpCosts(costs=costs, fused_recompute=frozenset({0})).lead(Op(Kind.O, 0, 0)) > 0
 
 
-def test_what_a_framework_moves_of_every_unit_does_not_stream() -> None:
+def test_module_offload_of_frameworks_has_no_overlap() -> None:
     problem = problem_of(
         db.models["llama2-13b"], db.Cluster.parse("8xA100-40GB"), RunOptions(sequence_length=4096), micro_batches=16
     )
     units = replace(problem.units, module_bandwidth=problem.units.offload_bandwidth)
     partition = [[(i, "none") for i in range(len(units.units))]]
-    ours, theirs = (each.stage_costs(partition, Placement.linear(1)) for each in (units, units.offloading_modules()))
+    ours, theirs = (model.stage_costs(partition, Placement.linear(1)) for model in (units, units.offloading_modules()))
     assert ours.offload_overlap[0] > 0.9
     assert theirs.offload_overlap == (0,)

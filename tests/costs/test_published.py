@@ -1,4 +1,4 @@
-"""Published measurements that the cost model is held against, with the errors that docs/costs.md states."""
+"""Published measurements, and the errors of the cost model that docs/costs.md states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOPPER_OF_2023: dict[str, Any] = {
     "attention": [[16384, 0.18], [32768, 0.28], [65536, 0.36], [131072, 0.40], [262144, 0.42]],
     "attention_backward": [[16384, 0.20], [32768, 0.25], [65536, 0.30], [131072, 0.32], [262144, 0.34]],
 }
-"""What cuBLAS and FlashAttention 2 reached when Megatron-Kwai ran; fitted to its 41 runs on H800."""
+"""Efficiencies of cuBLAS and FlashAttention 2 in 2023, fitted to the 41 runs of Megatron-Kwai on H800."""
 
 
 def of_2023(devices: str) -> Cluster:
@@ -55,7 +55,7 @@ def run(
     recompute: str = "none",
     framework: Framework = MEGATRON,
 ) -> tuple[Timeline, float]:
-    """The timeline with equal layers per stage, and the time of the whole step."""
+    """The timeline with equal layers per stage, and the time of the full step."""
     units = replace(model_units(model, cluster, options, pipeline=pipeline, framework=framework), memory_limit=None)
     stages, inner = pipeline * chunks, len(units.units) - 2
     bounds = [0, *(1 + s * inner // stages for s in range(1, stages)), len(units.units)]
@@ -86,7 +86,7 @@ LLAMA3_405B_4 = llama(4, 16384, 128, 8, 53248, 128256)
 def test_peaks_of_megatron_on_b200_are_within_1_5_percent(
     model: Model, tensor: int, context: int, data: int, pipeline: int, sequence: int, measured: list[float]
 ) -> None:
-    """SimuMax, B200 release 1.2: GiB allocated at most, per pipeline rank."""
+    """SimuMax, B200 release 1.2: peak GiB allocated, per pipeline rank."""
     options = RunOptions(sequence_length=sequence, tensor=tensor, context=context, data=data, zero=1)
     timeline, _ = run(model, Cluster.parse("8xB200-192GB"), options, micro_batches=4, pipeline=pipeline)
 
@@ -114,17 +114,17 @@ def test_the_peak_of_megatron_kwai_on_h800_is_within_1_percent() -> None:
         (True, "core", 7.2, 13.1),
     ],
 )
-def test_layer_times_of_the_22b_model_on_a100_are_within_6_percent(
+def test_layer_times_of_the_22b_model_are_within_6_percent(
     sequence_parallel: bool, recompute: str, forward: float, backward: float
 ) -> None:
-    """Korthikanti et al. 2022, Table 4, in milliseconds (the A100's products were fitted to it)."""
+    """Korthikanti et al. 2022, Table 4, in milliseconds (to which the A100's matrix products were fitted)."""
     framework = replace(MEGATRON, flash=False, sequence_parallel=sequence_parallel)
     options = RunOptions(micro_batch_size=4, sequence_length=2048, tensor=8)
     halves = model_units(gpt(48, 6144, 64), Cluster.parse("8xA100-80GB"), options, framework=framework).units[1:3]
-    again = sum(u.strategies.get(recompute, u.strategies["none"]).recompute for u in halves)
+    recompute_time = sum(u.strategies.get(recompute, u.strategies["none"]).recompute for u in halves)
 
     assert 1e3 * sum(u.forward for u in halves) == pytest.approx(forward, rel=0.06)
-    assert 1e3 * (sum(u.backward_input + u.backward_weight for u in halves) + again) == pytest.approx(
+    assert 1e3 * (sum(u.backward_input + u.backward_weight for u in halves) + recompute_time) == pytest.approx(
         backward, rel=0.06
     )
 
@@ -141,7 +141,7 @@ def test_layer_times_of_the_22b_model_on_a100_are_within_6_percent(
 def test_steps_of_narayanan_et_al_on_a100_are_within_5_percent(
     layers: int, hidden: int, heads: int, tensor: int, pipeline: int, gpus: int, batch: int, teraflops: float
 ) -> None:
-    """Narayanan et al., SC'21, Table 1: full recomputation, whose operations their rate counts."""
+    """Narayanan et al., SC'21, Table 1: full recomputation, which their rate counts."""
     s, v = 2048, 51200
     operations = 96 * batch * s * layers * hidden**2 * (1 + s / (6 * hidden) + v / (16 * layers * hidden))
     data = gpus // (tensor * pipeline)

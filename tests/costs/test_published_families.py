@@ -1,4 +1,4 @@
-"""Costs of what recent families have: latent attention, further tokens, vision towers, recurrences."""
+"""Costs of recent families: latent attention, multi-token prediction, vision towers, recurrences."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def units_of(name: str, **options: Any) -> Units:
     return model_units(models[name], H100S, RunOptions(sequence_length=S, **options))
 
 
-def test_latent_attention_keeps_the_latent_vectors_and_all_heads() -> None:
-    """DeepSeek-V3, numbers per token: 1536 + 512 + 64 latent, 128 heads of 192 (queries, keys) and 128 (values)."""
+def test_latent_attention_saves_the_latents_and_all_heads() -> None:
+    """DeepSeek-V3 per token: 1536 + 512 + 64 latents, and 128 heads of 192 (queries, keys) and 128 (values)."""
     operators = list(attention(shapes("deepseek-v3"), 0))
     latent, heads = 1536 + 512 + 64, 128 * (192 + 192 + 128)
 
@@ -41,38 +41,38 @@ def test_latent_attention_keeps_the_latent_vectors_and_all_heads() -> None:
 
 
 def core_of(name: str, length: int) -> float:
-    """Seconds of the attention cores of DeepSeek's sequences per token, without the indexer's scores."""
+    """Seconds per token of an attention core of DeepSeek, without the scores of the indexer."""
     return (
         sum(op.forward for op in attention(shapes(name, length), 0) if op.name == "core" and op.backward_input) / length
     )
 
 
-def test_tokens_of_long_sequences_attend_to_those_chosen() -> None:
-    """A choice of 2048 is gathered as latent vectors of 512 + 64 numbers, which all heads share."""
+def test_sparse_attention_is_bounded_by_the_chosen_tokens() -> None:
+    """2048 chosen tokens are gathered as latent vectors of 512 + 64 numbers that all heads share."""
     assert core_of("deepseek-v3.2", 2048) == core_of("deepseek-v3", 2048)
     assert core_of("deepseek-v3.2", 131072) < 1.02 * core_of("deepseek-v3.2", 65536)
     assert core_of("deepseek-v3.2", 131072) < 0.2 * core_of("deepseek-v3", 131072)
 
 
-def test_an_indexer_has_no_backward_and_leaves_the_chosen_places() -> None:
+def test_an_indexer_has_no_backward_and_saves_its_indices() -> None:
     (scores,) = (op for op in attention(shapes("deepseek-v3.2"), 0) if op.name == "core" and not op.backward_input)
 
     assert scores.forward > 0
     assert scores.saved == 4 * S * 2048
 
 
-def test_a_module_for_a_further_token_is_a_layer_and_the_head() -> None:
+def test_an_mtp_module_costs_a_layer_and_the_head() -> None:
     m = models["deepseek-v3"]
-    *_, layer, further, head = units_of("deepseek-v3").units
+    *_, layer, mtp, head = units_of("deepseek-v3").units
 
-    assert [layer.type, further.type, head.type] == ["layer", "mtp", "head"]
-    assert further.static == 18 * m.mtp_parameters
+    assert [layer.type, mtp.type, head.type] == ["layer", "mtp", "head"]
+    assert mtp.static == 18 * m.mtp_parameters
     without = ModelConfig.from_hf({**m.config, "num_nextn_predict_layers": 0})
     assert [unit.type for unit in without.units[-2:]] == ["layer", "head"]
-    assert layer.forward + head.forward < further.forward < 1.2 * (layer.forward + head.forward)
+    assert layer.forward + head.forward < mtp.forward < 1.2 * (layer.forward + head.forward)
 
 
-def test_the_vision_tower_is_a_run_of_units_before_the_embedding() -> None:
+def test_the_vision_tower_precedes_the_embedding() -> None:
     tower = models["gemma3-4b"].vision
     assert tower is not None
     units = units_of("gemma3-4b").units
@@ -83,7 +83,7 @@ def test_the_vision_tower_is_a_run_of_units_before_the_embedding() -> None:
     assert vision[0].forward > vision[1].forward
 
 
-def test_operations_are_those_of_the_tokens_and_of_an_image() -> None:
+def test_flops_are_those_of_the_tokens_and_of_an_image() -> None:
     m = models["gemma3-4b"]
     assert m.vision is not None
     text = ModelConfig.from_hf({**m.config["text_config"], "vocab_size": m.vocab, "num_attention_heads": 8,
@@ -92,7 +92,7 @@ def test_operations_are_those_of_the_tokens_and_of_an_image() -> None:
     assert flops_per_token(m, S) == pytest.approx(flops_per_token(text, S) + 3 * m.vision.flops / S, rel=1e-12)
 
 
-def test_beside_adapters_the_vision_tower_computes_forward_alone() -> None:
+def test_with_adapters_the_vision_tower_has_only_a_forward() -> None:
     tower = models["qwen2.5-vl-7b"].vision
     assert tower is not None
     trained, frozen = ([u for u in units_of("qwen2.5-vl-7b", lora=r).units if u.type == "vision"] for r in (0, 16))
@@ -102,10 +102,10 @@ def test_beside_adapters_the_vision_tower_computes_forward_alone() -> None:
     assert sum(u.static for u in frozen) == pytest.approx(2 * tower.parameters, rel=1e-12)
 
 
-def test_a_frozen_tower_has_its_weights_and_its_forward_alone() -> None:
+def test_a_frozen_tower_has_only_weights_and_a_forward() -> None:
     model, tower = models["qwen2.5-vl-7b"], models["qwen2.5-vl-7b"].vision
     assert tower is not None
-    trained, frozen = (units_of("qwen2.5-vl-7b", freeze=part).units for part in (None, "vision"))
+    trained, frozen = (units_of("qwen2.5-vl-7b", freeze=module).units for module in (None, "vision"))
     vision = [unit for unit in frozen if unit.type == "vision"]
 
     assert [unit.forward for unit in frozen] == [unit.forward for unit in trained]
@@ -119,20 +119,20 @@ def test_a_frozen_tower_has_its_weights_and_its_forward_alone() -> None:
     assert saved == pytest.approx(2 * tower.flops / S, rel=1e-9)
 
 
-def test_a_sequence_of_several_images_is_as_many_of_one() -> None:
+def test_two_images_cost_as_much_as_two_sequences_of_one() -> None:
     two, pair = (units_of("qwen2.5-vl-7b", image_patches=1024, **options).units for options in (
         {"images": 2}, {"micro_batch_size": 2},
     ))  # fmt: skip
     m = models["qwen2.5-vl-7b"]
     assert m.vision is not None
-    each = replace(m, vision=replace(m.vision, images=2))
+    two_images = replace(m, vision=replace(m.vision, images=2))
 
     assert [unit for unit in two if unit.type == "vision"] == [unit for unit in pair if unit.type == "vision"]
     assert two[-1] == units_of("qwen2.5-vl-7b", image_patches=1024).units[-1]
-    assert flops_per_token(each, S) - flops_per_token(m, S) == pytest.approx(3 * m.vision.flops / S, rel=1e-9)
+    assert flops_per_token(two_images, S) - flops_per_token(m, S) == pytest.approx(3 * m.vision.flops / S, rel=1e-9)
 
 
-def test_adapters_are_those_of_the_language_model() -> None:
+def test_only_the_language_model_has_adapters() -> None:
     m = models["qwen2.5-vl-7b"]
     text = ModelConfig.from_hf({**m.config["text_config"], "model_type": "qwen2"})
     units = model_units(text, H100S, RunOptions(sequence_length=S, lora=16)).units
@@ -141,13 +141,13 @@ def test_adapters_are_those_of_the_language_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "mistral-small-3.1-24b"])
-def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
-    whole, small = (units_of(name, **options).units for options in ({}, {"image_patches": 1024}))
+def test_smaller_images_cost_the_vision_tower_less(name: str) -> None:
+    full, small = (units_of(name, **options).units for options in ({}, {"image_patches": 1024}))
 
     assert small[0].type == "vision"
-    assert small[0].forward < whole[0].forward
-    assert small[0].activation < whole[0].activation
-    assert small[-1] == whole[-1]
+    assert small[0].forward < full[0].forward
+    assert small[0].activation < full[0].activation
+    assert small[-1] == full[-1]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
         ),
     ],
 )
-def test_images_that_a_model_does_not_take_are_refused(name: str, options: dict[str, int], sentence: str) -> None:
+def test_images_that_a_model_does_not_support_are_refused(name: str, options: dict[str, int], sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         units_of(name, **options)
 
@@ -188,7 +188,7 @@ def test_images_that_a_model_does_not_take_are_refused(name: str, options: dict[
         ("kimi-k2.5", "deepseek_v3", "MoonViT", 1024),
     ],
 )
-def test_a_model_says_its_language_model_and_its_tower(name: str, language: str, kind: str, tokens: int) -> None:
+def test_a_model_names_its_language_model_and_its_tower(name: str, language: str, kind: str, tokens: int) -> None:
     m = models[name]
     assert m.vision is not None
 
@@ -196,13 +196,13 @@ def test_a_model_says_its_language_model_and_its_tower(name: str, language: str,
     assert f"is a language model ({language}, " in str(m.remark)
 
 
-def test_linear_attention_takes_the_same_per_token_at_any_length() -> None:
+def test_linear_attention_costs_the_same_at_any_length() -> None:
     linear = ModelConfig.from_hf({**models["qwen3-next-80b-a3b"].config, "layer_types": ["linear_attention"] * 48})
 
     assert linear.core_flops(0, 1024) == linear.core_flops(0, 2**20) > 0
 
 
-def test_a_layer_of_one_half_costs_that_half_alone() -> None:
+def test_a_layer_of_one_half_costs_only_that_half() -> None:
     """Nemotron-H: a layer is a state space, an attention or an MLP."""
     config = {
         "model_type": "nemotron_h", "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 3,
@@ -231,13 +231,13 @@ def test_chunked_attention_reaches_half_a_chunk_on_average() -> None:
         ("llama3.1-8b", None),
     ],
 )
-def test_what_the_runtime_does_not_run_is_said(name: str, sentence: str | None) -> None:
-    said = beyond_runtime(RunOptions(), models[name])
+def test_the_runtime_says_what_it_does_not_support(name: str, sentence: str | None) -> None:
+    reason = beyond_runtime(RunOptions(), models[name])
 
-    assert said is None if sentence is None else sentence in str(said)
+    assert reason is None if sentence is None else sentence in str(reason)
 
 
-def test_adapters_that_are_not_priced_are_refused() -> None:
+def test_adapters_of_latent_attention_are_refused() -> None:
     with pytest.raises(InputError, match="not priced for 'deepseek_v3', whose layers mix tokens in other ways"):
         units_of("deepseek-v3", lora=8)
 
@@ -252,6 +252,6 @@ def test_adapters_that_are_not_priced_are_refused() -> None:
     ],
     ids=["vision", "audio", "layers", "state"],
 )
-def test_what_is_not_priced_is_refused_with_the_way_to_go_on(config: dict[str, Any]) -> None:
+def test_unsupported_models_are_referred_to_units_files(config: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"give the units of this one with --units\.$"):
         ModelConfig.from_hf(config)
