@@ -1,4 +1,4 @@
-"""The problems that the solver's tests order: all stages alike, on a device each, or of random costs."""
+"""Order problems of the tests of the solver: equal stages with one per device, or random costs."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from tests.strategies import stage_costs
 
 
 def uniform(p: int, m: int, *, offload: int | None = None, limit: int | None = None, **changes: Any) -> OrderProblem:
-    """F = I = W = 10, C = 1, an activation of 2 of which W keeps 1; `changes` are other costs.
+    """A problem with F = I = W = 10, C = 1, and an activation of 2, of 1 after I; `changes` override costs.
 
-    Activations may be moved if `offload`, the time of it, is given.
+    Activations may be offloaded in time `offload` if it is not None.
     """
     costs: dict[str, Any] = {
         "forward": 10, "backward_input": 10, "backward_weight": 10, "communication": 1, "activation": 2,
@@ -28,7 +28,7 @@ def uniform(p: int, m: int, *, offload: int | None = None, limit: int | None = N
 
 @st.composite
 def offload_problems(draw: st.DrawFn, *, micro_batches: int) -> OrderProblem:
-    """Up to four devices that differ, up to so many micro-batches, and a limit that one activation fits."""
+    """Problems of up to four different devices and up to `micro_batches`, with a limit that one activation fits."""
     p, m = draw(st.integers(1, 4)), draw(st.integers(1, micro_batches))
     costs = draw(stage_costs(stages=p, offload=True)).with_limit(draw(st.integers(19, 60)))
     return OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, offload=True)

@@ -15,13 +15,13 @@ from tests.strategies import stage_costs
 
 @st.composite
 def tight_problems(draw: st.DrawFn) -> OrderProblem:
-    """Few stages in a loop or in a V, uneven or alike, with room for one to six activations of each."""
+    """Few stages, looped or in a V, equal or not, with memory for a few activations of each."""
     devices, chunks = draw(st.sampled_from([(1, 2), (2, 1), (3, 1), (2, 2)]))
     make = draw(st.sampled_from([Placement.looped, Placement.v_shape]))
     costs = draw(stage_costs(stages=devices * chunks)).replace(communication_model="latency")
     if draw(st.booleans()):
-        alike = {name: getattr(costs, name)[:1] * costs.stages for name in ("forward", "activation")}
-        costs = costs.replace(**alike)
+        equal = {name: getattr(costs, name)[:1] * costs.stages for name in ("forward", "activation")}
+        costs = costs.replace(**equal)
     share = draw(st.sampled_from([0, 1, 2]))
     costs = costs.replace(activation_after_input=[a * share // 2 for a in costs.activation])
     return OrderProblem(
@@ -34,10 +34,10 @@ def tight_problems(draw: st.DrawFn) -> OrderProblem:
 
 
 def optimum(problem: OrderProblem) -> Number | None:
-    """What CP-SAT proves of a model that knows no bound; None if nothing fits."""
+    """The optimum that CP-SAT proves without a given bound; None if nothing fits."""
     costs, effort = problem.costs, Effort(20)
-    one_by_one = sum(map(costs.work, range(problem.stages))) + 2 * sum(costs.communication)
-    model = build(problem, horizon=one_by_one * problem.micro_batches)
+    serial_time = sum(map(costs.work, range(problem.stages))) + 2 * sum(costs.communication)
+    model = build(problem, horizon=serial_time * problem.micro_batches)
     solver = solver_of(effort)
     status = status_of(solver, model.cp, effort)
     return round(solver.objective_value) * model.unit if status == "OPTIMAL" else None
@@ -52,7 +52,7 @@ def test_no_optimum_is_below_the_bound(problem: OrderProblem) -> None:
 
 
 def two_chunks(limit: int, *, remains: int = 1) -> OrderProblem:
-    """F = I = W = 10 on eight devices, where 1F1B holds eight micro-batches; I leaves `remains` of 2."""
+    """F = I = W = 10 on eight devices, where 1F1B has eight micro-batches in flight; I leaves `remains` of 2."""
     costs = StageCosts.of(
         stages=16, forward=10, backward_input=10, backward_weight=10, activation=2, activation_after_input=remains,
         memory_limit=4 * limit,
@@ -60,12 +60,12 @@ def two_chunks(limit: int, *, remains: int = 1) -> OrderProblem:
     return OrderProblem(placement=Placement.v_shape(8), micro_batches=32, costs=costs)
 
 
-@pytest.mark.parametrize(("limit", "least"), [(4, 2150), (6, 2030), (8, 1990)])
-def test_little_memory_leaves_devices_idle_in_both_ramps(limit: int, least: int) -> None:
-    assert lower_bound(two_chunks(limit)) == least
+@pytest.mark.parametrize(("limit", "bound"), [(4, 2150), (6, 2030), (8, 1990)])
+def test_the_bound_counts_idle_time_in_both_ramps(limit: int, bound: int) -> None:
+    assert lower_bound(two_chunks(limit)) == bound
 
 
-def test_where_i_frees_all_only_the_way_to_the_first_backward_is_idle() -> None:
+def test_the_bound_counts_one_ramp_if_i_frees_everything() -> None:
     assert lower_bound(two_chunks(4, remains=0)) == 2070
 
 
@@ -76,7 +76,7 @@ def test_a_v_with_half_of_1f1bs_memory_meets_the_bound(name: str) -> None:
     assert problem.value(schedule) == lower_bound(problem) == 2150
 
 
-def test_activations_that_may_leave_memory_force_less_idle_time() -> None:
+def test_offload_and_recomputation_lower_the_bound() -> None:
     problem = two_chunks(4)
     recomputed = replace(problem, recompute=True)
     moved = replace(problem, costs=problem.costs.replace(offload=1, reload=1), offload=True)

@@ -10,7 +10,7 @@ from tests.search.orders import uniform
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "debubble" / "schedules"
 
@@ -24,30 +24,30 @@ def searched(problem: OrderProblem, steps: int = 500) -> Incumbent:
     return best
 
 
-def test_a_similar_problem_finds_the_schedule_and_others_do_not() -> None:
+def test_only_a_similar_problem_finds_the_schedule() -> None:
     best = searched(problem_of())
     cache.keep(problem_of(), best)
-    found = cache.nearest(problem_of(forward=10.4), cache.folder())
-    assert found is not None
-    assert found.orders == best.schedule.orders
+    cached = cache.nearest(problem_of(forward=10.4), cache.folder())
+    assert cached is not None
+    assert cached.orders == best.schedule.orders
     assert cache.nearest(problem_of(forward=90), cache.folder()) is None
     assert cache.nearest(problem_of(micro_batches=6), cache.folder()) is None
 
 
-def test_a_better_entry_replaces_a_worse_one_only() -> None:
+def test_only_a_better_entry_replaces_another() -> None:
     problem = problem_of()
     worse, better = next(search(problem, steps=1)), searched(problem, steps=5000)
     assert better.value < worse.value
     for incumbent in (better, worse):
         cache.keep(problem, incumbent)
-    found = cache.nearest(problem, cache.folder())
-    assert found is not None
-    assert found.orders == better.schedule.orders
+    cached = cache.nearest(problem, cache.folder())
+    assert cached is not None
+    assert cached.orders == better.schedule.orders
 
 
-def test_a_damaged_entry_is_as_good_as_none(own_folder: Path) -> None:
+def test_a_damaged_entry_is_ignored(cache_folder: Path) -> None:
     cache.keep(problem_of(), searched(problem_of()))
-    (entry,) = own_folder.rglob("*.json")
+    (entry,) = cache_folder.rglob("*.json")
     entry.write_text(entry.read_text()[:100])
     assert cache.nearest(problem_of(), cache.folder()) is None
 
@@ -62,12 +62,12 @@ def test_an_unwritable_folder_does_not_fail_the_search(tmp_path: Path, monkeypat
 
 def keep_repeatedly(steps: int) -> None:
     problem, place = problem_of(), cache.folder() / "shared" / "entry.json"
-    found = searched(problem, steps=steps)
+    incumbent = searched(problem, steps=steps)
     for _ in range(30):
-        cache.write(place, problem, found)
+        cache.write(place, problem, incumbent)
 
 
-def test_processes_that_write_at_once_leave_a_whole_entry(own_folder: Path) -> None:
+def test_concurrent_writers_leave_a_complete_entry(cache_folder: Path) -> None:
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=keep_repeatedly, args=(steps,)) for steps in (1, 2)]
     for writer in writers:
@@ -75,5 +75,5 @@ def test_processes_that_write_at_once_leave_a_whole_entry(own_folder: Path) -> N
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
-    assert cache._read(own_folder / "shared" / "entry.json") is not None
-    assert not list((own_folder / "shared").glob(".entry*"))
+    assert cache._read(cache_folder / "shared" / "entry.json") is not None
+    assert not list((cache_folder / "shared").glob(".entry*"))

@@ -38,22 +38,20 @@ def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, object
     if fractions:
         costs = costs.replace(communication=Fraction(1, 3), forward=[Fraction(f) / 7 for f in costs.forward])
     costs = costs.with_limit(data.draw(st.none() | st.integers(5, 60)))
-    # Simulation mixes floats and fractions where a share is moved: who is first on a link would hang on rounding.
+    # With offload fractions, simulation mixes floats and fractions, so that turns on a link would depend on rounding.
     if not fractions and data.draw(st.booleans()):
         shared = data.draw(st.lists(st.integers(0, schedule.devices - 1), unique=True, max_size=schedule.devices))
         costs = costs.replace(link_groups=[shared])
     expected = simulated(schedule, costs, objective)
-    found = evaluated(OrderProblem.from_schedule(schedule, costs, objective=objective), schedule)
+    value = evaluated(OrderProblem.from_schedule(schedule, costs, objective=objective), schedule)
     # Whole numbers agree to the last bit.
-    assert found == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
+    assert value == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
 
 
 @given(data=st.data(), schedule=random_schedules())
 @settings(max_examples=60)
-def test_of_transfers_ready_at_once_the_first_device_has_the_first_turn(
-    data: st.DataObject, schedule: Schedule
-) -> None:
-    # Stages that take equal times are often ready at once.
+def test_simultaneous_transfers_go_in_the_order_of_devices(data: st.DataObject, schedule: Schedule) -> None:
+    # Transfers of stages with equal times are often ready simultaneously.
     time, overlap = data.draw(st.integers(1, 2)), data.draw(st.sampled_from([Fraction(0), Fraction(1, 2), Fraction(1)]))
     costs = StageCosts.of(
         stages=schedule.stages, forward=1, backward_input=time, backward_weight=1, communication=0, offload=1, reload=1,
@@ -67,7 +65,7 @@ def test_of_transfers_ready_at_once_the_first_device_has_the_first_turn(
 
 @given(data=st.data())
 @settings(max_examples=25)
-def test_evaluator_refuses_what_does_not_meet_the_threshold(data: st.DataObject) -> None:
+def test_evaluator_rejects_values_above_the_threshold(data: st.DataObject) -> None:
     schedule = data.draw(random_schedules())
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True))
     makespan = float(simulate(schedule, costs).makespan)
@@ -78,7 +76,7 @@ def test_evaluator_refuses_what_does_not_meet_the_threshold(data: st.DataObject)
 
 @given(data=st.data(), objective=st.sampled_from(["makespan", "span"]))
 @settings(max_examples=30)
-def test_lists_without_transfers_take_what_simulation_says(data: st.DataObject, objective: Objective) -> None:
+def test_lists_without_transfers_take_the_simulated_time(data: st.DataObject, objective: Objective) -> None:
     p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
     costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.none() | st.integers(19, 60)))
     problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, objective=objective)
@@ -87,20 +85,20 @@ def test_lists_without_transfers_take_what_simulation_says(data: st.DataObject, 
     for op, by in data.draw(st.lists(st.tuples(st.integers(0, 3 * p * m - 1), st.integers(-6, 6)), max_size=40)):
         shift(layout, ints, numbers, lengths, op, by)
     schedule = decode(problem, numbers, lengths, name="any")
-    found = evaluate(layout, floats, ints, numbers, lengths, np.inf) / scale
+    value = evaluate(layout, floats, ints, numbers, lengths, np.inf) / scale
     expected = simulated(schedule, costs, objective)
-    assert found == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
+    assert value == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
 
 
 @given(data=st.data())
 @settings(max_examples=50)
-def test_evaluator_knows_steps_on_hosts_and_their_turns_on_links(data: st.DataObject) -> None:
+def test_evaluator_includes_host_steps_and_their_transfers(data: st.DataObject) -> None:
     p, chunks, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
     placement = data.draw(st.sampled_from([Placement.looped(p, chunks), Placement.v_shape(p, chunks)]))
     stages = placement.stages
-    each = st.lists(st.integers(0, 40), min_size=stages, max_size=stages)
+    times = st.lists(st.integers(0, 40), min_size=stages, max_size=stages)
     costs = data.draw(stage_costs(stages=stages)).replace(
-        host_step=data.draw(each), gradient_offload=data.draw(each), parameter_load=data.draw(each),
+        host_step=data.draw(times), gradient_offload=data.draw(times), parameter_load=data.draw(times),
         link_groups=data.draw(st.sampled_from([(), (range(p),), (range(p // 2), range(p // 2, p))])),
         host_link=data.draw(st.sampled_from(["full-duplex", "half-duplex"])),
     )  # fmt: skip

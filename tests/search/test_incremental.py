@@ -47,30 +47,30 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
         pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, FROM_SCRATCH, random)
-        at = last_common_mark(a, n, orders, lengths, tried, tried_lengths)
-        if at == SAME:
+        mark = last_common_mark(a, n, orders, lengths, tried, tried_lengths)
+        if mark == SAME:
             continue
         if run:
-            at = update_recompute(a, x, n, tried, tried_lengths, pair, run, at)
+            mark = update_recompute(a, x, n, tried, tried_lengths, pair, run, mark)
         threshold = INFINITY if turn % 2 else value
-        found, at = evaluate_from_mark(a, x, n, orders, lengths, tried, tried_lengths, at, threshold, INFINITY)
-        begins.add(at)
-        found = INFINITY if found > threshold else found
+        result, mark = evaluate_from_mark(a, x, n, orders, lengths, tried, tried_lengths, mark, threshold, INFINITY)
+        begins.add(mark)
+        result = INFINITY if result > threshold else result
         meetings.add(n[a.mark_counts + 2])
-        assert found == evaluate(a, fresh.floats, fresh.ints, tried, tried_lengths, threshold)
-        if found == INFINITY or turn % 3 == 0:
+        assert result == evaluate(a, fresh.floats, fresh.ints, tried, tried_lengths, threshold)
+        if result == INFINITY or turn % 3 == 0:
             undo(a, x, n, orders, lengths, pair, run)
             continue
         assert (chain.arrays.table("end", operations) == fresh.table("end", operations)).all()
-        accept(a, x, n, at)
-        orders, lengths, value = tried, tried_lengths, found
+        accept(a, x, n, mark)
+        orders, lengths, value = tried, tried_lengths, result
     assert len(begins) > 10
-    # With shared links nothing is taken over from where the devices are in the state that they were in.
+    # With shared links, the evaluation never reuses times after a state that equals the previous one.
     assert len(meetings) == 1 if a.by_arrival else len(meetings) > 10
 
 
 @pytest.mark.slow
-def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:
+def test_lists_that_are_abandoned_early_are_mostly_worse() -> None:
     start = next(iter(search(SMALL, steps=0)))
     chain = OrderChain(SMALL, start, seed=0)
     a, x, n, _ = chain.arrays
@@ -79,18 +79,18 @@ def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:
     random, path = np.array([5], dtype=np.int64), np.zeros(1, dtype=np.int64)
     value = evaluate(a, x, n, orders, lengths, INFINITY)
     accept(a, x, n, START)
-    given_up = []
+    abandoned = []
     for _ in range(4 * MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
         move(a, n, tried, tried_lengths, path, 0, True, False, FROM_SCRATCH, random)
-        at = last_common_mark(a, n, orders, lengths, tried, tried_lengths)
-        if at < 0:
+        mark = last_common_mark(a, n, orders, lengths, tried, tried_lengths)
+        if mark < 0:
             continue
-        found, _ = evaluate_from_mark(a, x, n, orders, lengths, tried, tried_lengths, at, INFINITY, 1.0)
+        result, _ = evaluate_from_mark(a, x, n, orders, lengths, tried, tried_lengths, mark, INFINITY, 1.0)
         exact = evaluate(a, fresh_x, fresh_n, tried, tried_lengths, INFINITY)
         undo(a, x, n, orders, lengths, 0, 0)
-        assert found in (exact, INFINITY)
-        if found != exact:
-            given_up.append(exact)
-    assert len(given_up) > 40
-    assert sum(exact < value for exact in given_up) <= len(given_up) / 50
+        assert result in (exact, INFINITY)
+        if result != exact:
+            abandoned.append(exact)
+    assert len(abandoned) > 40
+    assert sum(exact < value for exact in abandoned) <= len(abandoned) / 50

@@ -36,16 +36,16 @@ RULES = st.one_of(
 
 
 @st.composite
-def steps(draw: st.DrawFn, *, whole: bool = True) -> tuple[Placement, int, StageCosts, list[Number | None]]:
-    """A step of a V or a line, its costs, and its room for activations: several micro-batches, or any number.
+def steps(draw: st.DrawFn, *, exact: bool = True) -> tuple[Placement, int, StageCosts, list[Number | None]]:
+    """A V or line placement with micro-batches, costs, and memory for activations per device (None: unlimited).
 
-    `whole`: times and sizes are whole numbers, or fractions.
+    Without `exact`, times and sizes are floats.
     """
     p, v, m = draw(st.integers(1, 5)), draw(st.integers(1, 2)), draw(st.integers(1, 8))
     costs = draw(stage_costs(stages=p * v)).replace(communication_model="latency")
     if draw(st.booleans()):
         costs = costs.replace(micro_batch_scale=[draw(st.integers(1, 4)) for _ in range(m)])
-    factors: list[Number] = [1, Fraction(1, 3)] if whole else [0.1, 1.7]
+    factors: list[Number] = [1, Fraction(1, 3)] if exact else [0.1, 1.7]
     factor = draw(st.sampled_from(factors))
     costs = costs.replace(
         forward=[factor * t for t in costs.forward], activation=[factor * a for a in costs.activation],
@@ -55,19 +55,19 @@ def steps(draw: st.DrawFn, *, whole: bool = True) -> tuple[Placement, int, Stage
     largest = max(costs.micro_batch_scale or (1,))
     counts = [draw(st.none() | st.integers(1, 3 * p)) for _ in range(p)]
     capacity: list[Number | None] = [
-        None if n is None else n * largest * sum(sizes(costs, held))
-        for n, held in zip(counts, placement.stages_of, strict=True)
+        None if n is None else n * largest * sum(sizes(costs, stages))
+        for n, stages in zip(counts, placement.stages_of, strict=True)
     ]
     return placement, m, costs, capacity
 
 
-def sizes(costs: StageCosts, held: Sequence[int]) -> list[Number]:
-    """Bytes that a micro-batch takes on each of these stages at most."""
-    return [max(costs.activation[s], costs.activation_after_input[s]) for s in held]
+def sizes(costs: StageCosts, stages: Sequence[int]) -> list[Number]:
+    """The maximum bytes of a micro-batch on each of these stages."""
+    return [max(costs.activation[s], costs.activation_after_input[s]) for s in stages]
 
 
-def assert_simulated_alike(schedule: ListSchedule, costs: StageCosts, capacity: Sequence[Number | None]) -> None:
-    """Every end, the makespan and the span are simulation's, which keeps within the room."""
+def assert_equals_simulation(schedule: ListSchedule, costs: StageCosts, capacity: Sequence[Number | None]) -> None:
+    """Ends, makespan and span equal those of the simulation, whose peaks are within the capacities."""
     placement, m = schedule.scheduler.placement, schedule.scheduler.micro_batches
     ordered = db.Schedule.of("listed", placement, m, schedule.orders)
     check(ordered)
@@ -80,18 +80,18 @@ def assert_simulated_alike(schedule: ListSchedule, costs: StageCosts, capacity: 
 
 @settings(max_examples=60)
 @given(step=steps(), rule=RULES, split=st.booleans())
-def test_a_rule_takes_what_the_simulator_says(
+def test_list_schedules_of_rules_equal_the_simulation(
     step: tuple[Placement, int, StageCosts, list[Number | None]], rule: Greedy | GapFilling, split: bool
 ) -> None:
     placement, m, costs, capacity = step
     schedule = ListScheduler(placement, m, OpCosts(costs=costs), capacity, split=split).schedule(rule)
     if schedule is not None:
-        assert_simulated_alike(schedule, costs, capacity)
+        assert_equals_simulation(schedule, costs, capacity)
 
 
 @settings(max_examples=50)
 @given(step=steps(), data=st.data())
-def test_a_followed_order_takes_what_the_simulator_says(
+def test_list_schedules_of_orders_equal_the_simulation(
     step: tuple[Placement, int, StageCosts, list[Number | None]], data: st.DataObject
 ) -> None:
     placement, m, costs, capacity = step
@@ -99,16 +99,16 @@ def test_a_followed_order_takes_what_the_simulator_says(
     pattern = build_pattern(placement, costs, candidate.shape)
     if pattern is None:
         return
-    # What may overtake from some moment on starts then, although it had arrived before.
+    # Late overtaking delays operations that have arrived, which the simulation does not.
     rule = replace(candidate.rule, late=False)
     schedule = ListScheduler(placement, m, OpCosts(costs=costs), capacity).follow(repeat_pattern(pattern, m), rule)
     if schedule is not None:
-        assert_simulated_alike(schedule, costs, capacity)
+        assert_equals_simulation(schedule, costs, capacity)
 
 
 @settings(max_examples=25)
-@given(step=st.booleans().flatmap(lambda whole: steps(whole=whole)), rule=RULES, split=st.booleans())
-def test_compiled_code_says_the_same(
+@given(step=st.booleans().flatmap(lambda exact: steps(exact=exact)), rule=RULES, split=st.booleans())
+def test_compiled_and_plain_list_scheduling_agree(
     step: tuple[Placement, int, StageCosts, list[Number | None]], rule: Greedy | GapFilling, split: bool
 ) -> None:
     placement, m, costs, capacity = step
@@ -126,7 +126,7 @@ def test_compiled_code_says_the_same(
         assert (compiled.orders, compiled.ends) == (plain.orders, plain.ends)
 
 
-def test_a_long_micro_batch_that_is_about_to_be_freed_lends_no_memory() -> None:
+def test_memory_is_not_reused_before_it_is_freed() -> None:
     costs = StageCosts.of(
         stages=8, backward_weight=[1] * 7 + [6], activation=[2, 14, 2, 2, 2, 2, 2, 2],
         activation_after_input=[1, 7, 1, 1, 1, 1, 1, 1], micro_batch_scale=[1, 2, 1, 2, 4, 4, 1],
@@ -135,10 +135,10 @@ def test_a_long_micro_batch_that_is_about_to_be_freed_lends_no_memory() -> None:
     scheduler = ListScheduler(Placement.v_shape(4), 7, OpCosts(costs=costs), capacity)
     schedule = scheduler.schedule(Greedy(alternate=False, timeout=ALWAYS_WAIT))
     assert schedule is not None
-    assert_simulated_alike(schedule, costs, capacity)
+    assert_equals_simulation(schedule, costs, capacity)
 
 
-def test_where_numba_is_missing_plain_python_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_python_agrees_if_numba_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = StageCosts.of(stages=16, communication=1, activation=2, activation_after_input=1)
     scheduler = ListScheduler(Placement.v_shape(8), 32, OpCosts(costs=costs), [32] * 8)
     expected = scheduler.schedule(Greedy())
@@ -157,7 +157,7 @@ def numbers(scheduler: ListScheduler, names: str) -> list[int]:
     return [scheduler.number(Op.parse(name)) for name in names.split()]
 
 
-def test_room_is_counted_exactly() -> None:
+def test_capacities_are_exact_fractions() -> None:
     costs = StageCosts.of(stages=1, activation=Fraction(1, 3), activation_after_input=Fraction(1, 3))
     scheduler = ListScheduler(Placement.linear(1), 3, OpCosts(costs=costs), [1])
     schedule = scheduler.follow([numbers(scheduler, "0F0 0F1 0F2 0I0 0I1 0I2")], OrderFollowing(0, NO_OVERTAKING))
@@ -166,7 +166,7 @@ def test_room_is_counted_exactly() -> None:
 
 
 def two_devices(rule: OrderFollowing, *, capacity: int) -> list[str]:
-    """Device 0 wants F0, I0, F1; the message is slow, so F1 could go first."""
+    """The order of device 0, which follows F0, I0, F1; I0 waits for a slow message, so that F1 may overtake."""
     costs = StageCosts.of(stages=2, communication=5, activation=1, activation_after_input=1)
     scheduler = ListScheduler(Placement.linear(2), 2, OpCosts(costs=costs), [capacity, 2])
     schedule = scheduler.follow([numbers(scheduler, f"{s}F0 {s}I0 {s}F1 {s}I1") for s in range(2)], rule)
@@ -174,7 +174,7 @@ def two_devices(rule: OrderFollowing, *, capacity: int) -> list[str]:
     return [op.name for op in schedule.orders[0]]
 
 
-def test_what_has_arrived_overtakes_into_a_gap() -> None:
+def test_an_operation_that_has_arrived_overtakes_into_a_gap() -> None:
     assert two_devices(OrderFollowing(0, 0), capacity=2) == ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]
 
 
@@ -182,5 +182,5 @@ def test_what_has_arrived_overtakes_into_a_gap() -> None:
     ("rule", "capacity"),
     [(OrderFollowing(0, NO_OVERTAKING), 2), (OrderFollowing(0, 0), 1), (OrderFollowing(0, 0, late=True), 2)],
 )
-def test_nothing_overtakes_if_patient_short_of_memory_or_early(rule: OrderFollowing, capacity: int) -> None:
+def test_no_overtaking_if_disabled_out_of_memory_or_late(rule: OrderFollowing, capacity: int) -> None:
     assert two_devices(rule, capacity=capacity)[:2] == ["0F0", "0I0"]

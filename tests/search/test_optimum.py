@@ -59,7 +59,7 @@ ONE = (1, 1, 1)
         (3, 3, (5, 5, 5), 1, 5, 3 * HALF, "full-duplex", 77),
         (2, 5, (2, 3, 1), 0, 2, 2, "half-duplex", 33),
         (3, 3, ONE, Fraction(1, 5), 1, 3 * HALF, "full-duplex", Fraction(77, 5)),
-        # The toy of figure 4.
+        # The example of OptPipe, figure 4.
         (4, 4, ONE, 0, 1, 3, "full-duplex", 15),
         (4, 8, ONE, 0, 1, 3, "full-duplex", 27),
     ],
@@ -91,10 +91,10 @@ def test_without_offload_every_limit_is_proven_optimal(p: int, m: int, optima: l
     ("micro_batches", "time", "communication", "limit", "offload", "link", "optimum"),
     [(4, 2, 0, 2, 1, "full-duplex", 28), (3, 5, 1, 3 * HALF, 5, "half-duplex", 77)],
 )
-def test_the_order_on_a_shared_link_is_found_and_proven(
+def test_the_order_on_a_shared_link_is_proven_optimal(
     micro_batches: int, time: int, communication: int, limit: Number, offload: int, link: HostLink, optimum: int
 ) -> None:
-    problem = behind_one_switch(3, micro_batches, (time, time, time), communication, offload, limit, link)
+    problem = on_one_switch(3, micro_batches, (time, time, time), communication, offload, limit, link)
     *_, best = optimize(problem, effort=6.0)
     row = f"| 3, {micro_batches} | {time}, {communication} | {float(limit):g} | {offload} | {link.replace('-', ' ')} |"
     assert (best.bound, best.value) == (optimum, optimum)
@@ -116,26 +116,26 @@ def lists(stage: int, offloaded: set[int]) -> list[tuple[Op, ...]]:
     return list(linear_extensions([[Op(k, stage, j) for k in kinds[j in offloaded]] for j in range(2)]))
 
 
-def test_brute_force_agrees() -> None:
+def test_brute_force_finds_the_same_optimum() -> None:
     base = instance(2, 2, (2, 3, 1), 1, 2, 9)
     problem = OrderProblem(placement=base.placement, micro_batches=2, costs=base.costs.with_limit((1, 2)), offload=True)
     best: Number | None = None
-    # The last device never gains from offloading two micro-batches: its backward can follow its forward.
-    # Micro-batches are equal: that of the first forward is called 0.
-    firsts = [order for away in (set(), {0}, {1}) for order in lists(0, away) if order[0].micro_batch == 0]
+    # The last device never gains from offload, as its backward can follow its forward.
+    # Micro-batches are equal, so that the first forward may be that of 0.
+    firsts = [order for offloaded in (set(), {0}, {1}) for order in lists(0, offloaded) if order[0].micro_batch == 0]
     for orders in itertools.product(firsts, lists(1, set())):
         try:
             value = simulate(problem.schedule(orders), problem.costs).makespan
         except DebubbleError:
             continue
         best = value if best is None or value < best else best
-    found = proven(problem)
-    assert found.optimal
+    incumbent = proven(problem)
+    assert incumbent.optimal
     assert best is not None
-    assert found.value <= best
-    both = set(found.schedule.offloaded)
-    if not both & {(1, 0), (1, 1)} and both != {(0, 0), (0, 1)}:
-        assert found.value == best
+    assert incumbent.value <= best
+    moved = set(incumbent.schedule.offloaded)
+    if not moved & {(1, 0), (1, 1)} and moved != {(0, 0), (0, 1)}:
+        assert incumbent.value == best
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_brute_force_agrees() -> None:
     ],
     ids=["all", "both-directions", "no-transitivity", "eager-triangles", "lazy-triangles"],
 )
-def test_the_milp_proves_the_same_with_and_without_each_reduction(reductions: Reductions) -> None:
+def test_the_milp_has_the_same_optimum_without_a_reduction(reductions: Reductions) -> None:
     answer = solve_milp(MilpModel(instance(3, 3, ONE, 0, None, 2), reductions), effort=Effort(60))
     assert answer.incumbent is not None
     assert answer.incumbent.value == proven(instance(3, 3, ONE, 0, None, 2)).value
     assert answer.bound == pytest.approx(float(answer.incumbent.value), rel=1e-5)
 
 
-def test_the_milp_begins_as_given_and_ends_at_the_optimum() -> None:
+def test_the_milp_begins_at_its_start_and_ends_optimal() -> None:
     problem = instance(3, 3, ONE, 0, 1, 2)
     start = schedules["adaoffload"](devices=3, micro_batches=3, costs=problem.costs)
     first, *_, last = milp_incumbents(MilpModel(problem), effort=Effort(60), start=start)
@@ -184,11 +184,11 @@ def test_transitivity_and_one_direction_make_the_milp_smaller() -> None:
         MilpModel(problem, reductions).binaries
         for reductions in (Reductions(), Reductions(transitive=False), Reductions(one_direction=False))
     ]
-    # Pairs of later micro-batch and earlier kind: 3 x 3 per stage; with the earlier micro-batch's too, twice that.
+    # Pairs of a later micro-batch and an earlier kind are 3 x 3 per stage; with the opposite pairs, twice that.
     assert sizes == [27, 54, 54]
 
 
-def behind_one_switch(
+def on_one_switch(
     p: int, m: int, times: tuple[int, int, int], communication: int, offload: int, limit: Number, host_link: HostLink
 ) -> OrderProblem:
     plain = instance(p, m, times, communication, offload, limit, host_link=host_link)
@@ -196,7 +196,7 @@ def behind_one_switch(
 
 
 def exact(problem: OrderProblem) -> Number:
-    """The optimum of CP-SAT's model, in which transfers of a shared lane may take any turns."""
+    """The optimum of CP-SAT's model, in which transfers of a shared link may have any order."""
     model = build(problem, horizon=200)
     solver = solver_of(Effort(120))
     assert status_of(solver, model.cp, Effort(120)) == "OPTIMAL"
@@ -204,16 +204,16 @@ def exact(problem: OrderProblem) -> Number:
     return proven
 
 
-def test_links_by_arrival_are_kept_where_they_take_as_little() -> None:
-    problem = behind_one_switch(3, 2, (1, 2, 2), 1, 2, 1, "full-duplex")
+def test_link_order_by_arrival_is_kept_if_optimal() -> None:
+    problem = on_one_switch(3, 2, (1, 2, 2), 1, 2, 1, "full-duplex")
     best = proven(problem)
     starts = {operation.op: operation.start for operation in simulate(best.schedule, problem.costs).operations}
     assert problem.with_link_orders(best.schedule, starts) == best.schedule
 
 
 @pytest.mark.parametrize(("host_link", "optimum"), [("full-duplex", 23), ("half-duplex", 24)])
-def test_the_milp_shares_a_link_between_devices_as_cp_sat_does(host_link: HostLink, optimum: int) -> None:
-    problem = behind_one_switch(3, 2, (1, 2, 2), 1, 2, 1, host_link)
+def test_milp_and_cp_sat_agree_on_a_shared_link(host_link: HostLink, optimum: int) -> None:
+    problem = on_one_switch(3, 2, (1, 2, 2), 1, 2, 1, host_link)
     assert exact(problem) == optimum
     answer = solve_milp(MilpModel(problem), effort=Effort(60))
     assert answer.bound == pytest.approx(optimum, rel=1e-5)
@@ -224,7 +224,7 @@ def test_the_milp_shares_a_link_between_devices_as_cp_sat_does(host_link: HostLi
 @pytest.mark.slow
 @pytest.mark.parametrize("host_link", ["full-duplex", "half-duplex"])
 def test_the_milp_proves_the_order_on_a_shared_link(host_link: HostLink) -> None:
-    problem = behind_one_switch(3, 3, (5, 5, 5), 1, 5, 3 * HALF, host_link)
+    problem = on_one_switch(3, 3, (5, 5, 5), 1, 5, 3 * HALF, host_link)
     answer = solve_milp(MilpModel(problem, Reductions(triangles="lazy")), effort=Effort(60))
     assert answer.incumbent is not None
     assert (answer.incumbent.value, answer.incumbent.optimal) == (77, True)
@@ -236,42 +236,42 @@ def streaming(problem: OrderProblem, overlap: Number) -> OrderProblem:
 
 @given(problem=offload_problems(micro_batches=3))
 @settings(max_examples=5)
-def test_no_bound_is_above_what_the_exact_model_finds(problem: OrderProblem) -> None:
+def test_no_bound_is_above_the_optimum_of_the_exact_model(problem: OrderProblem) -> None:
     problem = replace(problem, costs=problem.costs.replace(communication_model="latency"))
     *_, start = search(problem, steps=200)
     model = build(problem, horizon=start.value)
     effort = Effort(20)
     solver = solver_of(effort)
     if status_of(solver, model.cp, effort) == "OPTIMAL":
-        found = round(solver.objective_value) * model.unit
-        # Where a share of an activation moves, the grid of the times is one of floats.
-        assert lower_bound(problem) <= found * (1 + 1e-5)
-        assert found <= problem.value(schedule_of(model, solver.value)) * (1 + 1e-5)
-        assert found <= start.value * (1 + 1e-5)
+        optimum = round(solver.objective_value) * model.unit
+        # With offload fractions, the time unit of the model is a float.
+        assert lower_bound(problem) <= optimum * (1 + 1e-5)
+        assert optimum <= problem.value(schedule_of(model, solver.value)) * (1 + 1e-5)
+        assert optimum <= start.value * (1 + 1e-5)
 
 
 @pytest.mark.parametrize(("overlap", "host_link"), [(Fraction(1, 2), "half-duplex"), (1, "full-duplex")])
 def test_the_exact_models_agree(overlap: Number, host_link: HostLink) -> None:
     problem = streaming(uniform(2, 3, offload=20, limit=2, communication=0, host_link=host_link), overlap)
-    *_, found = optimize(problem, effort=5)
-    if not found.optimal:
-        *_, found = solve(problem, found, effort=Effort(60))
+    *_, incumbent = optimize(problem, effort=5)
+    if not incumbent.optimal:
+        *_, incumbent = solve(problem, incumbent, effort=Effort(60))
     answer = solve_milp(MilpModel(problem), effort=Effort(60))
-    assert found.optimal
-    assert answer.bound == pytest.approx(float(found.value), rel=1e-5)
+    assert incumbent.optimal
+    assert answer.bound == pytest.approx(float(incumbent.value), rel=1e-5)
 
 
-def test_streams_take_less_time_than_transfers_that_wait() -> None:
+def test_overlapped_transfers_shorten_the_optimum() -> None:
     waiting = uniform(2, 3, offload=20, limit=2, communication=0)
     times = []
     for problem in (waiting, streaming(waiting, 1)):
-        *_, found = optimize(problem, effort=5)
-        assert found.optimal
-        times.append(found.value)
+        *_, incumbent = optimize(problem, effort=5)
+        assert incumbent.optimal
+        times.append(incumbent.value)
     assert times == [150, 120]
 
 
-def test_a_backward_that_may_be_whole_has_the_longer_lead() -> None:
+def test_a_backward_that_may_be_fused_has_the_longer_lead() -> None:
     costs = StageCosts.of(stages=1, offload=8, backward_input=1, backward_weight=3, reload_overlap=Fraction(1, 2))
     problem = OrderProblem(placement=Placement.linear(1), micro_batches=1, costs=costs, offload=True)
     backward = Op(Kind.I, 0, 0)

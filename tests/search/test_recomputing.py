@@ -12,7 +12,7 @@ from tests.strategies import stage_costs
 
 @st.composite
 def recomputing_steps(draw: st.DrawFn) -> tuple[Placement, int, StageCosts, frozenset[int]]:
-    """A step in a V or a line, its costs, and the stages whose backwards recompute."""
+    """A V or line placement with micro-batches, costs, and the stages that recompute."""
     p, v, m = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(1, 8))
     costs = draw(stage_costs(stages=p * v)).replace(communication_model="latency")
     recomputing = draw(st.frozensets(st.integers(0, p * v - 1)))
@@ -21,19 +21,19 @@ def recomputing_steps(draw: st.DrawFn) -> tuple[Placement, int, StageCosts, froz
 
 @settings(max_examples=60)
 @given(step=recomputing_steps())
-def test_orders_of_whole_backwards_take_what_simulation_says(
+def test_orders_of_fused_backwards_have_the_simulated_time(
     step: tuple[Placement, int, StageCosts, frozenset[int]],
 ) -> None:
     placement, m, costs, recomputing = step
     for order in fused_backward_orders(placement, m, costs, [None] * placement.devices, recomputing, RULES):
-        schedule = replace(Schedule.of("whole", placement, m, order.orders), fused_recompute=recomputing)
+        schedule = replace(Schedule.of("fused", placement, m, order.orders), fused_recompute=recomputing)
         check(schedule)
         assert db.simulate(schedule, costs).makespan == order.makespan
 
 
 @settings(max_examples=60)
 @given(step=recomputing_steps(), count=st.integers(1, 3))
-def test_orders_of_whole_backwards_keep_the_limit(
+def test_orders_of_fused_backwards_respect_the_memory_limit(
     step: tuple[Placement, int, StageCosts, frozenset[int]], count: int
 ) -> None:
     placement, m, costs, recomputing = step
@@ -46,15 +46,17 @@ def test_orders_of_whole_backwards_keep_the_limit(
     orders = fused_backward_orders(placement, m, limited, free, recomputing, RULES)
     assert orders
     for order in orders:
-        schedule = replace(Schedule.of("whole", placement, m, order.orders), fused_recompute=recomputing)
+        schedule = replace(Schedule.of("fused", placement, m, order.orders), fused_recompute=recomputing)
         timeline = db.simulate(schedule, limited)
-        assert all(peak <= most for peak, most in zip(timeline.peak_memory, limit, strict=True))
+        assert all(peak <= allowed for peak, allowed in zip(timeline.peak_memory, limit, strict=True))
 
 
 def test_the_shortest_schedule_that_fits_is_taken() -> None:
-    # GPipe keeps three inputs and recomputes one micro-batch: 3 + 9 bytes; 1F1B on one device keeps one: 10 bytes.
+    # GPipe keeps three inputs and restores one micro-batch, 3 + 9 bytes; 1F1B keeps one activation, 10 bytes.
     costs = StageCosts.of(stages=1, activation=10, activation_recomputed=1)
-    ahead, in_turn = (db.schedules[name](devices=1, micro_batches=3) for name in ("gpipe", "1f1b"))
-    found = [shortest_recomputing([ahead, in_turn], costs.with_limit(most), frozenset({0})) for most in (12, 11, 9)]
-    assert [schedule.name for schedule in found] == ["gpipe", "1f1b", "gpipe"]
-    assert {schedule.fused_recompute for schedule in found} == {frozenset({0})}
+    gpipe, one_f_one_b = (db.schedules[name](devices=1, micro_batches=3) for name in ("gpipe", "1f1b"))
+    results = [
+        shortest_recomputing([gpipe, one_f_one_b], costs.with_limit(limit), frozenset({0})) for limit in (12, 11, 9)
+    ]
+    assert [schedule.name for schedule in results] == ["gpipe", "1f1b", "gpipe"]
+    assert {schedule.fused_recompute for schedule in results} == {frozenset({0})}

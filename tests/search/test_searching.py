@@ -19,7 +19,7 @@ def last(problem: OrderProblem, *, steps: int, seed: int = 0) -> Incumbent:
 
 @given(data=st.data())
 @settings(max_examples=12)
-def test_every_incumbent_takes_what_the_simulator_says_and_fits(data: st.DataObject) -> None:
+def test_every_incumbent_fits_and_has_the_simulated_time(data: st.DataObject) -> None:
     problem = data.draw(offload_problems(micro_batches=5))
     previous = float("inf")
     for incumbent in search(problem, steps=400):
@@ -53,17 +53,17 @@ def test_the_same_seed_and_steps_give_the_same_schedule() -> None:
 
 
 @pytest.mark.parametrize(("p", "m", "to", "limit"), [(4, 8, 10, 3), (8, 16, 5, 8)])
-def test_local_search_meets_the_bound_where_the_link_keeps_up(p: int, m: int, to: int, limit: int) -> None:
+def test_local_search_meets_the_bound_on_a_fast_link(p: int, m: int, to: int, limit: int) -> None:
     best = last(uniform(p, m, offload=to, limit=2 * limit), steps=400_000)
     assert best.optimal
 
 
 def test_no_more_moves_are_made_than_allowed() -> None:
     for steps in (0, 1, 500):
-        assert all(each.steps <= steps for each in search(uniform(4, 8, offload=20, limit=6), steps=steps))
+        assert all(incumbent.steps <= steps for incumbent in search(uniform(4, 8, offload=20, limit=6), steps=steps))
 
 
-def test_a_given_start_is_improved_and_its_name_kept() -> None:
+def test_a_given_start_is_improved_and_keeps_its_name() -> None:
     problem = uniform(3, 4, offload=10, limit=4)
     start = Schedule.of(
         "mine", problem.placement, 4, [[f"{s}{k}{j}" for j in range(4) for k in "FB"] for s in range(3)]
@@ -73,7 +73,7 @@ def test_a_given_start_is_improved_and_its_name_kept() -> None:
     assert last(problem, steps=3000).value < first.value
 
 
-def test_recomputation_frees_memory_that_there_is_no_link_for() -> None:
+def test_recomputation_helps_where_there_is_no_host_link() -> None:
     problem = uniform(4, 8, limit=2)
     without = last(problem, steps=3000)
     problem = OrderProblem(
@@ -84,7 +84,7 @@ def test_recomputation_frees_memory_that_there_is_no_link_for() -> None:
     assert best.value < without.value
 
 
-def test_what_fits_nowhere_is_refused() -> None:
+def test_a_problem_that_never_fits_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="its peak would be 2, above its limit of 0"):
         next(search(uniform(2, 2, offload=10, limit=0), steps=1))
 

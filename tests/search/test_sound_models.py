@@ -25,16 +25,16 @@ PLANNERS = [
 
 
 def tight_llama(limit: str) -> Problem:
-    """Devices that cannot keep every activation."""
+    """A problem whose devices cannot keep every activation."""
     model, cluster = db.models["llama2-13b"], db.Cluster.parse("4xA100-80GB").with_limit(limit)
     return problem_of(model, cluster, RunOptions(sequence_length=4096), micro_batches=8, effort=0.2)
 
 
-def holds(problem: OrderProblem, schedule: Schedule) -> bool:
-    """Whether the model has a solution with the compute order, offloads and recomputations of a schedule."""
-    whole = {(op.stage, op.micro_batch) for op in schedule.operations if op.kind is Kind.B}
+def has_solution(problem: OrderProblem, schedule: Schedule) -> bool:
+    """Whether CP-SAT's model has a solution with the compute order, offloads and recomputations of a schedule."""
+    fused = {(op.stage, op.micro_batch) for op in schedule.operations if op.kind is Kind.B}
     horizon = problem.value(schedule)
-    model = build(problem, horizon=horizon, fused=whole, ordered=keeps_order(schedule))
+    model = build(problem, horizon=horizon, fused=fused, ordered=keeps_order(schedule))
     for order in schedule.orders:
         compute = [op for op in order if op.kind not in (Kind.O, Kind.L)]
         for before, after in itertools.pairwise(compute):
@@ -49,8 +49,8 @@ def holds(problem: OrderProblem, schedule: Schedule) -> bool:
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-def test_the_model_holds_every_planners_plan(name: str) -> None:
-    # DAPPLE recomputes nothing.
+def test_the_model_contains_the_plan_of_every_planner(name: str) -> None:
+    # DAPPLE and OHP-CMB need more memory.
     solution = planners[name](tight_llama("82GiB" if name in ("dapple", "ohp-cmb") else "71GiB")).solution
     plan = solution.schedule
     if plan.peers or {op.kind for op in plan.operations} & {Kind.G, Kind.D, Kind.S, Kind.P}:
@@ -58,11 +58,11 @@ def test_the_model_holds_every_planners_plan(name: str) -> None:
     problem = OrderProblem.from_schedule(plan, solution.costs)
     if problem.has_fused_and_explicit_recompute:
         pytest.skip("is not modelled")
-    assert holds(problem, plan)
+    assert has_solution(problem, plan)
 
 
-def test_a_whole_backward_that_beats_its_halves_stays_whole() -> None:
-    # An I would have to keep 3 where only 2 fit.
+def test_a_fused_backward_that_needs_less_memory_stays_fused() -> None:
+    # An I would leave 3 bytes, where only 2 fit.
     costs = StageCosts.of(stages=2, activation=1, activation_after_input=3, memory_limit=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=40, costs=costs)
     problem = OrderProblem.from_schedule(schedule, costs)
@@ -72,7 +72,7 @@ def test_a_whole_backward_that_beats_its_halves_stays_whole() -> None:
     assert best.value <= problem.value(schedule)
 
 
-def test_halves_prove_nothing_where_a_whole_backward_needs_less() -> None:
+def test_split_backwards_prove_no_bound_if_fused_need_less() -> None:
     costs = StageCosts.of(stages=2, activation=1, activation_after_input=3, memory_limit=4)
     problem = OrderProblem(placement=Placement.linear(2), micro_batches=4, costs=costs)
     *_, start = search(problem, steps=0)
@@ -80,15 +80,15 @@ def test_halves_prove_nothing_where_a_whole_backward_needs_less() -> None:
     assert best.bound == start.bound
 
 
-def test_sizes_that_are_no_whole_numbers_refute_nothing_that_fits() -> None:
+def test_fractional_sizes_exclude_no_feasible_schedule() -> None:
     costs = StageCosts.of(
         stages=2, forward=2, backward_input=3, backward_weight=1, activation=1.7, activation_after_input=1.037,
         memory_limit=3.4,
     )  # fmt: skip
-    whole = costs.replace(activation=[1000] * 2, activation_after_input=[610] * 2).with_limit(2000)
+    rounded = costs.replace(activation=[1000] * 2, activation_after_input=[610] * 2).with_limit(2000)
     bounds, values = [], []
-    for each in (costs, whole):
-        problem = OrderProblem(placement=Placement.linear(2), micro_batches=4, costs=each)
+    for sizes in (costs, rounded):
+        problem = OrderProblem(placement=Placement.linear(2), micro_batches=4, costs=sizes)
         *_, start = search(problem, steps=0)
         *_, best = start, *solve(problem, start, effort=Effort(60))
         bounds.append(best.bound)
@@ -104,7 +104,7 @@ def test_a_model_that_misses_a_known_schedule_is_an_error() -> None:
         list(solve(problem, impossible, effort=Effort(60)))
 
 
-def test_the_search_goes_on_without_the_proof_of_a_wrong_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_ignores_the_proof_of_a_wrong_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(problem: OrderProblem, **options: object) -> ScheduleModel:
         model = build(problem, **options)  # type: ignore[arg-type]
         model.cp.add(model.starts[Op(Kind.F, 0, 0)] > 10**6)
@@ -117,7 +117,7 @@ def test_the_search_goes_on_without_the_proof_of_a_wrong_model(monkeypatch: pyte
     assert best.bound < best.value
 
 
-def test_plans_that_go_beyond_an_order_are_refused_with_a_sentence() -> None:
+def test_plans_with_peers_are_refused() -> None:
     model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xCPU")
     plan = db.plan(model, cluster, micro_batches=4, sequence_length=128, dtype="fp32", planner="dapple")
     check_searchable(plan)
@@ -126,8 +126,8 @@ def test_plans_that_go_beyond_an_order_are_refused_with_a_sentence() -> None:
     assert issubclass(SolverError, DebubbleError)
 
 
-def test_the_model_holds_a_micro_batch_that_is_moved_and_recomputed() -> None:
-    """Only what is kept for the recomputation moves: 2 of 4 leave, and 2 more are allocated by R."""
+def test_a_micro_batch_may_be_offloaded_and_recomputed() -> None:
+    """Only the bytes that recomputation keeps move: 2 of 4 leave, and R allocates 2 more."""
     costs = StageCosts.of(
         stages=1, activation=4, activation_after_input=4, activation_recomputed=2, recompute=1, offload=2,
         memory_limit=6,
@@ -135,11 +135,11 @@ def test_the_model_holds_a_micro_batch_that_is_moved_and_recomputed() -> None:
     order = "0F0 0O0 0F1 0R1 0I1 0W1 0L0 0R0 0I0 0W0"
     plan = Schedule.of("mine", Placement.linear(1), 2, [order.split()])
     problem = OrderProblem.from_schedule(plan, costs)
-    assert holds(problem, plan)
+    assert has_solution(problem, plan)
 
 
-def test_the_optimum_may_turn_micro_batches_round() -> None:
-    # The first backwards are those of micro-batch 1, while 0 is on the host: 47 is the least in the forwards' order.
+def test_the_optimum_may_reorder_micro_batches() -> None:
+    # Micro-batch 1 has its backwards first, while 0 is on the host; backwards in the forwards' order take 47.
     costs = StageCosts.of(
         stages=4, forward=[4, 3, 2, 1], backward_input=[3, 2, 1, 3], backward_weight=[1, 2, 3, 2],
         activation=[8, 8, 6, 8], activation_after_input=[3, 0, 2, 3], activation_recomputed=[6, 0, 2, 8],

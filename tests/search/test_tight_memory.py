@@ -41,7 +41,7 @@ def start(problem: OrderProblem) -> Incumbent:
     capacity=st.integers(0, 40), retained=st.integers(1, 8), input_frees=st.integers(0, 8),
     weight_frees=st.integers(0, 8), forwards=st.integers(1, 7),
 )  # fmt: skip
-def test_the_corners_are_exactly_the_least_that_fits(
+def test_the_corners_are_the_minimal_counts_that_fit(
     capacity: int, retained: int, input_frees: int, weight_frees: int, forwards: int
 ) -> None:
     stairs = staircase(
@@ -59,31 +59,31 @@ def test_the_corners_are_exactly_the_least_that_fits(
     ("limit", "sizes", "optimum"),
     [(2, {"activation": 1, "activation_after_input": 1}, 41), (6, {"activation": 2, "activation_after_input": 1}, 31)],
 )
-def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[str, Any], optimum: Number) -> None:
+def test_known_optima_are_proven(limit: int, sizes: dict[str, Any], optimum: Number) -> None:
     problem = problem_of(4, 8, limit, **sizes)
     *_, best = improve_tight(problem, start(problem), steps=0)
     assert (best.value, best.bound) == (optimum, optimum)
 
 
-def test_nothing_is_freed_late_where_w_frees_all_or_nothing() -> None:
+def test_late_release_changes_nothing_if_w_frees_all_or_none() -> None:
     for remains in (0, 4):
         problem = problem_of(2, 5, 8, activation=4, activation_after_input=remains)
         assert with_late_release(problem) == problem
 
 
-def test_w_are_put_into_the_gaps_between_the_same_f_and_i() -> None:
+def test_weights_fill_the_gaps_between_the_same_f_and_i() -> None:
     problem = problem_of(4, 8, 4, activation=1, activation_after_input=1)
-    alongside = schedules["1f1b"](devices=4, micro_batches=8).with_split_backwards()
-    found = place_weights(alongside, costs=problem.costs, capacity=[4] * 4)
-    assert found is not None
-    assert (problem.value(alongside), problem.value(found)) == (30, 27)
-    passes = [[[op for op in order if op.kind is not Kind.W] for order in s.orders] for s in (alongside, found)]
+    fixed = schedules["1f1b"](devices=4, micro_batches=8).with_split_backwards()
+    placed = place_weights(fixed, costs=problem.costs, capacity=[4] * 4)
+    assert placed is not None
+    assert (problem.value(fixed), problem.value(placed)) == (30, 27)
+    passes = [[[op for op in order if op.kind is not Kind.W] for order in s.orders] for s in (fixed, placed)]
     assert passes[0] == passes[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "remains"), [(6, 0), (7, 1), (7, 2)])
-def test_the_order_of_the_skeleton_is_near_its_bound(limit: int, remains: int) -> None:
+def test_the_order_of_f_and_i_is_near_its_bound(limit: int, remains: int) -> None:
     problem = problem_of(8, 32, 2 * limit, times=(10, 11, 9, 1), activation=2, activation_after_input=remains)
     complete = partial(place_weights, costs=problem.costs, capacity=[2 * limit] * 8)
     *_, best = improve_tight(problem, start(problem), steps=0, complete=complete)
@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
 
 
 @pytest.mark.slow
-def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:
+def test_cp_sat_with_rounded_times_improves_the_start() -> None:
     problem = problem_of(8, 32, 4, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
     *_, best = improve_tight(problem, start(problem), steps=0)
     assert (best.source, best.value < start(problem).value) == ("cp-sat", True)

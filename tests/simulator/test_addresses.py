@@ -19,8 +19,8 @@ def timeline_of(*orders: str, costs: StageCosts, **options: object) -> Timeline:
     parsed = tuple(tuple(map(Op.parse, order.split())) for order in orders)
     count = max(op.micro_batch for op in parsed[0]) + 1
     placement = Placement.linear(len(orders))
-    given = {"name": "test", "placement": placement, "micro_batches": count, "orders": parsed, **options}
-    return db.simulate(Schedule(**given), costs)  # type: ignore[arg-type]
+    fields = {"name": "test", "placement": placement, "micro_batches": count, "orders": parsed, **options}
+    return db.simulate(Schedule(**fields), costs)  # type: ignore[arg-type]
 
 
 def described(plan: AddressPlan) -> list[tuple[str, str, Number]]:
@@ -28,7 +28,7 @@ def described(plan: AddressPlan) -> list[tuple[str, str, Number]]:
 
 
 class FixedArena:
-    """An allocator that gives out the planned addresses of one arena, and refuses what is taken or beyond its end."""
+    """An allocator that hands out planned addresses of an arena, and checks that they are free and in bounds."""
 
     def __init__(self, capacity: Number) -> None:
         self.capacity, self.taken = capacity, list[PlacedTensor]()
@@ -46,7 +46,7 @@ class FixedArena:
 
 
 def run(plan: AddressPlan, capacity: Number) -> None:
-    """Allocate and free in the order of time; at one instant frees come first."""
+    """Allocate and free tensors in order of time, frees first."""
     arena = FixedArena(capacity)
     events = [(t.start, 1, n) for n, t in enumerate(plan.tensors)] + [(t.end, 0, n) for n, t in enumerate(plan.tensors)]
     for _, allocates, number in sorted(events):
@@ -59,9 +59,9 @@ def timelines(draw: st.DrawFn) -> Timeline:
     schedule = draw(random_schedules(shares=True, deeper=True))
     costs = draw(stage_costs(stages=schedule.stages, offload=True, deeper=True))
     assert costs.activation_deeper is not None
-    # A recomputation brings something back.
-    left = [min(pair) for pair in zip(costs.activation, costs.activation_deeper, strict=True)]
-    return db.simulate(schedule, costs.replace(activation_deeper=left))
+    # Deeper recomputation keeps no more than the activation.
+    deeper = [min(pair) for pair in zip(costs.activation, costs.activation_deeper, strict=True)]
+    return db.simulate(schedule, costs.replace(activation_deeper=deeper))
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_an_arena_of_the_planned_size_never_fails(timeline: Timeline) -> None:
 
 @given(timelines(), st.floats(0.01, 1e9))
 @settings(max_examples=15)
-def test_sizes_that_are_floats_do_not_overlap_either(timeline: Timeline, unit: float) -> None:
+def test_addresses_of_float_sizes_do_not_overlap(timeline: Timeline, unit: float) -> None:
     costs = timeline.program.costs
     scaled = [float(a) * unit for a in costs.activation]
     floats = costs.replace(activation=scaled, activation_recomputed=0, activation_deeper=0, activation_after_input=None)
@@ -85,12 +85,12 @@ def test_sizes_that_are_floats_do_not_overlap_either(timeline: Timeline, unit: f
         assert float(plan.peak) == pytest.approx(float(peak))
 
 
-def test_the_halves_of_a_backward_free_tensors_of_their_own() -> None:
+def test_the_halves_of_a_backward_free_separate_tensors() -> None:
     timeline = timeline_of("0F0 0I0 0W0", costs=StageCosts.of(stages=1, activation=6, activation_after_input=2))
     assert sorted(described(plan_addresses(timeline)[0])) == [("0F0", "0I0", 4), ("0F0", "0W0", 2)]
 
 
-def test_an_offload_of_a_part_moves_a_tensor_of_its_own() -> None:
+def test_a_partial_offload_moves_a_separate_tensor() -> None:
     costs = StageCosts.of(stages=1, activation=8, offload=1)
     timeline = timeline_of("0F0 0O0 0L0 0B0", costs=costs, offload_fraction={0: Fraction(1, 4)})
     assert sorted(described(plan_addresses(timeline)[0])) == [("0F0", "0B0", 6), ("0F0", "0O0", 2), ("0L0", "0B0", 2)]
@@ -119,7 +119,7 @@ def test_fractions_of_bytes_stay_exact() -> None:
     assert (plan.peak, plan.arena, plan.fragmentation, plan.gap) == (Fraction(2, 3), Fraction(2, 3), 0, 0.0)
 
 
-def test_the_gap_is_a_share_of_the_whole_peak() -> None:
+def test_the_gap_is_a_fraction_of_the_total_peak() -> None:
     plan = AddressPlan(device=0, tensors=(), static=60, peak=40, arena=45)
     assert (plan.fragmentation, plan.gap) == (5, 0.05)
 
@@ -131,14 +131,14 @@ def small_instances() -> Iterator[tuple[list[int], list[int], list[int]]]:
         yield starts, [start + random.randrange(1, 6) for start in starts], [random.randrange(1, 9) for _ in starts]
 
 
-def least_arena(start: list[int], end: list[int], size: list[int]) -> int:
-    """The least arena, by a model of rectangles that do not overlap."""
-    model, most = cp_model.CpModel(), sum(size)
-    offsets = [model.new_int_var(0, most, "") for _ in size]
-    arena = model.new_int_var(0, most, "")
-    lives = [model.new_fixed_size_interval_var(a, b - a, "") for a, b in zip(start, end, strict=True)]
-    lies = [model.new_fixed_size_interval_var(offset, z, "") for offset, z in zip(offsets, size, strict=True)]
-    model.add_no_overlap_2d(lives, lies)
+def min_arena(start: list[int], end: list[int], size: list[int]) -> int:
+    """The minimum arena, by a CP-SAT model of rectangles that do not overlap."""
+    model, total = cp_model.CpModel(), sum(size)
+    offsets = [model.new_int_var(0, total, "") for _ in size]
+    arena = model.new_int_var(0, total, "")
+    lifetimes = [model.new_fixed_size_interval_var(a, b - a, "") for a, b in zip(start, end, strict=True)]
+    addresses = [model.new_fixed_size_interval_var(offset, z, "") for offset, z in zip(offsets, size, strict=True)]
+    model.add_no_overlap_2d(lifetimes, addresses)
     for offset, z in zip(offsets, size, strict=True):
         model.add(offset + z <= arena)
     model.minimize(arena)
@@ -148,10 +148,10 @@ def least_arena(start: list[int], end: list[int], size: list[int]) -> int:
     return round(solver.objective_value)
 
 
-def test_small_arenas_are_the_least_that_cp_sat_finds() -> None:
+def test_small_arenas_are_as_small_as_those_of_cp_sat() -> None:
     for start, end, size in small_instances():
         packing = pack(np.array(start), np.array(end), np.array(size))
-        assert packing.arena == least_arena(start, end, size)
+        assert packing.arena == min_arena(start, end, size)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v"])
@@ -171,8 +171,8 @@ def test_the_same_program_has_the_same_addresses() -> None:
 
 @given(timelines())
 @settings(max_examples=30)
-def test_operations_wait_for_all_that_had_their_addresses(timeline: Timeline) -> None:
-    """Directly, or because an operation that they wait for does."""
+def test_operations_wait_for_previous_owners_of_their_memory(timeline: Timeline) -> None:
+    """Waits may be transitive."""
     times = {operation.op: operation for operation in timeline.operations}
     for plan in plan_addresses(timeline):
         waits = plan.waits()

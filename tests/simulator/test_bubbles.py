@@ -16,14 +16,14 @@ from tests.strategies import random_schedules, stage_costs
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Exact: transfer times are shares of activations."""
+    """Timelines with exact times, although transfer times are fractions of activations."""
     schedule = draw(random_schedules())
     costs = draw(stage_costs(stages=schedule.stages, offload=True))
     return db.simulate(schedule, costs.replace(activation=[Fraction(a) for a in costs.activation]))
 
 
 def causes(timeline: Timeline, device: int) -> dict[Cause, Number]:
-    """Only those that occur."""
+    """Idle time of a device by cause, without causes that do not occur."""
     return {cause: time for cause, time in by_cause(bubbles(timeline)[device]).items() if time}
 
 
@@ -34,21 +34,21 @@ def one_f_one_b(devices: int, micro_batches: int, **costs: object) -> Timeline:
 
 @settings(max_examples=20)
 @given(timelines())
-def test_bubbles_fill_exactly_what_the_compute_lane_leaves_free(timeline: Timeline) -> None:
+def test_bubbles_are_exactly_the_gaps_of_the_compute_lane(timeline: Timeline) -> None:
     for device, idle in enumerate(bubbles(timeline)):
-        parts = sorted([(b.start, b.end) for b in idle] + [(o.start, o.end) for o in timeline.compute[device]])
-        assert parts[0][0] == 0
-        assert parts[-1][1] == timeline.makespan
-        assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
+        intervals = sorted([(b.start, b.end) for b in idle] + [(o.start, o.end) for o in timeline.compute[device]])
+        assert intervals[0][0] == 0
+        assert intervals[-1][1] == timeline.makespan
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(intervals))
         for bubble in idle:
-            # What it waits for runs meanwhile.
+            # The awaited operation runs during the bubble.
             assert bubble.awaited is not None
             assert bubble.awaited.start <= bubble.start < bubble.end <= bubble.awaited.end
 
 
 @settings(max_examples=20)
 @given(timelines())
-def test_the_critical_path_leads_from_start_to_end_without_a_gap(timeline: Timeline) -> None:
+def test_the_critical_path_has_no_gap_from_start_to_end(timeline: Timeline) -> None:
     path = critical_path(timeline)
     assert path[0].start == 0
     assert path[-1].end == timeline.makespan
@@ -64,7 +64,7 @@ def test_uniform_1f1b_has_only_warm_up_and_cool_down() -> None:
 
 
 def test_a_stage_with_less_work_waits_for_imbalance() -> None:
-    """With f = b = 1 on device 0 and 3 on device 1, a backward and a forward of device 0 fill 2 of every 6."""
+    """With f = b = 1 on device 0 and 3 on device 1, device 0 is busy for 2 of every 6."""
     timeline = one_f_one_b(2, 8, forward=[1, 3], backward_input=[1, 3], backward_weight=0)
     assert timeline.makespan == 2 + 8 * 6
     assert causes(timeline, 0)[Cause.IMBALANCE] == 5 * 4
@@ -72,7 +72,7 @@ def test_a_stage_with_less_work_waits_for_imbalance() -> None:
 
 
 @pytest.mark.parametrize("model", ["latency", "blocking"])
-def test_messages_are_transfer_time_in_the_warm_up_too(model: str) -> None:
+def test_messages_in_the_warm_up_are_transfer_time(model: str) -> None:
     timeline = one_f_one_b(2, 1, communication=5, communication_model=model, backward_weight=0)
     assert causes(timeline, 0) == {Cause.TRANSFER: 10, Cause.WARM_UP: 2}
     assert causes(timeline, 1) == {Cause.WARM_UP: 1, Cause.TRANSFER: 10, Cause.COOL_DOWN: 1}
@@ -86,8 +86,8 @@ def test_waiting_for_an_offload_or_reload_is_transfer_time() -> None:
     assert [b.awaited.lane for b in bubbles(timeline)[0] if b.awaited] == [Lane.D2H, Lane.H2D]
 
 
-def test_an_even_order_that_waits_waits_for_dependencies() -> None:
-    """One micro-batch after the other."""
+def test_equal_stages_in_a_serial_order_wait_for_dependencies() -> None:
+    """The devices run one micro-batch after the other."""
     orders = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
     schedule = Schedule.of("in-turn", db.Placement.linear(2), 2, orders)
     timeline = db.simulate(schedule, StageCosts.of(stages=2, backward_weight=0))
@@ -97,8 +97,8 @@ def test_an_even_order_that_waits_waits_for_dependencies() -> None:
 
 @settings(max_examples=20)
 @given(timelines(), st.data())
-def test_the_causes_sum_to_the_idle_time_whatever_was_measured(predicted: Timeline, data: st.DataObject) -> None:
-    """Operations take longer, start late, and the devices' clocks differ."""
+def test_causes_of_any_measured_timeline_sum_to_idle_time(predicted: Timeline, data: st.DataObject) -> None:
+    """Measured operations take longer and start later, and the clocks of devices differ."""
     instructions = predicted.program.instructions
     some = st.integers(0, 3)
     skew = [data.draw(some) for _ in range(predicted.program.devices)]
@@ -125,8 +125,8 @@ def test_a_measured_delay_that_nothing_explains_is_overhead() -> None:
     assert causes(measured, 0) == {Cause.OVERHEAD: 2}
 
 
-def test_waiting_for_the_optimizer_on_the_host_is_a_cause_of_its_own() -> None:
-    """The parameters come up in 2, then 1 forward and 2 backward; gradients go down in 3 and the host steps for 4."""
+def test_waiting_for_the_optimizer_on_the_host_is_a_cause() -> None:
+    """Parameters load in 2, forward takes 1 and backward 2, gradients offload in 3 and the host steps for 4."""
     orders = [["0P0", "0F0", "0B0", "0D0", "0S0"]]
     schedule = Schedule.of("hosted", db.Placement.linear(1), 1, orders)
     costs = StageCosts.of(stages=1, parameter_load=2, gradient_offload=3, host_step=4)
@@ -152,8 +152,8 @@ def stage_0(name: str, *, recompute: Number, **options: Any) -> tuple[Number, Nu
     return timeline.forward_bubbles[0], timeline.backward_bubbles[0]
 
 
-def test_forward_and_backward_bubbles_are_those_of_obscuras_figure_5() -> None:
-    """Recomp-0 leaves the forward bubbles, Strawman-0 none, and recomputing MLPs alone backward bubbles unused."""
+def test_bubbles_are_those_of_figure_5_of_obscura() -> None:
+    """Recomp-0 leaves forward bubbles, Strawman-0 none; with only MLPs recomputed, backward bubbles are unused."""
     mlp = Fraction(394, 1000)
     assert stage_0("1f1b", recompute=1) == (6, 3)
     assert stage_0("1f1b", recompute=1, recomputed_stages=1) == (6, 0)

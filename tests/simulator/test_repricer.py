@@ -34,9 +34,7 @@ def test_repricing_agrees_with_simulation(case: tuple[Schedule, StageCosts], dat
 
 @given(case=cases(offload=True), data=st.data())
 @settings(max_examples=30)
-def test_offload_is_priced_as_it_is_simulated_without_a_limit(
-    case: tuple[Schedule, StageCosts], data: st.DataObject
-) -> None:
+def test_offload_is_priced_without_the_memory_limit(case: tuple[Schedule, StageCosts], data: st.DataObject) -> None:
     schedule, costs = case
     repricer = Repricer(schedule)
     for link in ("full-duplex", "half-duplex"):
@@ -44,8 +42,8 @@ def test_offload_is_priced_as_it_is_simulated_without_a_limit(
         assert agrees(repricer.price(other.with_limit(1)), db.simulate(schedule, other))
 
 
-def test_what_surrounds_the_step_is_priced() -> None:
-    """Gradients down, the step on the host, parameters up, one transfer at a time."""
+def test_host_steps_and_their_transfers_are_priced() -> None:
+    """Gradients offload, the host steps and parameters load on a half-duplex link."""
     schedule = Schedule.of("host", Placement.linear(1), 2, [["0P0", "0F0", "0B0", "0F1", "0B1", "0G1", "0D1", "0S1"]])
     costs = StageCosts.of(
         stages=1, parameter_load=3, gradient_reduce=2, gradient_offload=5, host_step=7, host_link="half-duplex"
@@ -54,7 +52,7 @@ def test_what_surrounds_the_step_is_priced() -> None:
 
 
 @pytest.mark.parametrize("recomputed", [0, 2])
-def test_another_choice_of_recomputing_stages_needs_no_new_lowering(recomputed: int) -> None:
+def test_recomputing_stages_may_change_without_lowering(recomputed: int) -> None:
     costs = StageCosts.of(stages=4, recompute_workspace=0.25, micro_batch_scale=[1, 2, 1, 3])
     repricer = Repricer(db.schedules["1f1b"](devices=4, micro_batches=4))
     price = repricer.price(costs, fused_recompute=frozenset(range(recomputed)))
@@ -63,7 +61,7 @@ def test_another_choice_of_recomputing_stages_needs_no_new_lowering(recomputed: 
     assert price.peak_memory == timeline.peak_memory
 
 
-def test_lanes_shared_by_arrival_are_priced_by_full_simulation() -> None:
+def test_lanes_shared_by_arrival_are_simulated_in_full() -> None:
     blocking = StageCosts.of(stages=2, communication=1, communication_model="blocking")
     plain = db.schedules["1f1b"](devices=2, micro_batches=4)
     assert agrees(Repricer(plain).price(blocking), db.simulate(plain, blocking))
