@@ -37,29 +37,29 @@ ENTRIES = [
 
 
 @pytest.mark.parametrize(("paper", "place"), ENTRIES)
-def test_an_entry_gives_what_the_page_says(paper: str, place: str) -> None:
+def test_an_entry_reproduces_its_rows_on_the_page(paper: str, place: str) -> None:
     result = reproduced(papers[paper].entry(place), draw=False)
     assert pages.claim_rows(result) == rows_of(paper, place)
 
 
 def rows_of(paper: str, place: str) -> list[str]:
-    """The page's rows of an entry: the one that names its place, and those below that name none."""
+    """The page's rows of an entry: the one that names its place, and the unnamed rows below."""
     lines = section_of(paper).splitlines()
-    first, *below = lines[next(at for at, line in enumerate(lines) if line.startswith(f"| **{place}**")) :]
+    first, *below = lines[next(index for index, line in enumerate(lines) if line.startswith(f"| **{place}**")) :]
     return [first, *itertools.takewhile(lambda line: line.startswith("|  |"), below)]
 
 
 def section_of(paper: str) -> str:
-    """The page's section of a paper."""
+    """The section of a paper on the page."""
     return PAGE.split(f"## {papers[paper].title}\n")[1].split("\n## ")[0]
 
 
 def words_of(text: str) -> dict[str, Counter[str]]:
-    """The cells of each kind of claim by how ours compare, as the rows of a page say."""
+    """The number of cells by kind of claim and verdict, according to the rows of a page."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for kind, verdict in re.findall(rf"^\|.*\| ({'|'.join(KINDS)}) \|.*\| ([^|]*) \|$", text, re.MULTILINE):
-        for each in verdict.split(" because ")[0].split(", "):
-            number, word = re.fullmatch(r"(?:(\d+) )?(.*)", each).groups()  # type: ignore[union-attr]
+        for phrase in verdict.split(" because ")[0].split(", "):
+            number, word = re.fullmatch(r"(?:(\d+) )?(.*)", phrase).groups()  # type: ignore[union-attr]
             counts[kind]["differs" if word == "differ" else word] += int(number or 1)
     return counts
 
@@ -82,27 +82,27 @@ def test_the_page_counts_its_cells() -> None:
 
 
 @pytest.mark.parametrize("paper", papers)
-def test_the_summary_counts_as_the_page_does(paper: str) -> None:
+def test_the_summary_has_the_counts_of_the_page(paper: str) -> None:
     words = of_papers(section_of(paper))
     counts = " / ".join(str(words[word]) for word in WORDS[:-1])
     assert f"| {counts} |" in re.findall(rf"^\| \[.*\(#{paper}\).*", SUMMARY, re.MULTILINE)[0]
 
 
 def tables_of_summary() -> Iterator[str]:
-    """The rows of papers.md that name a claim, the paper's figures and ours, without their reading."""
+    """The rows of papers.md with a claim, the paper's figures and ours."""
     for table in re.findall(r"\| claim \| the .* \| ours \|\n\| --- .*\n((?:\|.*\n)+)", SUMMARY):
         yield from table.splitlines()
 
 
 @pytest.mark.parametrize("row", list(tables_of_summary()))
-def test_a_row_of_the_summary_has_the_pages_figures(row: str) -> None:
+def test_a_row_of_the_summary_has_figures_of_the_page(row: str) -> None:
     ours = re.findall(r"\d+(?:\.\d+)?", row.split("|")[3])
     cells = [re.findall(r"\d+(?:\.\d+)?", line.split("|")[5]) for line in PAGE.splitlines() if line.count("|") == 7]
     assert all(any(figure in cell for cell in cells) for figure in ours)
 
 
 @pytest.mark.parametrize("paper", papers)
-def test_the_page_has_the_entries_of_the_registry_in_their_order(paper: str) -> None:
+def test_the_page_has_the_entries_of_the_registry_in_order(paper: str) -> None:
     places = re.findall(r"^\| \*\*(.*?)\*\*: (.*?) \|", section_of(paper), re.MULTILINE)
     assert places == [(entry.place, entry.subject) for entry in papers[paper].entries]
 
@@ -116,7 +116,7 @@ def test_every_figure_and_table_of_a_paper_has_an_entry(paper: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "found"),
+    ("prefix", "places"),
     [
         ("Figure 9", ["Figure 9a", "Figure 9b"]),
         ("9", ["Figure 9a", "Figure 9b"]),
@@ -124,8 +124,8 @@ def test_every_figure_and_table_of_a_paper_has_an_entry(paper: str) -> None:
         ("Figure 1", ["Figure 1"]),
     ],
 )
-def test_a_beginning_names_all_places_that_begin_so(named: str, found: list[str]) -> None:
-    assert [entry.place for entry in papers["chronospipe"].select([named]).entries] == found
+def test_a_prefix_selects_all_places_that_begin_with_it(prefix: str, places: list[str]) -> None:
+    assert [entry.place for entry in papers["chronospipe"].select([prefix]).entries] == places
 
 
 def test_a_place_that_a_paper_lacks_is_refused() -> None:
@@ -148,25 +148,25 @@ def test_every_equation_of_a_paper_is_named(paper: str) -> None:
     assert set(EQUATIONS[paper]) <= named
 
 
-def made(*claims: str) -> PaperReport:
-    """A report whose claims are the same, or cannot be had if their statement says so."""
-    made_of = tuple(
+def example_report(*claims: str) -> PaperReport:
+    """A report whose claims are the same, or cannot be had if they say 'missing'."""
+    entries = tuple(
         unavailable(text, because="no one knows") if "missing" in text else compared(text, paper=("1",), ours=[1])
         for text in claims
     )
     table = Table(title="A table", columns=("a", "b"), rows=((1.23456, None),), basis="exact")
-    result = EntryResult(place="Figure 1", subject="an example", claims=made_of, tables=(table,), pictures=(b"<svg/>",))
+    result = EntryResult(place="Figure 1", subject="an example", claims=entries, tables=(table,), pictures=(b"<svg/>",))
     return PaperReport(name="paper", title="A paper", results=(result,))
 
 
 def test_the_summary_counts_the_claims() -> None:
-    assert pages.summary([made("one", "two", "missing")]) == (
+    assert pages.summary([example_report("one", "two", "missing")]) == (
         "Of 3 cells of the papers 2 are the same, 0 near, 0 mended; 0 differ, and 1 cannot be had."
     )
 
 
 def test_the_page_in_markdown_names_a_place_once() -> None:
-    text = pages.markdown([made("one", "missing | two")])
+    text = pages.markdown([example_report("one", "missing | two")])
     assert "| **Figure 1**: an example | one | printed | 1 | 1 | same |" in text
     assert "|  | missing / two | qualitative |  |  | cannot be had because no one knows |" in text
 
@@ -178,32 +178,32 @@ def test_large_figures_are_shown_without_powers_of_ten() -> None:
 
 
 def test_the_page_in_html_has_every_table_and_picture() -> None:
-    text = pages.html([made("one")])
+    text = pages.html([example_report("one")])
     assert "<td>1.235</td><td>-</td>" in text
     assert 'src="data:image/svg+xml;base64,PHN2Zy8+"' in text
 
 
 def printed(table: Table) -> tuple[int, list[str]]:
-    """How many parts a terminal of 80 characters shows of a table, and their lines."""
+    """The number of slices of a table on a terminal of 80 characters, and their lines."""
     console = Console(width=80, record=True, file=io.StringIO())
-    parts = list(split(table, 80))
-    for part in parts:
-        console.print(part)
-    return len(parts), console.export_text().splitlines()
+    slices = list(split(table, 80))
+    for columns in slices:
+        console.print(columns)
+    return len(slices), console.export_text().splitlines()
 
 
-def test_a_table_that_is_too_wide_is_split_beside_its_keys() -> None:
+def test_a_wide_table_is_split_and_repeats_its_key_column() -> None:
     columns = ("method", *(f"stage {number}" for number in range(12)))
     table = Table(title="Memory", columns=columns, rows=(("DAPPLE", *(100.5 + s for s in range(12))),), basis="exact")
-    parts, lines = printed(table)
+    slices, lines = printed(table)
     text = "\n".join(lines)
-    assert parts > 1
+    assert slices > 1
     assert all(f"{100.5 + number:.4g}" in text for number in range(12))
     assert max(map(len, lines)) <= 80
-    assert text.count("DAPPLE") == parts
+    assert text.count("DAPPLE") == slices
 
 
-def test_a_table_of_long_sentences_is_shown_up_to_its_right_edge() -> None:
+def test_a_table_of_long_headings_has_its_right_edge() -> None:
     columns = ("method", "paper: activations", "ours", "ours: states", "paper: of + R = 50%", "ours")
     rows = (("interleaved 1F1B + R = 66.7%", 17.23, 17.23, 11.81, None, 0.98),)
     _, lines = printed(Table(title="GB", columns=columns, rows=rows, basis="exact"))
@@ -211,15 +211,15 @@ def test_a_table_of_long_sentences_is_shown_up_to_its_right_edge() -> None:
     assert any("0.98" in line for line in lines)
 
 
-def test_our_column_stays_beside_the_papers() -> None:
+def test_our_column_stays_next_to_that_of_the_paper() -> None:
     columns = ("method", *(name for stage in range(5) for name in (f"paper {stage}", f"ours {stage}")))
     table = Table(title="GB", columns=columns, rows=(("Recomp-Non", *(["100.25"] * 10)),), basis="exact")
-    heads = [[str(column.header) for column in part.columns] for part in split(table, 80)]
+    heads = [[str(column.header) for column in piece.columns] for piece in split(table, 80)]
     assert len(heads) == 2
     assert all(
-        head.index(f"ours {s}") == at + 1
+        head.index(f"ours {s}") == index + 1
         for head in heads
-        for at, n in enumerate(head)
+        for index, n in enumerate(head)
         if (s := n[6:]) and n.startswith("paper")
     )
 
@@ -235,7 +235,7 @@ def test_the_same_drawing_gives_the_same_bytes() -> None:
         assert b"<svg" in svg(drawing)
 
 
-def test_the_line_across_is_named_in_the_legend() -> None:
+def test_the_limit_line_is_named_in_the_legend() -> None:
     bars = Bars(title="Bars", groups=("a",), series={"x": (1,)}, unit="GB", limit=32)
     assert b"32 GB" in svg(bars)
 
@@ -248,7 +248,7 @@ def test_an_entry_is_drawn_only_if_asked() -> None:
     assert len(reproduced(entry, draw=True).pictures) == 1
 
 
-def test_every_place_is_told_before_it_is_computed() -> None:
+def test_every_place_is_reported_before_it_is_computed() -> None:
     begun: list[str] = []
-    found = report("chronospipe", places=["Figure 1", "Figure 3"], begin=lambda entry: begun.append(entry.place))
-    assert begun == [result.place for result in found.results] == ["Figure 1", "Figure 3"]
+    reproduction = report("chronospipe", places=["Figure 1", "Figure 3"], begin=lambda entry: begun.append(entry.place))
+    assert begun == [result.place for result in reproduction.results] == ["Figure 1", "Figure 3"]

@@ -28,13 +28,13 @@ def test_speed_up_over_dapple_plus_is_in_the_papers_range(family: str, size: str
 
 
 @pytest.mark.parametrize("m", [16, 64])
-def test_dependency_relaxation_alone_is_within_a_point(m: int) -> None:
+def test_dependency_relaxation_is_within_a_point(m: int) -> None:
     ours = speed_up(problem("Llama-2", "23B", m), relaxed_full)
     assert abs(ours - report.PAPER_16["dependency relaxation (DR)"][m]) <= 0.01
 
 
 @pytest.mark.parametrize(("size", "m", "ours"), [("18B", 32, 1.313), ("23B", 128, 1.241)])
-def test_figure_5s_messages_bring_figure_12_into_its_range(size: str, m: int, ours: float) -> None:
+def test_messages_of_figure_5_bring_figure_12_into_its_range(size: str, m: int, ours: float) -> None:
     assert speed_up(problem("Llama-2", size, m, messages=True), as_printed) == ours
 
 
@@ -44,7 +44,7 @@ def test_gpt_3_is_shown_with_fitted_and_computed_recompute_times() -> None:
     assert "by recompute time: fitted to 1.30: Obscura is; our cost model: neither is." in table.note
 
 
-def test_a_recompute_time_that_gives_both_speed_ups_is_named() -> None:
+def test_the_sentence_names_recompute_times_that_fit() -> None:
     assert report.gpt_3_sentence({"one": (1.31, 1.18), "other": (1.1, 1.17)}) == (
         "Within 2 points of the paper, by recompute time: one: both are; other: BPipe is."
     )
@@ -55,7 +55,7 @@ def test_obscura_as_printed_is_within_the_limit() -> None:
     assert max(simulate(solution.schedule, solution.costs).peak_memory) <= 80
 
 
-def test_dependency_relaxation_by_the_formula_is_what_is_simulated() -> None:
+def test_dependency_relaxation_follows_the_formula() -> None:
     assert [round(report.relaxed_by_formula(m), 3) for m in (16, 64, 128)] == [1.278, 1.076, 1.038]
 
 
@@ -68,11 +68,11 @@ MODELS = {
 }
 PLANNERS = ("dapple", "dapple+", "ohp-cmb", "bpipe", "obscura")
 LINKS = (0.0, 0.25, 0.5, 1.0, 2.0)
-"""Shares of the built-in bandwidth."""
+"""Host link bandwidths as multiples of the built-in one."""
 
 
 def seconds(planner: str, model: str, *, limit: float = 72, link: float = 1.0) -> str:
-    """The pipeline's part of a step with 32 micro-batches of 1 sequence of 4096 on 8 A100-80GB, in its digits."""
+    """Seconds of the pipeline with 32 micro-batches of 1 sequence of 4096 on 8 A100-80GB, as the page prints them."""
     cluster = Cluster.from_dict(
         {"devices": "8xA100-80GB", "memory_limit": limit * GIB, "host_bandwidth": PCIE4 * (link or 1)}
     )
@@ -85,18 +85,18 @@ def seconds(planner: str, model: str, *, limit: float = 72, link: float = 1.0) -
 
 
 def cells_of(row: str) -> list[str]:
-    """The cells of the first row of the page that begins so."""
+    """The cells of the first row of the page that begins with `row`."""
     line = next(line for line in PAGE.splitlines() if line.startswith(f"| {row} |"))
     return line.strip("| ").split(" | ")[1:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_the_planners_take_what_the_page_says(model: str) -> None:
+def test_the_planners_take_the_times_on_the_page(model: str) -> None:
     assert [seconds(name, MODELS[model]) for name in PLANNERS] == cells_of(model)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [56, 60, 64, 68, 72])
-def test_memory_and_the_host_link_are_worth_what_the_page_says(limit: int) -> None:
+def test_the_page_has_times_by_memory_and_host_link(limit: int) -> None:
     assert [seconds("obscura", "llama2-23b", limit=limit, link=link) for link in LINKS] == cells_of(f"{limit} GiB")

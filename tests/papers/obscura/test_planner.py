@@ -32,29 +32,30 @@ PAGE = (Path(__file__).parents[3] / "docs/notes/obscura.md").read_text()
 
 @st.composite
 def fixed_problems(draw: st.DrawFn) -> Problem:
-    """Fixed stages with any limit between what full recomputation needs and what 1F1B needs, and any host link."""
+    """Problems of fixed stages whose limit is between the needs of full recomputation and 1F1B, with any host link."""
     p, m = draw(st.integers(2, 6)), draw(st.integers(1, 16))
 
-    def each(low: int, high: int) -> list[int]:
+    def per_stage(low: int, high: int) -> list[int]:
         return draw(st.lists(st.integers(low, high), min_size=p, max_size=p))
 
-    activation = [2 * a for a in each(2, 4)]
-    most = max(a * min(p - s, m) for s, a in enumerate(activation))
+    activation = [2 * a for a in per_stage(2, 4)]
+    max_bytes = max(a * min(p - s, m) for s, a in enumerate(activation))
     costs = StageCosts.of(
-        stages=p, forward=each(2, 4), backward_input=each(2, 4), backward_weight=each(2, 4), recompute=each(1, 3),
+        stages=p, forward=per_stage(2, 4), backward_input=per_stage(2, 4), backward_weight=per_stage(2, 4),
+        recompute=per_stage(1, 3),
         activation=activation, activation_recomputed=1, recompute_workspace=1, communication=draw(st.integers(0, 1)),
         communication_model=draw(st.sampled_from(["latency", "exclusive", "blocking"])),
         offload=draw(st.one_of(st.none(), st.integers(1, 16))), link_groups=draw(st.sampled_from([(), ((0, 1),)])),
         host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
         micro_batch_scale=draw(st.one_of(st.none(), st.lists(st.integers(1, 2), min_size=m, max_size=m))),
-        memory_limit=draw(st.integers(min(8, most), most)),
+        memory_limit=draw(st.integers(min(8, max_bytes), max_bytes)),
     )  # fmt: skip
     return Problem(devices=p, micro_batches=m, workload=FixedStages(costs))
 
 
 @st.composite
 def model_problems(draw: st.DrawFn) -> Problem:
-    """A small model of half-layers, an even split of which may or may not fit."""
+    """Problems of small models of half-layers, whose even split may not fit."""
     p, m, layers = draw(st.integers(2, 4)), draw(st.integers(1, 16)), draw(st.integers(4, 6))
     halves = {
         "attention": {"none": Strategy(8), "cmb": Strategy(6, 0.5), "full": Strategy(1, 3)},
@@ -78,7 +79,7 @@ def unit(kind: str, layer: int | None, time: float, menu: dict[str, Strategy]) -
 
 
 def makespan(solution: Solution) -> float:
-    """Infinite if it does not fit."""
+    """The makespan of a solution; infinite if it does not fit."""
     try:
         return float(simulate(solution.schedule, solution.costs).makespan)
     except (InfeasibleError, DeadlockError):
@@ -87,10 +88,10 @@ def makespan(solution: Solution) -> float:
 
 def alternatives(problem: Problem) -> list[Solution]:
     """DAPPLE, DAPPLE+, OHP-CMB, and strawman and recomputation on demand with full recomputation."""
-    found = []
+    solutions = []
     for name in ("dapple", "dapple+", "ohp-cmb"):
         try:
-            found.append(planners[name].find(problem))
+            solutions.append(planners[name].find(problem))
         except InfeasibleError:
             continue
     stages = Stages.even(problem)
@@ -98,15 +99,15 @@ def alternatives(problem: Problem) -> list[Solution]:
     adjusted = identify(stages, none)
     choices = [full[s] if s < adjusted else none[s] for s in range(problem.devices)]
     sizes: dict[str, Any] = {"devices": problem.devices, "micro_batches": problem.micro_batches}
-    found.append(stages.solution(schedules["strawman"](**sizes, adjusted_stages=adjusted), choices))
-    found.append(stages.solution(schedules["1f1b"](**sizes), choices))
-    return found
+    solutions.append(stages.solution(schedules["strawman"](**sizes, adjusted_stages=adjusted), choices))
+    solutions.append(stages.solution(schedules["1f1b"](**sizes), choices))
+    return solutions
 
 
 @pytest.mark.slow
 @given(st.one_of(fixed_problems(), model_problems()))
 @settings(max_examples=16)
-def test_obscura_never_loses_to_what_the_paper_compares_it_with(problem: Problem) -> None:
+def test_obscura_is_never_slower_than_the_papers_baselines(problem: Problem) -> None:
     best = min(map(makespan, alternatives(problem)))
     try:
         result = planners["obscura"](problem)
@@ -124,8 +125,8 @@ def test_obscura_never_loses_to_what_the_paper_compares_it_with(problem: Problem
 def test_the_step_model_is_a_lower_bound(problem: Problem) -> None:
     for candidate in itertools.islice(candidates(Stages.even(problem)), 0, None, 17):
         solution = candidate.solution()
-        found = makespan(solution)
-        assert candidate.bound <= found * (1 + 1e-12)
+        time = makespan(solution)
+        assert candidate.bound <= time * (1 + 1e-12)
 
 
 @given(st.integers(2, 12), st.integers(1, 48), st.data())
@@ -144,15 +145,15 @@ def test_equation_1() -> None:
     assert configuration.alive(6, 32)[0] * 2 == 28
 
 
-def test_equation_2_is_the_cost_of_swapping_all_but_four_blocks() -> None:
-    """With lambda = 3, a' beta / B = 3.2, f = 1, r = 0.4: 6.6 in the warm-up (4.2 if k - s = 1), 2.4 in the ending."""
+def test_equation_2_is_the_cost_of_swapping_three_blocks() -> None:
+    """Lambda 3, a' beta / B = 3.2, f = 1, r = 0.4 cost 6.6 in the warm-up (4.2 if k - s = 1) and 2.4 in the ending."""
     cost = swapping_cost(blocks=3, warm_up=7, periods=0, transfer=3.2, pace=3.2, forward=1, backward=2.4)
     assert [cost.warm_up, cost.steady, cost.ending] == [pytest.approx(6.6), 0, pytest.approx(2.4)]
 
 
 @pytest.mark.parametrize(("stage", "late", "added"), [(1, 6.6, 6.6), (0, 2.4, 0.0), (0, 6.6, 4.2 - 1)])
-def test_a_late_warm_up_first_uses_the_wait_for_the_gradient(stage: int, late: float, added: float) -> None:
-    """With p = 4, k = 1, r = 0.4 stage 0 waits (k - s)(2f + r) = 2.4, in the steady phase an f more than stage 1."""
+def test_a_late_warm_up_first_fills_the_wait_for_gradients(stage: int, late: float, added: float) -> None:
+    """With p = 4, k = 1, r = 0.4, stage 0 waits (k - s)(2f + r) = 2.4, and f more than stage 1 in the steady phase."""
 
     def step(swapping: list[Swapping]) -> float:
         mu = Configuration(adjusted=2, migrated=4).warm_ups(4, 60)
@@ -179,28 +180,28 @@ menus = st.lists(
 
 @given(menus, st.integers(1, 5), st.integers(0, 200), st.booleans())
 @settings(max_examples=15)
-def test_fronts_hold_the_optimum_of_the_0_1_program(
+def test_fronts_contain_the_optimum_of_the_0_1_program(
     menus: list[dict[str, tuple[int, int]]], alive: int, budget: int, cut: bool
 ) -> None:
     halves = []
     for layer, menu in enumerate(menus):
-        ways = {"none": Strategy(10), **{k: Strategy(*v) for k, v in menu.items()}, "full": Strategy(2, 9)}
-        shared = {**ways, "full": Strategy(2, 9, after_full=0)}
-        halves += [unit("attention", layer, 1, ways), unit("mlp", layer, 1, shared)]
+        strategies = {"none": Strategy(10), **{k: Strategy(*v) for k, v in menu.items()}, "full": Strategy(2, 9)}
+        shared = {**strategies, "full": Strategy(2, 9, after_full=0)}
+        halves += [unit("attention", layer, 1, strategies), unit("mlp", layer, 1, shared)]
     stage = Units(units=tuple(halves[cut:6]))
-    each = [
+    combinations = [
         stage.stage_sums(tuple(enumerate(names))) for names in itertools.product(*(u.strategies for u in stage.units))
     ]
-    found = front(stage.units).cheapest(in_flight=alive, budget=budget)
-    if found is None:
-        assert not any(alive * sums.activation_recomputed + 20 <= budget for sums in each)
+    choice = front(stage.units).cheapest(in_flight=alive, budget=budget)
+    if choice is None:
+        assert not any(alive * sums.activation_recomputed + 20 <= budget for sums in combinations)
     else:
-        sums = stage.stage_sums(tuple(enumerate(found.strategies)))
-        assert (found.retained, found.recompute) == (sums.activation_recomputed, sums.recompute)
-        assert sums.recompute_workspace <= found.workspace
+        sums = stage.stage_sums(tuple(enumerate(choice.strategies)))
+        assert (choice.retained, choice.recompute) == (sums.activation_recomputed, sums.recompute)
+        assert sums.recompute_workspace <= choice.workspace
         assert alive * sums.activation_recomputed + sums.recompute_workspace <= budget
-        assert found.recompute <= min(
-            (s.recompute for s in each if alive * s.activation_recomputed + 20 <= budget), default=10**9
+        assert choice.recompute <= min(
+            (s.recompute for s in combinations if alive * s.activation_recomputed + 20 <= budget), default=10**9
         )
 
 
@@ -223,17 +224,17 @@ def test_models_that_the_baselines_can_train(planner: str, sizes: set[str]) -> N
     assert trained == sizes
 
 
-def test_bpipe_recomputes_mlps_only_where_it_must() -> None:
+def test_bpipe_recomputes_mlps_only_if_necessary() -> None:
     assert planners["bpipe"](obscura_fit.problem("Llama-2", "18B", 16)).solution.schedule.fused_recompute == frozenset()
     result = planners["bpipe"](obscura_fit.problem("Llama-2", "28B", 32))
     assert result.solution.partition is not None
     assert {name for stage in result.solution.partition for _, name in stage} == {"none", "mlp"}
-    keeping, _ = bpipe_variants(obscura_fit.problem("Llama-2", "28B", 32))
-    peaks = simulate(keeping.schedule, keeping.costs.with_limit(None)).peak_memory
+    plain, _ = bpipe_variants(obscura_fit.problem("Llama-2", "28B", 32))
+    peaks = simulate(plain.schedule, plain.costs.with_limit(None)).peak_memory
     assert min(peaks[:4]) == pytest.approx(106, abs=0.01)
 
 
-def test_algorithm_1_finds_the_balance_that_the_printed_one_loses() -> None:
+def test_algorithm_1_balances_adjusted_stages() -> None:
     def times(counts: tuple[int, ...]) -> list[float]:
         return [3.39 * n if s < 3 else 3.0 * n for s, n in enumerate(counts)]
 
@@ -245,7 +246,7 @@ def test_algorithm_1_finds_the_balance_that_the_printed_one_loses() -> None:
     ]
 
 
-def test_algorithm_1_fills_no_stage_beyond_its_memory() -> None:
+def test_algorithm_1_respects_the_memory_of_stages() -> None:
     def times(counts: tuple[int, ...]) -> list[float] | None:
         return None if counts[3] > 18 else [3.39 * n if s < 3 else 3.0 * n for s, n in enumerate(counts)]
 
@@ -255,7 +256,7 @@ def test_algorithm_1_fills_no_stage_beyond_its_memory() -> None:
 
 
 @pytest.mark.parametrize(("counts", "seconds"), [((18,) * 8, 1.2253), ((17, 17, 17, 19, 19, 19, 18, 18), 1.265)])
-def test_partition_adjustment_is_worth_what_simulation_says(counts: tuple[int, ...], seconds: float) -> None:
+def test_partition_adjustment_speeds_up_the_simulation(counts: tuple[int, ...], seconds: float) -> None:
     """144 equal units on 8 stages, k = 2, r = 0.39 f, m = 128: speed-up over DAPPLE+ on the even partition."""
     f = [n / 18 for n in counts]
     recompute = [0.39 * x if s < 3 else 0.0 for s, x in enumerate(f)]
@@ -264,13 +265,13 @@ def test_partition_adjustment_is_worth_what_simulation_says(counts: tuple[int, .
     assert 4 * 135 / float(simulate(schedule, costs).makespan) == pytest.approx(seconds, abs=0.001)
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_a_1f1b_plan_that_fits_is_unchanged() -> None:
     result = planners["obscura"](obscura_fit.problem("Llama-2", "13B", 32))
     assert result.solution.schedule == planners["dapple"](obscura_fit.problem("Llama-2", "13B", 32)).solution.schedule
     assert result.solution.schedule.fused_recompute == frozenset()
 
 
-def test_a_limit_below_everything_is_refused_with_the_missing_bytes() -> None:
+def test_a_limit_below_full_recomputation_is_refused() -> None:
     costs = StageCosts.of(stages=4, activation=10, activation_recomputed=5, memory_limit=9)
     with pytest.raises(InfeasibleError, match="runs out of memory"):
         planners["obscura"](Problem(devices=4, micro_batches=8, workload=FixedStages(costs)))
@@ -288,7 +289,7 @@ def test_operator_strategies_need_model_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "micro_batches", "said"),
+    ("size", "micro_batches", "pattern"),
     [
         ("13B", 16, "1F1B fits, and is left alone"),
         ("18B", 16, r"it adjusts stage 0 \(k = 0\), x = 1, lambda_k = 2, beta = 1; nothing recomputes"),
@@ -298,14 +299,14 @@ def test_operator_strategies_need_model_units() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_planner_says_what_it_chose(size: str, micro_batches: int, said: str) -> None:
+def test_the_remark_describes_the_configuration(size: str, micro_batches: int, pattern: str) -> None:
     remark = planners["obscura"].find(obscura_fit.problem("Llama-2", size, micro_batches)).remark
     assert remark is not None
-    assert re.match(said, remark)
+    assert re.match(pattern, remark)
 
 
 @pytest.mark.slow
-def test_the_page_quotes_what_the_planner_says_of_23b() -> None:
+def test_the_page_quotes_the_remark_on_23b() -> None:
     problem = problem_of(
         models["llama2-23b"], Cluster.parse("8xA100-80GB"), RunOptions(sequence_length=4096), micro_batches=32
     )
@@ -313,14 +314,14 @@ def test_the_page_quotes_what_the_planner_says_of_23b() -> None:
 
 
 def swapping_problem() -> Problem:
-    """Units under a limit that makes stage 0 swap, with messages of known time."""
-    given = obscura_fit.problem("Llama-2", "23B", 16)
-    assert isinstance(given.workload, ModelUnits)
-    units = replace(given.workload.units, communication=Fraction(1, 20))
-    return replace(given, workload=ModelUnits(units))
+    """A problem whose limit makes stage 0 swap, with a time of messages."""
+    problem = obscura_fit.problem("Llama-2", "23B", 16)
+    assert isinstance(problem.workload, ModelUnits)
+    units = replace(problem.workload.units, communication=Fraction(1, 20))
+    return replace(problem, workload=ModelUnits(units))
 
 
-def test_activations_for_peers_stay_within_the_peers_limits() -> None:
+def test_activations_on_peers_are_within_the_peers_limits() -> None:
     problem = swapping_problem().swapping("peer")
     result = planners["obscura"](problem)
     schedule = result.solution.schedule
@@ -332,17 +333,17 @@ def test_activations_for_peers_stay_within_the_peers_limits() -> None:
     assert units.offload_bandwidth == peer_bandwidth(units)
 
 
-def test_without_a_place_to_go_no_activation_leaves() -> None:
+def test_without_swapping_no_activation_is_offloaded() -> None:
     result = planners["obscura"](swapping_problem().swapping("none"))
     assert not result.solution.schedule.offloaded
 
 
 @pytest.mark.parametrize("planner", ["dapple+", "scope"])
-def test_planners_that_know_no_peers_refuse_them(planner: str) -> None:
+def test_planners_without_support_for_peers_refuse_them(planner: str) -> None:
     with pytest.raises(InputError, match="cannot swap to peers; bpipe and obscura can"):
         planners[planner](swapping_problem().swapping("peer"))
 
 
-def test_the_link_to_a_peer_must_have_a_time() -> None:
+def test_swapping_to_peers_needs_the_time_of_messages() -> None:
     with pytest.raises(InputError, match="needs the time of messages"):
         obscura_fit.problem("Llama-2", "23B", 16).swapping("peer")

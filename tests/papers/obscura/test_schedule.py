@@ -13,7 +13,7 @@ FAMILY = ("1f1b", "strawman", "dependency-relaxed", "obscura")
 
 
 def costs_of(p: int, r: Number, **entries: object) -> StageCosts:
-    """The paper's unit costs: f = 1, b = 2, recomputation r."""
+    """The paper's unit costs: f = 1, b = 2, and recomputation r."""
     return StageCosts.of(stages=p, forward=1, backward_input=1, backward_weight=1, recompute=r, **entries)  # type: ignore[arg-type]
 
 
@@ -34,7 +34,7 @@ def closed_form(name: str, p: int, m: int, k: int, r: Number) -> Number:
 
 
 def equation_3(p: int, m: int, k: int, r: Number) -> Number:
-    """The paper's recursion, from the last stage down; T_p = 0 stands behind k = p - 1."""
+    """The paper's recursion from the last stage down, with T_p = 0."""
     time: Number = 0
     for s in reversed(range(p)):
         gamma = 3 + r
@@ -44,7 +44,7 @@ def equation_3(p: int, m: int, k: int, r: Number) -> Number:
 
 @st.composite
 def settings_of_the_paper(draw: st.DrawFn) -> tuple[int, int, int, Fraction]:
-    """(p, m, k, r) with p 2..12, m 1..48, any k, r in [0, f]."""
+    """(p, m, k, r) with p in 2..12, m in 1..48, any k, and r in [0, f]."""
     p = draw(st.integers(2, 12))
     return p, draw(st.integers(1, 48)), draw(st.integers(0, p - 1)), Fraction(draw(st.integers(0, 100)), 100)
 
@@ -109,7 +109,7 @@ def test_more_adjusted_stages_than_devices_are_refused() -> None:
 
 
 def swapped_limit(p: int, m: int, k: int, blocks: int, beta: Number) -> list[Number]:
-    """Equation (1) with lambda_s = lambda_k + (k - s), in activations that the adjusted stages keep."""
+    """Equation (1) with lambda_s = lambda_k + (k - s), in kept activations of the adjusted stages."""
     limits: list[Number] = []
     for s in range(p):
         mu = min(3 * (p - k) - 2 + (k - s), m)
@@ -119,7 +119,7 @@ def swapped_limit(p: int, m: int, k: int, blocks: int, beta: Number) -> list[Num
 
 @given(st.integers(3, 8), st.sampled_from([1, Fraction(1, 2), Fraction(1, 3)]), st.data())
 @settings(max_examples=20)
-def test_swapping_keeps_what_equation_1_says(p: int, beta: Number, data: st.DataObject) -> None:
+def test_swapping_keeps_the_bytes_of_equation_1(p: int, beta: Number, data: st.DataObject) -> None:
     k = data.draw(st.integers(0, p - 2))
     m = data.draw(st.integers(3 * (p - k) - 2 + k, 40))
     blocks = data.draw(st.integers(1, 3 * (p - k) - 4))
@@ -140,12 +140,12 @@ def test_swapping_in_the_papers_range_is_hidden(p: int, data: st.DataObject) -> 
     m = data.draw(st.integers(3 * (p - k) - 2 + k, 40))
     blocks = data.draw(st.integers(1, p - k - 2))
     costs = costs_of(p, 1, activation_recomputed=1, offload=1, memory_limit=swapped_limit(p, m, k, blocks, 1))
-    found = simulate(build("obscura", p, m, k, swapped_blocks=blocks), costs).makespan
-    assert found == closed_form("obscura", p, m, k, 1)
+    time = simulate(build("obscura", p, m, k, swapped_blocks=blocks), costs).makespan
+    assert time == closed_form("obscura", p, m, k, 1)
 
 
 def test_the_three_phases_of_swapping() -> None:
-    """With p - k = 3, mu is 7; with lambda = 3 blocks 2..4 leave in the warm-up, 9 in all, 3 return in the ending."""
+    """With p - k = 3, mu is 7; with lambda = 3, blocks 2..4 leave in the warm-up, 9 in all, and 3 return at the end."""
     order = build("obscura", 3, 13, 0, swapped_blocks=3).orders[0]
     names = [f"{op.kind.value}{op.micro_batch}" for op in order]
     assert names[:10] == ["F0", "F1", "F2", "O2", "F3", "O3", "F4", "O4", "F5", "O5"]
@@ -154,18 +154,18 @@ def test_the_three_phases_of_swapping() -> None:
     assert [name for name in names[last_forward:] if name[0] in "OL"] == ["L8", "L9", "L10"]
 
 
-def test_more_blocks_than_a_warm_up_holds_are_all_that_can_go() -> None:
+def test_swapped_blocks_are_limited_by_the_warm_up() -> None:
     schedule = build("obscura", 4, 4, 1, swapped_blocks=9)
     assert sum(op.kind is Kind.O for op in schedule.orders[0]) == 2
 
 
 def test_swapping_with_a_peer_moves_memory_to_the_paired_device() -> None:
     costs = costs_of(4, 1, activation=10, activation_recomputed=2, recompute_workspace=0, offload=1)
-    alone = simulate(build("obscura", 4, 12, 1), costs).peak_memory
+    plain = simulate(build("obscura", 4, 12, 1), costs).peak_memory
     host = simulate(build("obscura", 4, 12, 1, swapped_blocks=2), costs).peak_memory
     peer = simulate(build("obscura", 4, 12, 1, swapped_blocks=2, destination="peer"), costs).peak_memory
-    assert peer[0] == host[0] < alone[0]
-    assert host[3] == alone[3] < peer[3]
+    assert peer[0] == host[0] < plain[0]
+    assert host[3] == plain[3] < peer[3]
 
 
 def test_a_stage_without_a_later_device_cannot_swap_with_a_peer() -> None:

@@ -12,8 +12,14 @@ from debubble.search.problem import OrderProblem
 
 
 def costs(p: int, **entries: object) -> StageCosts:
-    given = {"activation": 2, "activation_after_input": 1, "activation_recomputed": 2, "offload": 1, "memory_limit": 4}
-    return StageCosts.of(stages=p, forward=2, backward_input=2, backward_weight=2, **{**given, **entries})  # type: ignore[arg-type]
+    base = {
+        "activation": 2,
+        "activation_after_input": 1,
+        "activation_recomputed": 2,
+        "offload": 1,
+        "memory_limit": 4,
+    }
+    return StageCosts.of(stages=p, forward=2, backward_input=2, backward_weight=2, **{**base, **entries})  # type: ignore[arg-type]
 
 
 def problem(p: int, m: int, effort: float, **entries: object) -> Problem:
@@ -29,7 +35,7 @@ def test_a_small_problem_is_proven_optimal() -> None:
     )
 
 
-def test_where_recomputation_is_a_choice_nothing_is_proven() -> None:
+def test_nothing_is_proven_if_recomputation_saves_memory() -> None:
     result = planners["milp"](problem(2, 2, 10, activation_recomputed=0))
     assert result.solution.lower_bound == 0
 
@@ -39,7 +45,7 @@ def test_a_program_that_is_too_large_for_the_effort_is_refused() -> None:
         planners["milp"](problem(8, 32, 10))
 
 
-def test_ctrl_c_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -64,13 +70,13 @@ def test_units_are_partitioned_first() -> None:
     assert all(peak <= 24 for peak in result.timeline.peak_memory)
 
 
-def test_what_fits_no_device_is_infeasible() -> None:
+def test_a_problem_that_fits_no_device_is_infeasible() -> None:
     with pytest.raises(InfeasibleError, match="nothing fits the memory limit"):
         planners["milp"](problem(2, 2, 10, memory_limit=1))
 
 
 @pytest.mark.slow
-def test_keeping_micro_batches_in_order_loses_with_offload() -> None:
+def test_a_fixed_order_of_micro_batches_is_worse_with_offload() -> None:
     costs = StageCosts.of(
         stages=3, forward=[1, 2, 1], backward_input=[1, 3, 2], backward_weight=[3, 2, 1], activation=[2, 5, 2],
         activation_after_input=[1, 3, 1], offload=[5, 3, 3], reload=[5, 3, 3], memory_limit=[4, 11, 3],

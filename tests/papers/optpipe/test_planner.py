@@ -38,18 +38,18 @@ def units() -> Units:
     return Units(units=(ends, *[inner] * 8, ends), communication=0.1, offload_bandwidth=2, memory_limit=(24,))
 
 
-@pytest.mark.parametrize(("chunks", "given"), [(1, True), (5, True), (2, False)])
-def test_optpipe_answers_for_any_number_of_chunks(chunks: int, given: bool) -> None:
+@pytest.mark.parametrize(("chunks", "is_fixed"), [(1, True), (5, True), (2, False)])
+def test_optpipe_answers_for_any_number_of_chunks(chunks: int, is_fixed: bool) -> None:
     fixed = FixedStages(StageCosts.of(stages=2 * chunks, memory_limit=5 * chunks))
     problem = Problem(
-        devices=2, micro_batches=4, workload=fixed if given else ModelUnits(units()), chunks=chunks, effort=0.05
+        devices=2, micro_batches=4, workload=fixed if is_fixed else ModelUnits(units()), chunks=chunks, effort=0.05
     )
     result = planners["optpipe"](problem)
     assert result.solution.schedule.stages == 2 * chunks
     assert result.lower_bound <= result.makespan
 
 
-def test_optpipe_is_proven_optimal_and_the_rules_follow() -> None:
+def test_optpipe_is_proven_optimal_and_not_slower_than_rules() -> None:
     problem = Problem(devices=4, micro_batches=8, workload=FixedStages(costs(4, 10, 3)), effort=20)
     results = {name: planners[name](problem) for name in ("optpipe", "adaoffload", "pipeoffload")}
     assert results["optpipe"].gap == 0
@@ -86,7 +86,7 @@ def test_optpipe_without_effort_is_as_fast_as_the_best_baseline(limit: int, to: 
 
 
 @pytest.mark.slow
-def test_zb_as_searched_is_a_start_where_nothing_need_be_moved() -> None:
+def test_a_searched_zb_is_a_start_if_nothing_must_move() -> None:
     tight = costs(4, 40, 3)
     searched = simulate(schedules["zb"](devices=4, micro_batches=8, costs=tight), tight).makespan
     problem = OrderProblem(placement=Placement.linear(4), micro_batches=8, costs=tight, offload=True)
@@ -117,8 +117,8 @@ def test_no_schedule_of_two_chunks_is_faster(data: st.DataObject, limit: int, mo
 
 
 @pytest.mark.parametrize("limit", [6, pytest.param(7, marks=pytest.mark.slow)])
-def test_two_chunks_below_1f1bs_memory_start_near_the_bound(limit: int) -> None:
-    """Eight devices, where 1F1B holds eight micro-batches: without offload, and the gap that is left by the starts."""
+def test_starts_of_two_chunks_are_close_to_the_bound(limit: int) -> None:
+    """Eight devices without offload, with less memory than the eight micro-batches of 1F1B need."""
     stages = StageCosts.of(
         stages=16, forward=10, backward_input=10, backward_weight=10, communication=1, activation=2,
         activation_after_input=1, memory_limit=4 * limit,
@@ -129,7 +129,7 @@ def test_two_chunks_below_1f1bs_memory_start_near_the_bound(limit: int) -> None:
     assert best.bound == {7: 2031, 6: 2072}[limit]
 
 
-def test_what_recomputes_by_itself_has_no_published_start() -> None:
+def test_a_recomputing_problem_has_no_published_start() -> None:
     plain = OrderProblem(placement=Placement.linear(2), micro_batches=4, costs=costs(2, 10, 2), offload=True)
     assert initial(plain, Effort(0))
     assert initial(replace(plain, fused_recompute=frozenset({0})), Effort(0)) == []
@@ -137,7 +137,7 @@ def test_what_recomputes_by_itself_has_no_published_start() -> None:
 
 @given(offload_problems(micro_batches=5))
 @settings(max_examples=5)
-def test_the_rules_plan_what_their_schedules_simulate(problem: OrderProblem) -> None:
+def test_plans_of_the_rules_take_the_time_of_their_schedules(problem: OrderProblem) -> None:
     p, m, stages = problem.devices, problem.micro_batches, problem.costs
     for name, options in (("adaoffload", {}), ("pipeoffload", {"chunks": 1})):
         try:
@@ -150,9 +150,9 @@ def test_the_rules_plan_what_their_schedules_simulate(problem: OrderProblem) -> 
         assert planned.makespan == simulate(schedule, stages).makespan
 
 
-@pytest.mark.parametrize(("kept", "optimum"), [(0, 11), (1, 12)])
-def test_the_papers_problem_has_recomputation_that_frees_nothing(kept: int, optimum: int) -> None:
-    stages = StageCosts.of(stages=3, activation=1, activation_recomputed=kept, offload=1, memory_limit=2)
+@pytest.mark.parametrize(("retained", "optimum"), [(0, 11), (1, 12)])
+def test_recomputation_that_frees_memory_changes_the_optimum(retained: int, optimum: int) -> None:
+    stages = StageCosts.of(stages=3, activation=1, activation_recomputed=retained, offload=1, memory_limit=2)
     result = planners["optpipe"](Problem(devices=3, micro_batches=3, workload=FixedStages(stages), effort=5))
     assert (result.makespan, result.gap) == (optimum, 0)
 

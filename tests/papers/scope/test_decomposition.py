@@ -16,10 +16,10 @@ from debubble.schedules import schedules
 from debubble.search.effort import Effort
 
 
-def layer(kind: str, time: int, *, kept: int = 4, static: int = 1) -> Unit:
+def layer(kind: str, time: int, *, size: int = 4, static: int = 1) -> Unit:
     return Unit(
         type=kind, layer=None, forward=time, backward_input=time, backward_weight=time, static=static,
-        strategies={"none": Strategy(kept), "some": Strategy(kept / 2, time / 4), "full": Strategy(kept / 8, time)},
+        strategies={"none": Strategy(size), "some": Strategy(size / 2, time / 4), "full": Strategy(size / 8, time)},
     )  # fmt: skip
 
 
@@ -36,49 +36,49 @@ def asked(units: Units, *, devices: int, chunks: int, micro_batches: int, limit:
 
 @given(weights=st.lists(st.integers(0, 9), min_size=4, max_size=4))
 @settings(max_examples=20)
-def test_extreme_combinations_need_as_much_memory_as_all(weights: list[int]) -> None:
+def test_extreme_combinations_have_the_peak_of_all(weights: list[int]) -> None:
     schedule = interleaved(4, 4, 16)
-    for device, kept in enumerate(in_flight_rows(schedule)):
-        most, most_kept = (
+    for device, extremes in enumerate(in_flight_rows(schedule)):
+        peak, extreme_peak = (
             max(sum(n * w for n, w in zip(row, weights, strict=False)) for row in rows)
-            for rows in (list(reached(schedule, device)), kept)
+            for rows in (list(reached(schedule, device)), extremes)
         )
-        assert most == most_kept
+        assert peak == extreme_peak
 
 
 def reached(schedule: Schedule, device: int) -> Iterator[tuple[int, ...]]:
-    """The micro-batches alive per chunk of a device after each of its operations."""
+    """The micro-batches in flight per chunk of a device after each of its operations."""
     stages = schedule.placement.stages_of[device]
-    living = dict.fromkeys(stages, 0)
+    in_flight = dict.fromkeys(stages, 0)
     for op in schedule.orders[device]:
-        living[op.stage] += {Kind.F: 1, Kind.B: -1, Kind.W: -1}.get(op.kind, 0)
-        yield tuple(living[stage] for stage in stages)
+        in_flight[op.stage] += {Kind.F: 1, Kind.B: -1, Kind.W: -1}.get(op.kind, 0)
+        yield tuple(in_flight[stage] for stage in stages)
 
 
 def optimum(inst: Instance) -> float:
-    """The least objective of all splits, every device at its fastest; infinite if none fits."""
+    """The minimum objective over all splits, with the fastest recomputation per device; infinite if none fits."""
     times = ([min(map(sum, device)) for device in devices] for devices in _chunk_times(inst))
-    return min((inst.weight * max(each) + sum(each) for each in times), default=math.inf)
+    return min((inst.weight * max(seconds) + sum(seconds) for seconds in times), default=math.inf)
 
 
 def _chunk_times(inst: Instance) -> Iterator[list[set[tuple[int, ...]]]]:
-    """For every split that fits: per device, the times of its chunks in every way to recompute that fits."""
+    """For every split that fits, the times of the chunks of each device, for every recomputation that fits."""
     total = sum(inst.counts)
     kinds = [r for r, count in enumerate(inst.counts) for _ in range(count)]
     for cuts in itertools.combinations(range(1, total), inst.stages - 1):
         bounds = list(itertools.pairwise((0, *cuts, total)))
         devices = []
         for device in inst.devices:
-            here = [kinds[slice(*bounds[s])] for s in device.stages]
+            local = [kinds[slice(*bounds[s])] for s in device.stages]
             options = [
                 _per_chunk(inst, device, c, [chunk.count(r) for r in range(len(inst.counts))])
-                for c, chunk in enumerate(here)
+                for c, chunk in enumerate(local)
             ]
             fitting = {
                 tuple(time for time, _, _ in choice)
                 for choice in itertools.product(*options)
                 if all(
-                    sum(rows[j] for _, rows, _ in choice) + max(back for _, _, back in choice) <= device.capacity
+                    sum(rows[j] for _, rows, _ in choice) + max(extra for _, _, extra in choice) <= device.capacity
                     for j in range(len(device.alive_bytes))
                 )
             }
@@ -89,16 +89,18 @@ def _chunk_times(inst: Instance) -> Iterator[list[set[tuple[int, ...]]]]:
             yield devices
 
 
-def _per_chunk(inst: Instance, device: DeviceInstance, c: int, held: Sequence[int]) -> list[tuple[int, list[int], int]]:
-    """(time, bytes per combination alive, bytes brought back) of every way to hold these layers in one chunk."""
-    ways = [itertools.combinations_with_replacement(range(len(inst.times[r])), n) for r, n in enumerate(held)]
-    found = []
-    for choice in itertools.product(*ways):
+def _per_chunk(
+    inst: Instance, device: DeviceInstance, c: int, counts: Sequence[int]
+) -> list[tuple[int, list[int], int]]:
+    """(time, bytes per combination in flight, restored bytes) of every recomputation of these layers in one chunk."""
+    combinations = [itertools.combinations_with_replacement(range(len(inst.times[r])), n) for r, n in enumerate(counts)]
+    results = []
+    for choice in itertools.product(*combinations):
         chosen = [(r, o) for r, options in enumerate(choice) for o in options]
         rows = [sum(row[r][o][c] + device.static[r] for r, o in chosen) for row in device.alive_bytes]
-        back = max(device.restored[r][o] for r, o in chosen)
-        found.append((sum(inst.times[r][o] for r, o in chosen), rows, back))
-    return found
+        restored = max(device.restored[r][o] for r, o in chosen)
+        results.append((sum(inst.times[r][o] for r, o in chosen), rows, restored))
+    return results
 
 
 def few_layers(limit: float, chunks: int, count: int) -> Instance:
@@ -107,7 +109,7 @@ def few_layers(limit: float, chunks: int, count: int) -> Instance:
 
 
 def two_long_runs(limit: float) -> Instance:
-    units = Units(units=(*[layer("vision", 1, kept=3)] * 4, layer("embedding", 1), *[layer("dense", 3)] * 4))
+    units = Units(units=(*[layer("vision", 1, size=3)] * 4, layer("embedding", 1), *[layer("dense", 3)] * 4))
     return asked(units, devices=2, chunks=2, micro_batches=4, limit=limit)
 
 
@@ -118,11 +120,11 @@ SMALL = [
 
 
 @pytest.mark.parametrize("inst", SMALL, ids=range(len(SMALL)))
-def test_bounds_and_assignment_enclose_the_optimum(inst: Instance) -> None:
-    found, below, best = decompose(inst, Effort(math.inf)), relaxed(inst, Effort(math.inf)), optimum(inst)
-    assert best == math.inf if below is None else below.bound <= best
-    assert found.bound <= best <= found.value
-    assert (found.layers is None) == math.isinf(found.value)
+def test_bounds_and_assignments_bracket_the_optimum(inst: Instance) -> None:
+    result, lower, best = decompose(inst, Effort(math.inf)), relaxed(inst, Effort(math.inf)), optimum(inst)
+    assert best == math.inf if lower is None else lower.bound <= best
+    assert result.bound <= best <= result.value
+    assert (result.layers is None) == math.isinf(result.value)
 
 
 def test_too_little_memory_has_no_assignment() -> None:
@@ -130,38 +132,38 @@ def test_too_little_memory_has_no_assignment() -> None:
 
 
 def sixteen(chunks: int) -> Instance:
-    """200 layers of up to six types on 16 devices, of which 1F1B without recomputation keeps far too much."""
-    tower = [layer("vision", 1, kept=2)] * 30 if chunks == 1 else []
+    """200 layers of up to six types on 16 devices, too large for 1F1B without recomputation."""
+    tower = [layer("vision", 1, size=2)] * 30 if chunks == 1 else []
     units = Units(
         units=(
             *tower, layer("embedding", 1), *[layer("dense", 2)] * 3,
-            *[layer("moe", 4, kept=5, static=2)] * (194 - len(tower)), layer("mtp", 5), layer("head", 3),
+            *[layer("moe", 4, size=5, static=2)] * (194 - len(tower)), layer("mtp", 5), layer("head", 3),
         )
     )  # fmt: skip
     return asked(units, devices=16, chunks=chunks, micro_batches=32, limit=300)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_two_hundred_layers_on_sixteen_devices(chunks: int) -> None:
+def test_two_hundred_layers_are_decomposed_on_16_devices(chunks: int) -> None:
     inst = sixteen(chunks)
-    found = decompose(inst, Effort(math.inf))
-    assert found.layers is not None
-    assert [sum(map(sum, options)) for options in found.layers] == list(inst.counts)
-    assert found.gap < 0.06
+    result = decompose(inst, Effort(math.inf))
+    assert result.layers is not None
+    assert [sum(map(sum, options)) for options in result.layers] == list(inst.counts)
+    assert result.gap < 0.06
 
 
-def test_a_decomposition_keeps_to_its_effort() -> None:
+def test_a_decomposition_respects_its_effort() -> None:
     spent = Effort(0.05)
     decompose(sixteen(1), spent)
     assert spent.spent < 4 * spent.seconds
 
 
-def test_an_assignment_keeps_the_order_and_fills_every_stage() -> None:
+def test_an_assignment_keeps_the_order_and_has_no_empty_stage() -> None:
     inst = two_long_runs(30)
-    found = decompose(inst, Effort(math.inf))
-    assert found.layers is not None
+    result = decompose(inst, Effort(math.inf))
+    assert result.layers is not None
     stages = [
-        [r for r, options in enumerate(found.layers) for option in options for _ in range(option[s])]
+        [r for r, options in enumerate(result.layers) for option in options for _ in range(option[s])]
         for s in range(inst.stages)
     ]
     assert all(stages)
@@ -171,7 +173,7 @@ def test_an_assignment_keeps_the_order_and_fills_every_stage() -> None:
 
 
 def halves() -> tuple[Unit, Unit]:
-    """Attention and MLP with strategies of their own; recomputed whole, both need one input only."""
+    """Attention and MLP with different strategies; if both recompute in full, they save one input."""
     attention = Unit(
         type="attention", layer=None, forward=2, backward_input=2, backward_weight=2, static=1,
         strategies={"none": Strategy(8), "norm": Strategy(6, 0.5), "full": Strategy(2, 2)},
@@ -187,8 +189,8 @@ def halves() -> tuple[Unit, Unit]:
 
 def test_a_layer_has_every_efficient_combination_of_strategies() -> None:
     (run,) = layer_types(Units(units=halves() * 3))
-    found = {option.strategies: (option.time, option.activation) for option in run.options}
-    assert found == {
+    options = {option.strategies: (option.time, option.activation) for option in run.options}
+    assert options == {
         ("none", "none"): (18.0, 20.0),
         ("none", "act"): (18.25, 13.0),
         ("norm", "act"): (18.75, 11.0),

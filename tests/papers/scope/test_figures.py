@@ -10,7 +10,7 @@ from debubble.planners import ModelUnits
 
 
 def answers(**seconds: float) -> Ask:
-    """Planners that take as long as is said of them, by `planner` or `planner_operators`; all others take 100 s."""
+    """Planners that take these seconds, named `planner` or `planner_operators`; all others take 100 s."""
 
     def ask(planner: str, case: Case) -> PlannerOutcome | None:
         words = re.sub(r"[-, ]+", "_", planner), case.operators.replace(", ", "_")
@@ -24,14 +24,14 @@ def column(table: Table, name: str) -> list[Cell]:
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-def test_every_speed_up_of_the_poster_has_its_row() -> None:
+def test_every_speed_up_of_the_poster_has_a_row() -> None:
     table = report.end_to_end(answers())
     assert [cell for cell in column(table, "poster") if cell] == [
         1.07, 1.29, 1.30, 1.31, 1.36, 1.31, 1.36, 1.41, 1.16, 1.20, 1.70,
     ]  # fmt: skip
 
 
-def test_speed_ups_are_over_what_the_row_names() -> None:
+def test_speed_ups_are_over_the_baseline_of_the_row() -> None:
     table = report.end_to_end(answers(megatron_even=120.0, scope_selective_full=80.0))
     tri = [row for row in table.rows if row[0] == "SCOPE tri"]
     assert [(row[2], row[3], row[6]) for row in tri] == [
@@ -41,13 +41,13 @@ def test_speed_ups_are_over_what_the_row_names() -> None:
     ]
 
 
-def test_speed_ups_are_over_a_base_that_recomputes_everything_first() -> None:
+def test_speed_ups_have_a_fully_recomputing_baseline_first() -> None:
     table = report.end_to_end(answers(megatron_even_every_layer=136.0, megatron_even=118.0))
     tri = next(row for row in table.rows if row[0] == "SCOPE tri")
     assert tri[5:] == (1.36, 1.18)
 
 
-def test_what_does_not_fit_is_left_empty() -> None:
+def test_cases_that_do_not_fit_have_empty_cells() -> None:
     tables = [make(lambda planner, case: None) for make in (report.scalability, report.generality, report.memory)]
     assert all(row[-1] is None for table in tables for row in table.rows)
 
@@ -60,7 +60,7 @@ def test_a_step_has_the_same_sequences_on_any_number_of_devices(devices: int) ->
     assert problem.micro_batches * options.micro_batch_size * options.data == 8192
 
 
-def test_planners_of_a_case_may_recompute_what_it_says_and_no_more() -> None:
+def test_a_case_limits_the_recomputed_operators() -> None:
     case = Case("LLaMA-70B")
     some, every = (report.problem_of(replace(case, operators=o)).workload for o in ("selective, full", "all"))
     assert isinstance(some, ModelUnits)
@@ -69,7 +69,7 @@ def test_planners_of_a_case_may_recompute_what_it_says_and_no_more() -> None:
     assert len(every.units.units[1].strategies) > 3
 
 
-def test_a_model_whose_size_is_not_its_name_says_its_size() -> None:
+def test_the_table_has_the_actual_size_of_a_model() -> None:
     table = report.generality(answers())
     sizes = dict(zip(column(table, "model"), column(table, "ours, 10^9 parameters"), strict=True))
     assert sizes["Pangu-alpha-230B"] == 206.9

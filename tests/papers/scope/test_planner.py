@@ -42,7 +42,7 @@ def test_repeated_patterns_of_units_are_one_layer_type() -> None:
     assert [(run.first, run.size, run.count) for run in layer_types(units)] == [(0, 1, 1), (1, 2, 5), (11, 1, 1)]
 
 
-def test_types_in_sequence_are_runs_of_their_own() -> None:
+def test_consecutive_types_are_separate_runs() -> None:
     units = Units(units=(*[layer("vision", 1)] * 3, *[layer("dense", 2)] * 2, *[layer("moe", 3)] * 4))
     assert [run.count for run in layer_types(units)] == [3, 2, 4]
 
@@ -50,14 +50,14 @@ def test_types_in_sequence_are_runs_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("devices", "chunks", "counts"), [(4, 2, [(7, 4), (8, 3)]), (8, 2, [(15, 8), (16, 7)]), (4, 1, [(4,)])]
 )
-def test_the_counts_alive_are_those_of_the_order(devices: int, chunks: int, counts: list[tuple[int, ...]]) -> None:
+def test_in_flight_counts_are_those_of_the_order(devices: int, chunks: int, counts: list[tuple[int, ...]]) -> None:
     problem = asked(Units(units=(layer("dense", 1),) * 16), devices=devices, micro_batches=32, chunks=chunks)
     assert in_flight_rows(megatron_schedule(problem, chunks))[0] == counts
 
 
 @given(times=st.lists(st.integers(1, 9), min_size=2, max_size=6), m=st.integers(1, 8))
 def test_the_formula_is_never_below_the_simulation(times: list[int], m: int) -> None:
-    """T = sum T_x + (m - 1) max T_x, where backward is twice forward."""
+    """T = sum T_x + (m - 1) max T_x, with backwards of twice the forward."""
     costs = db.StageCosts.of(forward=times, backward_input=times, backward_weight=times)
     makespan = db.simulate(db.schedules["1f1b"](devices=len(times), micro_batches=m), costs).makespan
     formula = 3 * (sum(times) + (m - 1) * max(times))
@@ -77,7 +77,7 @@ def test_the_integer_program_is_solved_to_its_optimum(chunks: int) -> None:
 
 
 def _formulas(problem: Problem, units: Units, chunks: int) -> Iterator[float]:
-    """(m - 1/C) max T + sum T / C of every assignment that fits, by enumeration."""
+    """(m - 1/C) max T + sum T / C of every assignment that fits."""
     schedule = megatron_schedule(problem, chunks)
     repricer = Repricer(schedule)
     for partition in _assignments(units, schedule.stages):
@@ -93,7 +93,7 @@ def _formulas(problem: Problem, units: Units, chunks: int) -> Iterator[float]:
 
 
 def _assignments(units: Units, stages: int) -> Iterator[Partition]:
-    """Every split; per stage every number of fully recomputed layers, the dense ones first (they are equal)."""
+    """Every split, and every number of recomputed layers per stage; the dense layers, which are equal, come first."""
     count = len(units.units)
     for cuts in itertools.combinations(range(1, count), stages - 1):
         bounds = list(itertools.pairwise((0, *cuts, count)))
@@ -118,15 +118,15 @@ def test_scope_is_optimal_on_small_instances(units: Units, micro_batches: int) -
             scope(problem)
         return
     solution = scope(problem)
-    found = db.simulate(solution.schedule, solution.costs)
-    assert best <= float(found.makespan) <= best * (1 + 1e-9)
+    timeline = db.simulate(solution.schedule, solution.costs)
+    assert best <= float(timeline.makespan) <= best * (1 + 1e-9)
 
 
 def _simulated(problem: Problem, units: Units, repricer: Repricer) -> Iterator[float]:
     count = len(units.units)
     for choice in itertools.product(("none", "selective", "full"), repeat=count):
-        for at in range(1, count):
-            partition = Partition([list(enumerate(choice))[:at], list(enumerate(choice))[at:]])
+        for cut in range(1, count):
+            partition = Partition([list(enumerate(choice))[:cut], list(enumerate(choice))[cut:]])
             costs = units.stage_costs(partition, Placement.linear(2))
             price = repricer.price(costs, fused_recompute=partition.recomputing)
             if max(price.peak_memory) <= problem.limits[0]:
@@ -160,7 +160,7 @@ def test_without_effort_the_fastest_baseline_is_the_answer(units: Units, micro_b
     assert db.planners["scope"](problem).time <= baseline.time
 
 
-def test_scope_says_how_far_its_program_is_solved() -> None:
+def test_scope_states_the_gap_of_its_program() -> None:
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     answer = scope(asked(units, devices=2, micro_batches=6, chunks=1))
     assert answer.remark == "its integer program is solved to within 0.00% with 1 chunk"
