@@ -229,8 +229,8 @@ def test_cmb_and_mlp_drop_the_bytes_of_obscura() -> None:
     attention, mlp = layer(units)
 
     assert 1 - layer_bytes(units, "cmb") / layer_bytes(units) == pytest.approx(0.40, abs=0.01)
-    whole_mlp = attention.activation + mlp.strategies["full"].activation
-    assert whole_mlp / layer_bytes(units) == pytest.approx(0.37, abs=0.01)
+    with_mlp = attention.activation + mlp.strategies["full"].activation
+    assert with_mlp / layer_bytes(units) == pytest.approx(0.37, abs=0.01)
 
 
 def test_full_recomputation_repeats_the_forward() -> None:

@@ -8,7 +8,7 @@ from debubble.planners import FixedStages, Problem
 from debubble.schedules import schedules
 
 
-def test_numbers_hold_for_every_stage() -> None:
+def test_single_numbers_apply_to_every_stage() -> None:
     costs = StageCosts.of(stages=2, forward=3, activation=[4, 5], offload=2)
     assert costs.forward == (3, 3)
     assert costs.recompute == (3, 3)
@@ -22,7 +22,7 @@ def test_costs_survive_a_round_trip_through_a_dict() -> None:
     assert StageCosts.from_dict(costs.to_dict()) == costs
 
 
-def test_a_link_group_without_devices_is_left_out() -> None:
+def test_a_link_group_without_devices_is_omitted() -> None:
     assert StageCosts.of(stages=2, link_groups=[[0, 1], []]).link_groups == ((0, 1),)
 
 
@@ -72,6 +72,6 @@ def test_entries_for_another_number_of_devices_are_refused(
         ({"link_groups": [[0, 1], [1]]}, "'link_groups' names device 1 twice"),
     ],
 )
-def test_malformed_entries_are_answered_in_a_sentence(entries: dict[str, object], message: str) -> None:
+def test_malformed_entries_are_refused(entries: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         StageCosts.from_dict(entries)

@@ -11,12 +11,12 @@ TRANSFERS = {Kind.O: "d2h", Kind.L: "h2d"}
 
 
 def waits(schedule: Schedule, costs: StageCosts, later: Op, earlier: Op) -> bool:
-    """Whether an operation cannot start before another one has, by the semantics alone."""
+    """Whether `later` cannot start before `earlier`, according to the semantics."""
     return earlier in inputs(schedule, later) or goes_before(schedule, costs, earlier, later)
 
 
 def inputs(schedule: Schedule, op: Op) -> set[Op]:
-    """What an operation uses, with and without the messages that bring it."""
+    """The operations and messages whose results an operation uses."""
     kind, s, j = op
     backward = {Op(Kind.B, s + 1, j), Op(Kind.I, s + 1, j), Op(Kind.RECV_B, s, j)}
     match kind:
@@ -39,11 +39,11 @@ def inputs(schedule: Schedule, op: Op) -> set[Op]:
 
 
 def goes_before(schedule: Schedule, costs: StageCosts, earlier: Op, later: Op) -> bool:
-    """Whether both are on one lane of one device, or direction of one link, in that order."""
+    """Whether both are on the same lane of a device, or direction of a link, in this order."""
     device_of = schedule.placement.device_of
     if later.kind in SENDS and costs.communication_model == "receiver":
-        there = device_of[later.stage + (1 if later.kind is Kind.SEND_F else -1)]
-        return device_of[earlier.stage] == there and schedule.computes(earlier)
+        receiver = device_of[later.stage + (1 if later.kind is Kind.SEND_F else -1)]
+        return device_of[earlier.stage] == receiver and schedule.computes(earlier)
     if device_of[earlier.stage] != device_of[later.stage]:
         return False
     order = schedule.orders[device_of[later.stage]]
@@ -52,8 +52,8 @@ def goes_before(schedule: Schedule, costs: StageCosts, earlier: Op, later: Op) -
         return first in inputs(schedule, earlier)
     if earlier not in order or later not in order or order.index(earlier) >= order.index(later):
         return False
-    both = earlier.kind in TRANSFERS and later.kind in TRANSFERS
-    if both and costs.host_link == "half-duplex":
+    are_transfers = earlier.kind in TRANSFERS and later.kind in TRANSFERS
+    if are_transfers and costs.host_link == "half-duplex":
         return True
     return TRANSFERS.get(earlier.kind) == TRANSFERS.get(later.kind)
 
@@ -61,7 +61,7 @@ def goes_before(schedule: Schedule, costs: StageCosts, earlier: Op, later: Op) -
 @pytest.mark.parametrize("model", ["latency", "exclusive", "receiver", "blocking"])
 @settings(max_examples=12)
 @given(data=st.data())
-def test_each_operation_of_a_reported_cycle_waits_for_the_next(model: str, data: st.DataObject) -> None:
+def test_operations_of_a_reported_cycle_wait_for_the_next(model: str, data: st.DataObject) -> None:
     schedule = data.draw(random_schedules(deadlocks=True))
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True)).replace(communication_model=model)
     try:
@@ -83,7 +83,7 @@ def test_blocking_messages_that_deadlock_name_their_devices() -> None:
     assert caught.value.cycle == ("0B0", "1B0", "1F1", "0F1")
 
 
-def test_the_sentence_on_a_deadlock_has_ends_of_runs_and_what_to_do() -> None:
+def test_the_deadlock_message_shortens_chains_of_operations() -> None:
     error = db.DeadlockError(("1F2", "1RECV_F2", "0SEND_F2", "0F2", "0B1", "1B1", "1B0", "1B2", "1B3"))
 
     assert str(error) == (

@@ -20,12 +20,12 @@ def test_a_program_of_forwards_has_every_forward_once(name: str, model: Communic
     assert len(run(program).operations) == len(kinds)
 
 
-def test_forwards_leave_bubbles_at_the_ends_alone() -> None:
+def test_forwards_have_bubbles_only_at_the_ends() -> None:
     schedule = db.schedules["1f1b"](devices=4, micro_batches=8)
     assert run(lower_forwards(schedule, db.StageCosts.of(stages=4))).makespan == 4 - 1 + 8
 
 
-def test_no_memory_limit_holds_them_up() -> None:
+def test_a_memory_limit_does_not_delay_forwards() -> None:
     schedule = db.schedules["gpipe"](devices=2, micro_batches=4)
     costs = db.StageCosts.of(stages=2, activation=10, memory_limit=40)
     assert (

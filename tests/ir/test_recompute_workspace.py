@@ -20,19 +20,19 @@ def test_memory_returns_to_static_after_the_step(workspace: Any) -> None:
     assert timeline.peak_memory == Repricer(schedule).price(costs).peak_memory
 
 
-def test_an_input_backward_has_a_workspace_of_its_own() -> None:
+def test_an_input_backward_has_a_separate_workspace() -> None:
     costs = StageCosts.of(
         stages=1, activation=10, activation_after_input=6, activation_recomputed=2, recompute_workspace=3,
         recompute_workspace_input=5,
     )  # fmt: skip
-    whole = Schedule.of("whole", Placement.linear(1), 1, [["0F0", "0B0"]])
+    fused = Schedule.of("fused", Placement.linear(1), 1, [["0F0", "0B0"]])
     split = Schedule.of("split", Placement.linear(1), 1, [["0F0", "0I0", "0W0"]])
-    peaks = [max(db.simulate(replace(s, fused_recompute=frozenset({0})), costs).peak_memory) for s in (whole, split)]
+    peaks = [max(db.simulate(replace(s, fused_recompute=frozenset({0})), costs).peak_memory) for s in (fused, split)]
     assert peaks == [2 + 3, 2 + 5]
 
 
-def test_what_lies_behind_a_unit_is_free_when_it_recomputes() -> None:
-    """Two units of 10 bytes that keep 2: the first is restored when the second has freed all, or all but 5."""
+def test_later_units_are_freed_when_a_unit_recomputes() -> None:
+    """The first of two units of 10 bytes that keep 2 is restored after the second has freed all, or all but 5."""
     unit = Unit(
         type="dense", layer=0, forward=1, backward_input=1, backward_weight=1, static=0, activation_after_input=5,
         strategies={"none": Strategy(10), "full": Strategy(2, 1)},
@@ -41,5 +41,5 @@ def test_what_lies_behind_a_unit_is_free_when_it_recomputes() -> None:
     costs = units.stage_costs([[(0, "full"), (1, "full")]], Placement.linear(1))
     assert costs.recompute_workspace == (8,)
     assert costs.recompute_workspace_input == (8 + 5 - 2,)
-    last_kept = units.stage_costs([[(0, "full"), (1, "none")]], Placement.linear(1))
-    assert last_kept.recompute_workspace == (0,)
+    last_saved = units.stage_costs([[(0, "full"), (1, "none")]], Placement.linear(1))
+    assert last_saved.recompute_workspace == (0,)

@@ -10,7 +10,7 @@ def one_device(*names: str, micro_batches: int = 1) -> Schedule:
     return Schedule.of("test", Placement.linear(1), micro_batches, [names])
 
 
-def test_an_operation_is_read_back_from_its_name() -> None:
+def test_an_operation_is_parsed_from_its_name() -> None:
     assert Op.parse("12SEND_F3") == Op(Kind.SEND_F, 12, 3)
     assert str(Op.parse("12SEND_F3")) == f"{Op.parse('12SEND_F3')}" == "12SEND_F3"
     assert Op(Kind.I, 0, 7).name == "0I7"
@@ -41,12 +41,12 @@ def test_a_malformed_name_is_refused(name: str) -> None:
         (["0F0", "0B0", "0S0", "0D0"], "comes before the stage's last backward"),
     ],
 )
-def test_a_wrong_order_is_refused_naming_the_operation(names: list[str], message: str) -> None:
+def test_an_invalid_order_names_the_operation(names: list[str], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         check(one_device(*names))
 
 
-def test_an_operation_on_another_device_than_its_stage_is_refused() -> None:
+def test_an_operation_on_the_wrong_device_is_refused() -> None:
     schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0", "1F0"], ["1B0"]])
     with pytest.raises(ScheduleError, match="1F0 is on device 0, but its stage is on device 1"):
         check(schedule)
@@ -78,15 +78,15 @@ def offloading() -> Schedule:
     return replace(schedule, link_orders=((Op(Kind.O, 0, 0), Op(Kind.L, 0, 0)),))
 
 
-def test_a_transfer_is_in_the_orders_of_links_once() -> None:
+def test_a_transfer_may_occur_once_in_link_orders() -> None:
     twice = replace(offloading(), link_orders=((Op(Kind.O, 0, 0),), (Op(Kind.O, 0, 0),)))
     with pytest.raises(ScheduleError, match="'link_orders' names 0O0 twice"):
         check(twice)
 
 
-def test_the_order_of_a_link_is_of_the_transfers_that_are_left() -> None:
-    left = offloading().replacing(lambda op: () if op.kind is Kind.L else (op,))
-    assert left.link_orders == ((Op(Kind.O, 0, 0),),)
+def test_replaced_transfers_leave_the_link_orders() -> None:
+    replaced = offloading().replacing(lambda op: () if op.kind is Kind.L else (op,))
+    assert replaced.link_orders == ((Op(Kind.O, 0, 0),),)
 
 
 def test_equal_schedules_have_equal_hashes() -> None:
@@ -97,7 +97,7 @@ def test_equal_schedules_have_equal_hashes() -> None:
     assert {one: "found"}[other] == "found"
 
 
-def test_placements_number_their_stages() -> None:
+def test_placements_assign_stages_to_devices() -> None:
     assert Placement.looped(2, 2).device_of == (0, 1, 0, 1)
     assert Placement.v_shape(3, 2).device_of == (0, 1, 2, 2, 1, 0)
     assert Placement.v_shape(2, 3).stages_of == ((0, 3, 4), (1, 2, 5))

@@ -7,19 +7,22 @@ from debubble.ir import InputError, Lane, MemorySample, Trace, TraceEvent, Trace
 from debubble.ir.trace import TracePhase
 
 
-def step(number: int, *, at: float = 0.0, length: float = 1.0) -> TraceStep:
+def step(number: int, *, begin: float = 0.0, length: float = 1.0) -> TraceStep:
     return TraceStep(
         step=number,
         events=(
-            TraceEvent("0F0", 0, Lane.COMPUTE, at, at + length / 2),
-            TraceEvent("0B0", 0, Lane.COMPUTE, at, at + length),
+            TraceEvent("0F0", 0, Lane.COMPUTE, begin, begin + length / 2),
+            TraceEvent("0B0", 0, Lane.COMPUTE, begin, begin + length),
         ),
-        memory=(MemorySample(0, at, 5.0),),
-        phases=(TracePhase("reads data", 0, at - 0.5, at), TracePhase("updates parameters", 0, at + length, at + 2)),
+        memory=(MemorySample(0, begin, 5.0),),
+        phases=(
+            TracePhase("reads data", 0, begin - 0.5, begin),
+            TracePhase("updates parameters", 0, begin + length, begin + 2),
+        ),
     )
 
 
-def test_a_saved_trace_is_loaded_as_it_was(tmp_path: Path) -> None:
+def test_a_saved_trace_is_loaded_unchanged(tmp_path: Path) -> None:
     trace = Trace(devices=1, steps=(step(3), step(4, length=2.0)))
     trace.save(tmp_path / "trace.json")
     assert Trace.load(tmp_path / "trace.json") == trace
@@ -31,19 +34,19 @@ def test_the_typical_step_has_the_median_makespan() -> None:
 
 
 def test_step_0_is_typical_only_if_it_is_the_only_one() -> None:
-    """Of steps of 2, 1 and 3 the first would be the median."""
+    """The first of steps of 2, 1 and 3 would be the median."""
     steps = step(0, length=2), step(1, length=1), step(2, length=3)
     assert Trace(devices=1, steps=steps).typical.step == 2
     assert [s.step for s in Trace(devices=1, steps=steps).warm] == [1, 2]
     assert Trace(devices=1, steps=steps[:1]).typical.step == 0
 
 
-def test_a_whole_step_goes_from_the_first_phase_to_the_last() -> None:
+def test_a_step_lasts_from_the_first_phase_to_the_last() -> None:
     assert (step(0).makespan, step(0).seconds) == (1.0, 2.5)
 
 
-def test_parts_of_two_devices_are_joined_step_by_step_from_time_zero() -> None:
-    first = Trace(devices=2, steps=(step(7, at=10.0),))
+def test_traces_of_two_devices_are_joined_from_time_zero() -> None:
+    first = Trace(devices=2, steps=(step(7, begin=10.0),))
     event = TraceEvent("1F0", 1, Lane.COMPUTE, 11.0, 12.0)
     second = Trace(devices=2, steps=(TraceStep(step=7, events=(event,)),))
     joined = Trace.join([first, second])
@@ -72,7 +75,7 @@ def test_parts_of_two_devices_are_joined_step_by_step_from_time_zero() -> None:
         ),
     ],
 )
-def test_a_bad_trace_file_is_refused_with_a_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+def test_an_invalid_trace_file_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(content)
     with pytest.raises(InputError) as caught:

@@ -200,7 +200,7 @@ class _Model:
             if u in self.full:
                 size = int(unit.activation - unit.strategies["full"].activation)
                 dropped.append((self._conjunction((recomputed, self.full[u])), size))
-        transfer = (rest - sum(size * literal for literal, size in dropped)) * self.per
+        transfer = (rest - sum(size * literal for literal, size in dropped)) * self.ticks
         length = cp.new_int_var(0, self.horizon, "")
         cp.add(int(self.bandwidth or 1) * length == transfer)
         self._add(out, length, moved, "out")

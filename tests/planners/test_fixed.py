@@ -19,8 +19,8 @@ def configuration(
 
 
 def recompute_per_device(schedule: str, *, recompute: str | None = "full", **options: Any) -> list[bool]:
-    made, costs = configuration(schedule, recompute=recompute, **options)
-    return [time > 0 for time in db.simulate(made, costs).recompute]
+    built, costs = configuration(schedule, recompute=recompute, **options)
+    return [time > 0 for time in db.simulate(built, costs).recompute]
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_a_stage_without_recomputation_has_plain_costs() -> None:
 
 
 def test_exactly_the_chunks_of_chronos_recompute() -> None:
-    made, costs = configuration("chronos-recomp")
-    assert {stage for stage, _ in made.explicit_recompute} == {0, 1, 2, 3}
+    schedule, costs = configuration("chronos-recomp")
+    assert {stage for stage, _ in schedule.explicit_recompute} == {0, 1, 2, 3}
     assert [time > 0 for time in costs.recompute] == [True] * 4 + [False] * 4
-    assert not made.fused_recompute
+    assert not schedule.fused_recompute
 
 
 def test_chosen_stages_recompute_in_full_by_default() -> None:

@@ -18,5 +18,5 @@ def test_a_plan_has_the_figures_of_its_json(json_of: Any) -> None:
     assert plan.peak_memory == tuple(answer["peak_memory"])
 
 
-def test_the_package_lists_its_public_names_alone() -> None:
+def test_the_package_lists_only_its_public_names() -> None:
     assert dir(db) == sorted(db.__all__)

@@ -1,4 +1,4 @@
-"""Plan files: what is read comes back, and what is wrong is said in one sentence."""
+"""Plan files: they round-trip, and errors are one sentence."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_orders_of_shared_links_are_written_and_read() -> None:
         ({"orders": ["0F0 0B0"]}, "The schedule has 1 orders for 2 devices"),
     ],
 )
-def test_a_wrong_schedule_is_refused_with_a_sentence(
+def test_an_invalid_schedule_is_refused(
     content: dict[str, Any], tmp_path: Path, entries: dict[str, Any], sentence: str
 ) -> None:
     content["schedule"].update(entries)
@@ -84,7 +84,7 @@ def test_a_wrong_schedule_is_refused_with_a_sentence(
         ({"options": {"sequence_lenght": 9}}, "no option of a run 'sequence_lenght'; did you mean 'sequence_length'"),
     ],
 )
-def test_a_wrong_entry_is_refused_with_a_sentence(
+def test_an_invalid_entry_is_refused(
     content: dict[str, Any], tmp_path: Path, entries: dict[str, Any], sentence: str
 ) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({**content, **entries}))
@@ -101,7 +101,7 @@ def test_errors_of_a_plan_file_begin_with_its_name(content: dict[str, Any], tmp_
         Plan.load(tmp_path / "plan.json")
 
 
-def test_a_trace_in_a_plans_place_is_named(tmp_path: Path) -> None:
+def test_a_trace_instead_of_a_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"debubble_trace": 1}')
 
     with pytest.raises(InputError, match=f"run.json is a trace, not a plan: .*show PLAN --trace {tmp_path}/run.json"):
@@ -109,24 +109,24 @@ def test_a_trace_in_a_plans_place_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"debubble_plan": 1}', "\x00", '{"debubble_plan": 1e999}'])
-def test_what_is_no_plan_file_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
 
     with pytest.raises(InputError, match="is not a whole plan file: " if text else "is empty: make the plan again"):
         Plan.load(tmp_path / "plan.json")
 
 
-MODELS_PLAN = Path(__file__).parent / "llama_tiny.json"
-"""A plan of db.models["llama-tiny"] on two devices that the cluster describes itself, as version 0.1.0 saved it."""
+MODEL_PLAN = Path(__file__).parent / "llama_tiny.json"
+"""A plan of db.models["llama-tiny"] on two devices that its cluster describes, as version 0.1.0 saved it."""
 
 
-def test_a_plan_of_a_model_is_saved_as_it_was_read(tmp_path: Path) -> None:
-    Plan.load(MODELS_PLAN).save(tmp_path / "again.json")
+def test_a_plan_of_a_model_is_saved_unchanged(tmp_path: Path) -> None:
+    Plan.load(MODEL_PLAN).save(tmp_path / "again.json")
 
-    assert (tmp_path / "again.json").read_bytes() == MODELS_PLAN.read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == MODEL_PLAN.read_bytes()
 
 
-def test_a_model_keeps_its_name_among_those_of_one_config(tmp_path: Path) -> None:
+def test_a_model_keeps_its_name_if_others_share_its_config(tmp_path: Path) -> None:
     plan = db.plan(db.models["llama3.3-70b"], db.Cluster.parse("32xH100"), tensor=8, planner="dapple", micro_batches=4)
     plan.save(tmp_path / "plan.json")
 
@@ -134,7 +134,7 @@ def test_a_model_keeps_its_name_among_those_of_one_config(tmp_path: Path) -> Non
 
 
 def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
-    plan = Plan.load(MODELS_PLAN)
+    plan = Plan.load(MODEL_PLAN)
 
     assert plan.model == db.models["llama-tiny"]
     assert plan.cluster is not None
@@ -142,19 +142,19 @@ def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
     assert plan.cluster.memory_limits == (60 * 2**30,) * 2
 
 
-@pytest.mark.parametrize(("data", "devices", "said"), [(64, "2xCPU", "128 devices"), (1, "4xCPU", "2 devices")])
+@pytest.mark.parametrize(("data", "devices", "needed"), [(64, "2xCPU", "128 devices"), (1, "4xCPU", "2 devices")])
 def test_a_plan_of_other_devices_than_its_cluster_is_refused(
-    tmp_path: Path, data: int, devices: str, said: str
+    tmp_path: Path, data: int, devices: str, needed: str
 ) -> None:
     content = json.loads(Path(__file__).with_name("llama_tiny.json").read_text())
     content["options"]["data"], content["cluster"]["devices"] = data, devices
     (tmp_path / "plan.json").write_text(json.dumps(content))
 
-    with pytest.raises(InputError, match=rf"take {said}, and its cluster has \d+: make the plan again"):
+    with pytest.raises(InputError, match=rf"take {needed}, and its cluster has \d+: make the plan again"):
         Plan.load(tmp_path / "plan.json")
 
 
-def test_a_bound_above_the_plans_own_step_is_refused(tmp_path: Path) -> None:
+def test_a_bound_above_the_step_of_the_plan_is_refused(tmp_path: Path) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=4, planner="dapple")
     content = msgspec.to_builtins(plan.to_file())
     (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": 1e9}))
@@ -164,7 +164,7 @@ def test_a_bound_above_the_plans_own_step_is_refused(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json").gap == 0
 
 
-def test_costs_edited_below_the_bound_leave_none(tmp_path: Path) -> None:
+def test_costs_edited_below_the_bound_reset_the_bound(tmp_path: Path) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=4, planner="dapple")
     content = msgspec.to_builtins(plan.to_file())
     for name in ("forward", "backward_input", "backward_weight", "communication"):
@@ -173,7 +173,7 @@ def test_costs_edited_below_the_bound_leave_none(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json").lower_bound == 0
 
 
-def test_a_bound_without_candidates_is_held_against_the_step(content: dict[str, Any], tmp_path: Path) -> None:
+def test_a_bound_without_candidates_is_checked_too(content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": 6}))
     assert Plan.load(tmp_path / "plan.json").lower_bound == 6
     (tmp_path / "plan.json").write_text(json.dumps({**content, "lower_bound": 7}))
@@ -181,7 +181,7 @@ def test_a_bound_without_candidates_is_held_against_the_step(content: dict[str, 
         Plan.load(tmp_path / "plan.json")
 
 
-def test_a_plan_that_divides_weights_and_offloads_reads_back(tmp_path: Path) -> None:
+def test_a_plan_with_divided_weights_and_offload_is_loaded(tmp_path: Path) -> None:
     plan = db.plan(
         "llama2-7b", cluster="8xRTX4090-24GB", pipeline=2, data=4, zero=3, micro_batches=2, planner="joint", effort=0.1
     )

@@ -1,4 +1,4 @@
-"""The GPU's command on a CPU with tiny sizes: the same code; and the page that its figures make."""
+"""The GPU benchmark as a dry run on a CPU with tiny sizes, and the pages that are made from its figures."""
 
 import json
 import re
@@ -22,20 +22,20 @@ COMMAND = [sys.executable, str(ROOT / "benchmarks/gpu.py")]
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The command's folder, and its figures with those of sections that run here: a process takes seconds to start."""
-    folder, apart = (tmp_path_factory.mktemp(name) for name in ("gpu", "sections"))
-    given = ["--dry-run", "--sections", "machine", "--commit", "abc", "--output", str(folder)]
-    subprocess.run([*COMMAND, *given], check=True, stdout=subprocess.PIPE)
+    """The folder of a dry run, and its figures; most sections run in this process, as starting one takes seconds."""
+    folder, section_folder = (tmp_path_factory.mktemp(name) for name in ("gpu", "sections"))
+    options = ["--dry-run", "--sections", "machine", "--commit", "abc", "--output", str(folder)]
+    subprocess.run([*COMMAND, *options], check=True, stdout=subprocess.PIPE)
     result = json.loads((folder / "gpu.json").read_text())
     for name, section in {"rivals": rivals, "large": large, "slices": slices}.items():
-        figures = Figures(apart / f"{name}.json", until=inf)
+        figures = Figures(section_folder / f"{name}.json", until=inf)
         section.run(settings(dry=True), figures, {})
         result["sections"][name] = {**result["sections"]["machine"], "figures": figures.tree}
     return folder, result
 
 
 @pytest.mark.slow
-def test_every_section_says_how_it_ended_and_leaves_its_figures(dry: Any) -> None:
+def test_every_section_has_a_status_and_figures(dry: Any) -> None:
     folder, result = dry
     assert (result["dry_run"], result["commit"]) == (True, "abc")
     assert result["sections"]["machine"]["status"] == "ran"
@@ -44,7 +44,7 @@ def test_every_section_says_how_it_ended_and_leaves_its_figures(dry: Any) -> Non
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_fit_is_told_and_trains_otherwise(dry: Any) -> None:
+def test_a_model_that_does_not_fit_trains_with_other_ways(dry: Any) -> None:
     figures = dry[1]["sections"]["large"]["figures"]
     assert {way: figures[way]["fits"] for way in ("kept", "recomputed", "offloaded")} == {
         "kept": False, "recomputed": True, "offloaded": True,
@@ -70,7 +70,7 @@ def test_a_sequence_has_the_same_losses_in_slices(dry: Any) -> None:
     assert figures["8 slices"]["losses"] == pytest.approx(figures["1 slices"]["losses"], rel=1e-5)
 
 
-def test_plans_without_a_profile_are_left_out_with_the_reason(tmp_path: Path) -> None:
+def test_plans_without_a_profile_are_omitted_with_a_reason(tmp_path: Path) -> None:
     figures = Figures(tmp_path / "plans.json", until=inf)
     plans.run(settings(dry=True), figures, {})
     assert "there is no profile" in figures.tree["4-devices"]["left_out"]
@@ -83,7 +83,7 @@ def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_a_dry_run_says_that_it_is_one(dry: Any) -> None:
+def test_the_page_says_that_a_run_was_dry(dry: Any) -> None:
     page = report.page(dry[1])
     assert "they say nothing about a GPU" in page
     assert "| Tests that need a GPU |" in page
@@ -103,12 +103,12 @@ def test_the_page_has_a_row_for_every_program_of_a_device() -> None:
     assert row in report.note({"sections": {"plans": plans}})
 
 
-def test_the_page_says_that_nothing_has_run_while_nothing_has() -> None:
+def test_the_page_of_no_figures_says_that_nothing_has_run() -> None:
     assert "**No CUDA path of debubble has run yet.**" in report.page({"sections": {}})
 
 
 @pytest.mark.slow
-def test_a_section_that_is_taken_over_keeps_its_time_and_commit(dry: Any) -> None:
+def test_a_merged_section_keeps_its_time_and_commit(dry: Any) -> None:
     before = {"dry_run": True, "sections": {"large": {"commit": "old"}, "tests": {"commit": "old"}}}
     merged = gpu.with_sections(before, dry[1], ["machine", "large"], note="Why.")
     assert list(merged["sections"]) == ["tests", "machine", "large"]
@@ -117,20 +117,20 @@ def test_a_section_that_is_taken_over_keeps_its_time_and_commit(dry: Any) -> Non
     assert merged["sections"]["machine"]["at"] == dry[1]["at"]
 
 
-def test_the_readme_says_what_the_figures_say() -> None:
+def test_the_readme_has_the_figures_of_the_results() -> None:
     figures = report.read(ROOT / "benchmarks/results/gpu.json")
     readme = " ".join((ROOT / "README.md").read_text().split())
-    told = "\n".join(report.headlines(figures))
-    forward, backward = re.findall(r"forward (\d\.\d+), backward (\d\.\d+)", told)[0]
+    headlines = "\n".join(report.headlines(figures))
+    forward, backward = re.findall(r"forward (\d\.\d+), backward (\d\.\d+)", headlines)[0]
     assert f"a layer takes {forward} (forward) and {backward} (backward)" in readme
     passed = figures["sections"]["tests"]["figures"]["passed"]
     assert f"the {passed} tests of CUDA paths pass" in readme
-    within, count = re.findall(r"(\d+) of (\d+) computed figures are within 2%", told)[0]
-    assert f"{within} of {count} computed figures of the bytes that units keep are within 2%" in readme
-    assert "recomputed trains, offloaded trains" in told
+    near, count = re.findall(r"(\d+) of (\d+) computed figures are within 2%", headlines)[0]
+    assert f"{near} of {count} computed figures of the bytes that units keep are within 2%" in readme
+    assert "recomputed trains, offloaded trains" in headlines
 
 
-def test_the_pages_are_those_of_the_figures() -> None:
+def test_the_pages_are_generated_from_the_figures() -> None:
     figures = report.read(ROOT / "benchmarks/results/gpu.json")
     assert (ROOT / "docs/gpu.md").read_text() == report.page(figures)
     assert (ROOT / "docs/notes/gpu.md").read_text() == report.note(figures)

@@ -1,4 +1,4 @@
-"""Costs of a user's own modules: bytes are exact, of times their sense."""
+"""Measured costs of user-defined modules: bytes are exact, times are only plausible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENS = torch.zeros(ROWS, LENGTH + 1, dtype=torch.int64)
 
 
 class Mlp(nn.Module):
-    """Two products with an activation in between."""
+    """Two linear layers with an activation function in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(64, WIDTH), Mlp(), Mlp(), nn.Linear(WIDTH, 64))
 
 
-def test_bytes_of_own_modules_are_exact(model: nn.Sequential) -> None:
+def test_bytes_of_user_modules_are_exact(model: nn.Sequential) -> None:
     units = db.profile(model, TOKENS, dtype="fp32", repetitions=1).units
     activation = 4 * ROWS * LENGTH * WIDTH
 
@@ -44,7 +44,7 @@ def test_bytes_of_own_modules_are_exact(model: nn.Sequential) -> None:
     assert [unit.static for unit in units] == [
         16 * sum(parameter.numel() for parameter in module.parameters()) for module in model
     ]
-    # The input and what the activation gives: ReLU keeps its result, which the second product reads.
+    # The input and the output of ReLU, which the second linear layer reads.
     assert [unit.strategies["none"].activation for unit in units[1:3]] == [5 * activation] * 2
     assert [unit.strategies["full"].activation for unit in units[1:3]] == [activation] * 2
     assert all(unit.forward > 0 and unit.backward_input + unit.backward_weight > 0 for unit in units)
@@ -59,7 +59,7 @@ def test_measured_modules_are_planned_by_the_command(model: nn.Sequential, tmp_p
     assert answer["step_time"] > 0
 
 
-def test_plans_of_measured_modules_say_their_times_in_seconds(model: nn.Sequential, tmp_path: Path, run: Any) -> None:
+def test_plans_of_measured_modules_are_in_seconds(model: nn.Sequential, tmp_path: Path, run: Any) -> None:
     units, plan = tmp_path / "units.json", tmp_path / "plan.json"
     db.profile(model, TOKENS, repetitions=1, output=units)
     rest = ("--micro-batches", "4", "--planner", "dapple", "-o", str(plan))
@@ -79,7 +79,7 @@ def test_a_plan_of_measured_modules_runs_in_their_dtype(
     assert db.Plan.load(plan).options.dtype == dtype
 
 
-def test_modules_on_cpus_are_measured_with_a_thread_as_ranks_have(model: nn.Sequential) -> None:
+def test_modules_on_cpus_are_measured_with_one_thread(model: nn.Sequential) -> None:
     before = torch.get_num_threads()
     seen: set[int] = set()
 
@@ -95,7 +95,7 @@ def test_modules_on_cpus_are_measured_with_a_thread_as_ranks_have(model: nn.Sequ
         torch.set_num_threads(before)
 
 
-def test_the_model_is_left_as_it_is(model: nn.Sequential) -> None:
+def test_profiling_does_not_change_the_model(model: nn.Sequential) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     db.profile(model, TOKENS, repetitions=1)
 
@@ -103,7 +103,7 @@ def test_the_model_is_left_as_it_is(model: nn.Sequential) -> None:
     assert all(parameter.grad is None and parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-def test_modules_of_images_with_a_loss_of_ones_own_are_measured() -> None:
+def test_modules_with_a_custom_loss_are_measured() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
     batch = {"inputs": torch.randn(5, 3, 8, 8), "targets": torch.randn(5, 10)}
 
@@ -125,7 +125,7 @@ def test_modules_of_images_with_a_loss_of_ones_own_are_measured() -> None:
         (nn.Sequential(nn.Linear(2, 2)), {"repetitions": 0}, "Measure with at least 1 repetition, not 0."),
     ],
 )
-def test_what_cannot_be_measured_is_refused(model: nn.Module, arguments: Any, sentence: str) -> None:
+def test_invalid_models_and_arguments_are_refused(model: nn.Module, arguments: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         db.profile(model, TOKENS, **arguments)
 

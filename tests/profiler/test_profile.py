@@ -1,4 +1,4 @@
-"""Bytes are exact and asserted; times are real, so only their sense is."""
+"""Profiles of models: bytes are compared exactly, times only checked for plausibility."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ TOKENS = 2 * 16
 
 
 def profile_of(output: Path, *, config: Any = CONFIG, run: RunOptions = RUN, **options: Any) -> Units:
-    """What one process measures."""
+    """The units that a profile of one process measures."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     profile(ProfileOptions(config=config, run=run, output=output, **{"repetitions": 1, **options}))
     dist.destroy_process_group()
@@ -59,14 +59,14 @@ def units(profiled: Units) -> Any:
     return profiled.units
 
 
-def test_times_of_units_and_of_the_step_on_the_host_are_measured(profiled: Units, units: Any) -> None:
+def test_times_of_units_and_host_steps_are_measured(profiled: Units, units: Any) -> None:
     assert profiled.host_step_bandwidth is not None
     assert profiled.host_step_bandwidth > 0
     assert all(unit.forward > 0 and unit.backward_input + unit.backward_weight > 0 for unit in units)
     assert all(unit.backward_weight > 0 and unit.strategies["full"].recompute > 0 for unit in units[1:-1])
 
 
-def test_the_spread_is_the_middle_half_over_the_medians() -> None:
+def test_the_spread_is_the_interquartile_range_over_medians() -> None:
     steady = UnitSamples({"forward": [2.0] * 5, "backward": [4.0] * 5})
     noisy = UnitSamples({"forward": [1.0, 2.0, 3.0, 4.0, 5.0], "backward": [1.0, 1.0, 1.0, 1.0, 9.0]})
     recomputing = UnitSamples({"forward": [1.0, 9.0], "backward": [1.0, 9.0]})
@@ -74,10 +74,10 @@ def test_the_spread_is_the_middle_half_over_the_medians() -> None:
     assert spread_of({(0, "none"): steady, (1, "none"): noisy}) == 2 / (2 + 4 + 3 + 1)
 
 
-@pytest.mark.parametrize(("spread", "said"), [(0.1, ""), (0.25, "backwards differ by 25%: ")])
-def test_measurements_that_differ_are_told(spread: float, said: str) -> None:
+@pytest.mark.parametrize(("spread", "expected"), [(0.1, ""), (0.25, "backwards differ by 25%: ")])
+def test_noisy_measurements_are_reported(spread: float, expected: str) -> None:
     words = noise_words(spread)
-    assert said in words if said else words == ""
+    assert expected in words if expected else words == ""
 
 
 def test_a_profile_has_its_spread(tmp_path: Path) -> None:
@@ -98,36 +98,36 @@ def test_static_bytes_are_sixteen_per_parameter_in_fp32(units: Any) -> None:
 
 
 def test_an_mlp_keeps_its_input_and_four_inner_tensors(units: Any) -> None:
-    # x, the norm's result and its scales; gate, up and the product.
+    # The input, the norm's result and its scales; gate, up and their product.
     assert units[2].strategies["none"].activation == 4 * TOKENS * (2 * 32 + 1 + 3 * 48)
 
 
-def test_full_recomputation_keeps_the_units_input_alone(units: Any) -> None:
+def test_full_recomputation_saves_only_the_units_input(units: Any) -> None:
     for unit in units[1:-1]:
         assert unit.strategies["full"].activation == 4 * TOKENS * 32
 
 
 @pytest.mark.parametrize(("strategy", "dropped"), [("norm", 32), ("multiply", 48), ("norm+multiply", 32 + 48)])
 def test_recomputing_operators_drops_their_results(units: Any, strategy: str, dropped: Any) -> None:
-    kept = units[2].strategies
-    saved = kept["none"].activation - kept[strategy].activation
+    strategies = units[2].strategies
+    saved = strategies["none"].activation - strategies[strategy].activation
     scales = 4 * TOKENS * ("norm" in strategy)
     assert saved in (4 * TOKENS * dropped, 4 * TOKENS * dropped + scales)
 
 
-def test_names_that_planners_use_say_which_operators_they_mean(units: Any) -> None:
+def test_named_strategies_list_their_operators(units: Any) -> None:
     named = {u.type: (u.strategies["cmb"].operators, u.strategies["selective"].operators) for u in units[1:3]}
     assert named == {"attention": ("norm", "norm"), "mlp": ("norm+multiply",) * 2}
 
 
-def test_what_the_formulas_recompute_is_measured(units: Any) -> None:
+def test_profiles_have_the_strategies_of_the_formulas(units: Any) -> None:
     formulas = model_units(ModelConfig.from_hf(CONFIG), db.Cluster.parse("1xCPU"), RUN)
     for measured, formula in zip(units[1:-1], formulas.units[1:-1], strict=True):
         assert set(formula.strategies) == set(measured.strategies)
 
 
 @pytest.mark.parametrize("strategy", ["none", "norm"])
-def test_the_units_bytes_add_up_to_what_a_whole_stage_keeps(profiled: Units, strategy: str) -> None:
+def test_bytes_of_units_add_up_to_those_of_a_stage(profiled: Units, strategy: str) -> None:
     model = ModelConfig.from_hf(CONFIG)
     planned = [
         PlannedUnit(u.type, u.layer, strategy if strategy in measured_strategies(u.type, model) else "none")
@@ -155,7 +155,7 @@ def test_two_layers_of_every_kind_are_measured(config: Any, layers: Any) -> None
     assert measured_layers(config) == layers
 
 
-def test_layers_with_experts_have_costs_of_their_own(tmp_path: Path) -> None:
+def test_layers_with_experts_are_measured_separately(tmp_path: Path) -> None:
     config = {**MIXED, "num_hidden_layers": 3, "mlp_only_layers": [0]}
     dense, router, experts = 3 * 32 * 48 + 32, 4 * 32, 4 * 3 * 32 * 24
     by_layer = [16 * dense, 16 * (32 + router + experts)]
@@ -165,7 +165,7 @@ def test_layers_with_experts_have_costs_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["smollm3", "granite", "starcoder2"])
-def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
+def test_undivided_layers_save_the_predicted_bytes(family: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 1, "num_attention_heads": 8}
     more = {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 512, "pad_token_id": 0, "eos_token_id": 1}
@@ -177,7 +177,7 @@ def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
     assert measured[1, "full"].saved_bytes == priced.strategies["full"].activation
 
 
-def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:
+def test_undivided_layers_of_other_families_are_measured(tmp_path: Path) -> None:
     pytest.importorskip("transformers", minversion="5")
     config = {**CONFIG, "model_type": "phi3", "num_hidden_layers": 2, "pad_token_id": None, "sliding_window": None}
     units = profile_of(tmp_path / "costs.json", config=config).units
@@ -187,7 +187,7 @@ def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_adapters_are_measured_beside_frozen_layers(tmp_path: Path) -> None:
+def test_adapters_are_measured_with_frozen_layers(tmp_path: Path) -> None:
     units = profile_of(tmp_path / "costs.json", run=replace(RUN, lora=4)).units
     mlp, adapters = 3 * 32 * 48 + 32, 4 * 3 * (32 + 48)
     assert units[2].static == 4 * mlp + 16 * adapters
@@ -195,10 +195,10 @@ def test_adapters_are_measured_beside_frozen_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_samples_of_a_slice_are_as_many_as_asked_for() -> None:
+def test_a_slice_has_the_requested_number_of_samples() -> None:
     measured = ModelSlice(CONFIG, RUN, torch.device("cpu")).measure(repetitions=1)
     times = measured[1, "full"].times
-    assert {what: len(each) for what, each in times.items()} == {"forward": 2, "recompute": 2, "backward": 2}
+    assert {kind: len(samples) for kind, samples in times.items()} == {"forward": 2, "recompute": 2, "backward": 2}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_samples_of_a_slice_are_as_many_as_asked_for() -> None:
         ({"run": RunOptions(dtype="int8")}, 1, "--dtype must be one of"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path, entries: Any, processes: int, message: str) -> None:
+def test_invalid_profile_options_are_refused(tmp_path: Path, entries: Any, processes: int, message: str) -> None:
     options = {"config": CONFIG, "run": RUN, "output": tmp_path / "costs.json", **entries}
     with pytest.raises(InputError, match=message):
         measure(ProfileOptions(**options), processes=processes)
@@ -236,14 +236,14 @@ def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def planned(profile_file: Any, config: Any = CONFIG, **options: Any) -> Any:
-    given = {"sequence_length": 16, "micro_batch_size": 2, "dtype": "fp32", **options}
+    run = {"sequence_length": 16, "micro_batch_size": 2, "dtype": "fp32", **options}
     cluster = db.Cluster.parse("2xCPU")
     return db.plan(
-        db.Model.from_hf(config), cluster, micro_batches=2, planner="merak", profile=profile_file, **given
+        db.Model.from_hf(config), cluster, micro_batches=2, planner="merak", profile=profile_file, **run
     )  # fmt: skip
 
 
-def test_a_profile_is_planned_with_by_the_run_that_it_measures(profile_file: Any) -> None:
+def test_a_plan_of_the_profiled_run_has_the_measured_times(profile_file: Any) -> None:
     stages = planned(profile_file).costs
     assert sum(stages.forward) == pytest.approx(sum(u.forward for u in load_profile(profile_file).units))
 
@@ -257,11 +257,11 @@ def test_a_profile_is_planned_with_by_the_run_that_it_measures(profile_file: Any
         ({"micro_batch_size": 1}, "was measured with --micro-batch-size 2, not 1"),
     ],
 )
-def test_a_profile_of_something_else_is_refused(profile_file: Any, entries: Any, message: str) -> None:
+def test_a_profile_of_another_run_is_refused(profile_file: Any, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         planned(profile_file, **entries)
 
 
-def test_a_profile_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_profile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"p\.json cannot be read: No such file"):
         planned(tmp_path / "p.json")

@@ -19,19 +19,19 @@ def test_interleaved_divides_the_bubble_by_v(p: Any, m: Any, v: int) -> None:
 
 
 @pytest.mark.parametrize(("p", "v"), [(8, 4), (4, 3)])
-def test_interleaved_holds_1_plus_p_minus_1_over_p_v_of_p(p: int, v: int) -> None:
+def test_interleaved_has_the_peak_of_its_closed_form(p: int, v: int) -> None:
     assert timeline("interleaved", p, 3 * p, v).peak_memory[0] == p * (1 + Fraction(p - 1, p * v))
 
 
 @pytest.mark.parametrize(("p", "m", "v"), [(3, 6, 3), (4, 12, 2), (8, 16, 4)])
-def test_mindspores_interleaved_order_is_as_fast_in_1f1bs_memory(p: int, m: int, v: int) -> None:
+def test_interleaved_order_of_mindspore_has_1f1b_memory(p: int, m: int, v: int) -> None:
     run = timeline("interleaved-less-memory", p, m, v)
     assert run.makespan == 3 * m + Fraction(3 * (p - 1), v)
     assert run.peak_memory == tuple(p - Fraction(d, v) for d in range(p))
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
-def test_zb_h1_takes_a_third_of_the_bubble_in_1f1bs_memory(p: Any, m: Any) -> None:
+def test_zb_h1_has_a_third_of_the_bubble_in_1f1b_memory(p: Any, m: Any) -> None:
     run = timeline("zb-h1", p, m)
     assert run.makespan == 3 * m + p - 1
     assert run.peak_memory == (min(m, p),) * p
@@ -47,7 +47,7 @@ def test_zb_h2_has_no_bubble_within_a_devices_span(p: int, m: int) -> None:
 
 @pytest.mark.parametrize("times", [*product((1, 2, 3), repeat=3)])
 @pytest.mark.parametrize("name", ["zb-h1", "seq1f1b-zb", "group-interleaved"])
-def test_weight_gradients_fill_what_the_shortest_part_leaves(name: str, times: tuple[int, int, int]) -> None:
+def test_weight_gradients_leave_the_bubble_of_the_formula(name: str, times: tuple[int, int, int]) -> None:
     f, i, w = times
     chunks = schedules[name](devices=4, micro_batches=16).placement.chunks
     costs = StageCosts.of(stages=4 * chunks, forward=f, backward_input=i, backward_weight=w)
@@ -56,7 +56,7 @@ def test_weight_gradients_fill_what_the_shortest_part_leaves(name: str, times: t
 
 
 @pytest.mark.parametrize("times", [*product((1, 2, 3), repeat=3)])
-def test_zb_h2_leaves_a_bubble_in_its_span_where_weights_are_short(times: tuple[int, int, int]) -> None:
+def test_zb_h2_has_a_bubble_in_its_span_if_weights_are_short(times: tuple[int, int, int]) -> None:
     f, i, w = times
     costs = StageCosts.of(stages=4, forward=f, backward_input=i, backward_weight=w)
     run = simulate(schedules["zb-h2"](devices=4, micro_batches=16, costs=costs), costs)

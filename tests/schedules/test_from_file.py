@@ -1,4 +1,4 @@
-"""Schedules of the user's own, named as a file and a function."""
+"""Schedules of users, named as a file and a function."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_a_function_is_registered_under_its_name(file: Path) -> None:
     assert named_schedule(f"{file}:plain") == "plain"
 
 
-def test_a_decorated_function_has_the_name_that_it_gives_itself(file: Path) -> None:
+def test_a_decorated_function_has_the_name_of_its_decorator(file: Path) -> None:
     assert named_schedule(f"{file}:decorated:4") == f"decorated-{file.stem}:4"
     assert schedules[f"decorated-{file.stem}"].default_chunks == 2
 
 
-def test_other_texts_are_names_already() -> None:
+def test_names_of_schedules_are_returned_unchanged() -> None:
     assert named_schedule("interleaved:4") == "interleaved:4"
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         ("without_costs", "is no schedule, which is a function of devices, micro_batches and costs"),
         ("NUMBER", "is no schedule, which is a function of devices, micro_batches and costs"),
@@ -76,8 +76,8 @@ def test_other_texts_are_names_already() -> None:
         ("gpipe", "There is a schedule 'gpipe' already: give the function in .* another name"),
     ],
 )
-def test_what_is_no_schedule_is_refused(file: Path, function: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_other_functions_are_refused_as_schedules(file: Path, function: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         named_schedule(f"{file}:{function}")
 
 
@@ -97,12 +97,12 @@ def test_a_file_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
 def test_simulate_compares_a_function_of_a_file(run: Any, file: Path) -> None:
     code, out, _ = run("simulate", "--schedule", f"gpipe,{file}:plain", "--devices", "2", "--json")
 
-    gpipe, own = json.loads(out)["schedules"]
+    gpipe, plain = json.loads(out)["schedules"]
     assert code == 0
-    assert own["step_time"] == gpipe["step_time"]
+    assert plain["step_time"] == gpipe["step_time"]
 
 
-def test_an_option_without_a_type_takes_what_is_given(run: Any, file: Path) -> None:
+def test_an_option_without_a_type_takes_any_value(run: Any, file: Path) -> None:
     call = ("--devices", "4", "--micro-batches", "8", "--option", "name=1f1b", "--json")
     code, out, _ = run("simulate", "--schedule", f"{file}:untyped", *call)
 

@@ -16,25 +16,25 @@ run = partial(timeline, transfer=0)
 
 
 @pytest.mark.parametrize(("p", "link"), [(4, "half-duplex"), (8, "full-duplex")])
-def test_pipeoffload_half_takes_half_of_1f1bs_memory_at_no_cost(p: int, link: HostLink) -> None:
+def test_pipeoffload_half_takes_half_of_1f1b_memory_for_free(p: int, link: HostLink) -> None:
     timeline = run("pipeoffload", p, 4 * p, v=2, transfer=1, link=link, offload="half")
     assert max(timeline.peak_memory) == p // 2
     assert timeline.makespan == 3 * 4 * p + p - 1
 
 
-def test_pipeoffload_keeps_a_limit_of_one_activation_at_no_cost() -> None:
+def test_pipeoffload_fits_one_activation_at_no_cost() -> None:
     timeline = run("pipeoffload", 8, 32, v=2, transfer=Fraction(1, 2), limit=1)
     assert max(timeline.peak_memory) <= 1
     assert timeline.makespan == 3 * 32 + 7
 
 
-def test_pipeoffload_without_need_offloads_nothing() -> None:
+def test_pipeoffload_offloads_nothing_if_memory_suffices() -> None:
     timeline = run("pipeoffload", 4, 16, v=2, transfer=1, limit=4)
     assert not timeline.program.schedule.offloaded
 
 
 def grid_costs(p: Any, transfer: Any, limit: Any) -> Any:
-    """F = I = W = 10, messages of 1; `limit` in activations, of which W keeps half."""
+    """Costs with F = I = W = 10, messages of 1 and `limit` in activations, of which half remain after I."""
     return db.StageCosts.of(
         stages=p, forward=10, backward_input=10, backward_weight=10, communication=1, activation=2, offload=transfer,
         memory_limit=2 * limit,
@@ -55,7 +55,7 @@ def makespan(name: Any, m: Any, costs: Any, **options: Any) -> Any:
         (16, 32, 10, 16, 1170, 1170, 1498, 1290),
     ],
 )
-def test_each_variant_takes_its_time_on_the_grid(
+def test_each_variant_takes_its_published_time(
     p: int, m: int, transfer: int, limit: int, pipeoffload: int, adaoffload: int, printed_pipeoffload: int,
     printed_adaoffload: int,
 ) -> None:  # fmt: skip
@@ -69,7 +69,7 @@ def test_each_variant_takes_its_time_on_the_grid(
 @pytest.mark.parametrize(
     ("m", "optimum", "printed_adaoffload", "printed_pipeoffload"), [(4, 15, 18, 21), (8, 27, 30, 33)]
 )
-def test_adaoffload_is_optimal_on_figure_4s_toy(
+def test_adaoffload_is_optimal_on_the_example_of_figure_4(
     m: int, optimum: int, printed_adaoffload: int, printed_pipeoffload: int
 ) -> None:
     costs = db.StageCosts.of(stages=4, activation=2, activation_after_input=1, offload=1, memory_limit=6)
@@ -78,7 +78,7 @@ def test_adaoffload_is_optimal_on_figure_4s_toy(
     assert makespan("pipeoffload", m, costs, variant="paper") == printed_pipeoffload
 
 
-FORMER = [
+PREVIOUS = [
     (3, 11, (2, 5, 2), 2, 4, (4, 3), 16, "full-duplex", 131, 133),
     (6, 12, (4, 5, 5), 2, 16, (4, 4), 4, "half-duplex", 624, 624),
     (3, 10, (9, 4, 7), 1, 36, (3, 3), 6, "full-duplex", 500, 539),
@@ -87,12 +87,12 @@ FORMER = [
     (5, 5, (6, 2, 4), 2, 24, (2, 1), 3, "half-duplex", 300, 348),
     (6, 6, (8, 3, 3), 0, 32, (2, 2), 5, "half-duplex", 386, 434),
 ]
-"""p, m, (F, I, W), message, transfer, (activation, after I), limit, host link; the best that former versions of
-AdaOffload and PipeOffload took."""
+"""p, m, (F, I, W), message, transfer, (activation, after I), limit, host link; the best makespans of previous versions
+of AdaOffload and PipeOffload."""
 
 
-@pytest.mark.parametrize(("p", "m", "times", "message", "transfer", "sizes", "limit", "link", "ada", "pipe"), FORMER)
-def test_neither_is_slower_than_it_was(
+@pytest.mark.parametrize(("p", "m", "times", "message", "transfer", "sizes", "limit", "link", "ada", "pipe"), PREVIOUS)
+def test_offloading_schedules_are_as_fast_as_before(
     p: Any, m: Any, times: Any, message: Any, transfer: Any, sizes: Any, limit: Any, link: Any, ada: Any, pipe: Any
 ) -> None:
     costs = db.StageCosts.of(
@@ -105,7 +105,7 @@ def test_neither_is_slower_than_it_was(
 
 @st.composite
 def uniform_problems(draw: Any) -> Any:
-    """A number of micro-batches, and equal stages with a link to the host."""
+    """A number of micro-batches, and the costs of equal stages with a link to the host."""
     p, m, activation = draw(st.integers(2, 5)), draw(st.integers(1, 8)), 2 * draw(times)
     costs = db.StageCosts.of(
         stages=p, forward=draw(times), backward_input=draw(times), backward_weight=draw(times),
@@ -132,7 +132,7 @@ def test_the_tuned_variant_is_never_slower_than_the_papers(problem: Any) -> None
 
 
 @pytest.mark.parametrize("name", ["pipeoffload", "adaoffload"])
-def test_the_span_chooses_where_it_is_the_objective(name: str) -> None:
+def test_the_objective_span_gives_the_shorter_span(name: str) -> None:
     costs = grid_costs(4, 20, 3)
     chunks = {"chunks": 1} if name == "pipeoffload" else {}
     built = {
@@ -142,7 +142,7 @@ def test_the_span_chooses_where_it_is_the_objective(name: str) -> None:
     assert db.simulate(built["span"], costs).span <= db.simulate(built["makespan"], costs).span
 
 
-def test_the_papers_pipeoffload_moves_whole_backwards() -> None:
+def test_the_papers_pipeoffload_has_fused_backwards() -> None:
     costs = grid_costs(4, 5, 3)
     schedule = db.schedules["pipeoffload"](devices=4, micro_batches=4, costs=costs, chunks=1, variant="paper")
     assert not schedule.split_backward
@@ -158,12 +158,12 @@ def test_an_unknown_variant_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("p", "transfer"), [(4, Fraction(1, 2)), (5, 3), (16, 3)])
-def test_bpipe_never_holds_more_than_its_bound(p: int, transfer: Any) -> None:
+def test_bpipe_never_exceeds_its_memory_bound(p: int, transfer: Any) -> None:
     bound = (p + 3) // 2
     timeline = run("bpipe", p, 4 * p, transfer=transfer, limit=bound)
     assert max(timeline.peak_memory) <= bound
 
 
 @pytest.mark.parametrize("p", [4, 16])
-def test_bpipe_costs_no_time_when_a_transfer_hides(p: int) -> None:
+def test_bpipe_costs_no_time_if_transfers_are_hidden(p: int) -> None:
     assert run("bpipe", p, 4 * p, transfer=1, limit=(p + 3) // 2).makespan == 3 * (4 * p + p - 1)

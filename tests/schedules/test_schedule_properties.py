@@ -30,7 +30,7 @@ def cases(draw: Any, name: Any) -> Any:
 
 
 def busiest(schedule: Any, costs: Any) -> Any:
-    """No device finishes before the first forwards reach it and all its work is done."""
+    """A lower bound: a device has all of its work after the first forward reaches it."""
     device_of = schedule.placement.device_of
     reached: dict[Any, Any] = {}
     now = 0
@@ -40,13 +40,13 @@ def busiest(schedule: Any, costs: Any) -> Any:
         reached.setdefault(d, now)
         now += costs.forward[s]
     return max(
-        reached[d] + schedule.micro_batches * sum(costs.work(s) for s in held)
-        for d, held in enumerate(schedule.placement.stages_of)
+        reached[d] + schedule.micro_batches * sum(costs.work(s) for s in stages)
+        for d, stages in enumerate(schedule.placement.stages_of)
     )
 
 
 def passes(costs: Any) -> Any:
-    """One micro-batch forwards and backwards through all stages."""
+    """The time of one micro-batch forwards and backwards through all stages."""
     return sum(costs.forward) + sum(costs.backward_input)
 
 
@@ -63,8 +63,8 @@ def test_every_schedule_is_complete_bounded_and_deterministic(name: Any, data: A
     assert run.makespan >= max(busiest(schedule, costs), passes(costs))
     assert entry(devices=p, micro_batches=m, costs=costs, **options) == schedule
     if entry.peak is not None and not schedule.peers:
-        for d, held in enumerate(schedule.placement.stages_of):
-            assert run.peak_memory[d] <= entry.peak(p, m, v) * v * max(costs.activation[s] for s in held)
+        for d, stages in enumerate(schedule.placement.stages_of):
+            assert run.peak_memory[d] <= entry.peak(p, m, v) * v * max(costs.activation[s] for s in stages)
 
 
 @pytest.mark.parametrize("name", list(db.schedules))
@@ -90,7 +90,7 @@ def run_in_groups(name: str, p: int, v: int, group: int) -> None:
 
 @pytest.mark.parametrize("name", ["group-interleaved", "pipeoffload"])
 @pytest.mark.parametrize(("p", "v", "group"), [(5, 2, 1), (5, 2, 2), (8, 3, 3), (8, 3, 7)])
-def test_groups_run_or_are_refused_with_a_size_that_runs(name: str, p: int, v: int, group: int) -> None:
+def test_invalid_groups_are_refused_with_a_valid_size(name: str, p: int, v: int, group: int) -> None:
     if 2 * group >= p - 1:
         run_in_groups(name, p, v, group)
         return
@@ -105,7 +105,7 @@ def test_no_chunks_are_refused(name: str) -> None:
         db.schedules[name](devices=3, micro_batches=4, chunks=0, costs=db.StageCosts.of(stages=3))
 
 
-def test_a_plug_ins_schedule_that_is_no_step_is_named() -> None:
+def test_an_incomplete_schedule_of_a_plug_in_is_named() -> None:
     def build(*, devices: int, micro_batches: int, costs: StageCosts | None) -> Schedule:
         return Schedule.of("any", Placement.linear(devices), micro_batches, [["0F0"]])
 
@@ -117,10 +117,10 @@ def test_a_plug_ins_schedule_that_is_no_step_is_named() -> None:
 @pytest.mark.parametrize("name", list(db.schedules))
 def test_a_schedule_has_the_placement_that_it_declares(name: str) -> None:
     entry = db.schedules[name]
-    made = entry(devices=4, micro_batches=8)
-    assert made.placement == entry.placement(4, entry.default_chunks)
+    schedule = entry(devices=4, micro_batches=8)
+    assert schedule.placement == entry.placement(4, entry.default_chunks)
 
 
-def test_stages_that_recompute_are_a_set() -> None:
+def test_recomputing_stages_must_be_a_set() -> None:
     with pytest.raises(db.InputError, match="'recomputing' of 'zb' is 3; it must be a set of stages"):
         db.schedules["zb"](devices=4, micro_batches=8, recomputing=3)

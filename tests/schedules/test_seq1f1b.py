@@ -14,22 +14,22 @@ from debubble.simulator import simulate
 DEVICES, SEQUENCES, SLICES = st.integers(1, 5), st.integers(1, 4), st.integers(1, 6)
 
 
-def of(name: str, p: int, m: int, n: int, **options: Any) -> Schedule:
+def schedule_of(name: str, p: int, m: int, n: int, **options: Any) -> Schedule:
     return db.schedules[name](devices=p, micro_batches=m, slices=n, **options)
 
 
 @given(DEVICES, SEQUENCES, SLICES)
 def test_the_bubble_is_that_of_one_slice(p: int, m: int, n: int) -> None:
-    """No order of whole backwards is faster: the last stage works on all slices between the first one's two paths."""
-    timeline = simulate(of("seq1f1b", p, m, n), db.StageCosts.of(stages=p))
+    """No order of fused backwards is faster: all slices follow the first forward path to the last stage."""
+    timeline = simulate(schedule_of("seq1f1b", p, m, n), db.StageCosts.of(stages=p))
     assert timeline.makespan == (m * n + p - 1) * 3
-    # The first stage keeps n - 1 slices more than 1F1B.
+    # A stage keeps n - 1 slices more than with 1F1B.
     assert timeline.peak_memory == tuple(min(m * n, p - s + n - 1) for s in range(p))
 
 
 @given(DEVICES, SEQUENCES, SLICES)
 def test_split_backwards_leave_a_third_of_the_bubble(p: int, m: int, n: int) -> None:
-    timeline = simulate(of("seq1f1b-zb", p, m, n), db.StageCosts.of(stages=p))
+    timeline = simulate(schedule_of("seq1f1b-zb", p, m, n), db.StageCosts.of(stages=p))
     if (m - 1) * n >= p - 1:
         assert timeline.makespan == m * n * 3 + (p - 1)
 
@@ -37,21 +37,21 @@ def test_split_backwards_leave_a_third_of_the_bubble(p: int, m: int, n: int) -> 
 @settings(max_examples=40)
 @given(st.integers(2, 5), SEQUENCES, st.integers(1, 8), st.integers(2, 3))
 def test_chunks_divide_the_bubble(p: int, m: int, n: int, v: int) -> None:
-    timeline = simulate(of("seq1f1b-interleaved", p, m, n, chunks=v), db.StageCosts.of(stages=p * v))
+    timeline = simulate(schedule_of("seq1f1b-interleaved", p, m, n, chunks=v), db.StageCosts.of(stages=p * v))
     if n >= p:
         assert timeline.makespan == (m * n * v + p - 1) * 3
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved"])
-def test_one_slice_is_the_order_of_whole_sequences(name: str) -> None:
-    whole = db.schedules[name](devices=3, micro_batches=6)
+def test_one_slice_has_the_order_of_undivided_sequences(name: str) -> None:
+    undivided = db.schedules[name](devices=3, micro_batches=6)
     sliced = {"1f1b": "seq1f1b", "zb-h1": "seq1f1b-zb", "interleaved": "seq1f1b-interleaved"}[name]
-    assert of(sliced, 3, 6, 1).orders == whole.orders
+    assert schedule_of(sliced, 3, 6, 1).orders == undivided.orders
 
 
-def test_no_slice_is_refused() -> None:
+def test_zero_slices_are_refused() -> None:
     with pytest.raises(InputError, match="A sequence needs at least one slice, not 0"):
-        of("seq1f1b", 2, 1, 0)
+        schedule_of("seq1f1b", 2, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_attention_grows_with_the_tokens_before_a_slice(j: int) -> None:
     assert fused.time(Op(Kind.B, 0, j)) == 14 + 5 * longer
 
 
-def test_gradients_of_keys_live_from_the_last_backward_to_their_own() -> None:
+def test_gradients_of_keys_live_from_the_last_slices_backward() -> None:
     costs = OpCosts(costs=COSTS)
     assert [costs.allocates(Op(Kind.B, 0, j)) for j in range(3)] == [0, 0, 12]
     assert [costs.frees(Op(Kind.B, 0, j)) for j in range(3)] == [16, 16, 10]
@@ -112,4 +112,4 @@ def test_keys_and_values_are_not_offloaded() -> None:
 
 def test_costs_of_another_number_of_slices_are_refused() -> None:
     with pytest.raises(InputError, match="The costs are for 3 slices of a sequence, but the schedule 'seq1f1b' has 2"):
-        simulate(of("seq1f1b", 1, 3, 2), COSTS)
+        simulate(schedule_of("seq1f1b", 1, 3, 2), COSTS)

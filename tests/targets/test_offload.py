@@ -1,4 +1,4 @@
-"""Offload by module: what moves, when, and that plans for Megatron-LM choose it."""
+"""Offload by module: the bytes and order of transfers, and plans for Megatron-LM that use it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ TWO_STAGES = Partition.cut(units_of(LLAMA), [5, 5])
 TOKENS, HIDDEN, BYTES = 4096, 1024, 2
 
 
-def test_transfers_stand_behind_the_forward_and_before_the_backward() -> None:
+def test_transfers_follow_forwards_and_precede_backwards() -> None:
     plain = db.schedules["1f1b"](devices=2, micro_batches=2)
 
-    made = ModuleOffload(("core_attn",)).schedule(plain, units_of(LLAMA), TWO_STAGES)
+    scheduled = ModuleOffload(("core_attn",)).schedule(plain, units_of(LLAMA), TWO_STAGES)
 
-    first = [op.name for op in made.orders[0]]
+    first = [op.name for op in scheduled.orders[0]]
     assert first == ["0F0", "0O0", "0F1", "0O1", "0L0", "0B0", "0L1", "0B1"]
     # A stage whose backward follows its forward keeps everything.
-    assert made.orders[1] == plain.orders[1]
-    assert set(made.offload_fraction) == {0}
+    assert scheduled.orders[1] == plain.orders[1]
+    assert set(scheduled.offload_fraction) == {0}
 
 
 CORE, RESULT = 3 * TOKENS * HIDDEN * BYTES, TOKENS * (HIDDEN * BYTES + 8 * 4)
-"""Queries, keys and values; the result of the attention of 8 heads with its statistics."""
+"""Bytes of queries, keys and values, and of the output of attention with the statistics of 8 heads."""
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,18 @@ CORE, RESULT = 3 * TOKENS * HIDDEN * BYTES, TOKENS * (HIDDEN * BYTES + 8 * 4)
         (("qkv_linear",), 1.0, 3 * TOKENS * HIDDEN * BYTES),
         (("expert_fc1", "moe_act"), 1.0, 0),
     ],
-    ids=["the core", "core and result", "a share of them", "all but the stage's own input", "no experts"],
+    ids=["core", "core and projection", "a fraction", "all but the input of the stage", "no experts"],
 )
-def test_two_layers_of_a_stage_move_what_their_modules_keep(
-    modules: tuple[str, ...], share: float, moved: float
-) -> None:
+def test_two_layers_offload_the_tensors_of_their_modules(modules: tuple[str, ...], share: float, moved: float) -> None:
     assert ModuleOffload(modules, share).moved_bytes(units_of(LLAMA), TWO_STAGES)[0] == moved
 
 
-def test_experts_move_the_inputs_of_theirs() -> None:
+def test_expert_modules_are_offloaded() -> None:
     assert all(ModuleOffload(("expert_fc1", "moe_act")).moved_bytes(units_of(MIXTRAL), TWO_STAGES))
 
 
 @pytest.mark.parametrize(
-    ("modules", "recomputed", "together"),
+    ("modules", "recomputed", "combines"),
     [
         (("core_attn",), {"norm"}, True),
         (("core_attn",), {"core"}, False),
@@ -79,41 +77,41 @@ def test_experts_move_the_inputs_of_theirs() -> None:
         (("qkv_linear",), {"full"}, False),
     ],
 )
-def test_what_recomputes_is_not_offloaded(modules: tuple[str, ...], recomputed: set[str], together: bool) -> None:
-    assert ModuleOffload(modules).combines_with(recomputed) == together
+def test_recomputed_modules_are_not_offloaded(modules: tuple[str, ...], recomputed: set[str], combines: bool) -> None:
+    assert ModuleOffload(modules).combines_with(recomputed) == combines
 
 
 MIXTRAL_RUN: dict[str, Any] = {"data": 4, "zero": 1, "expert": 4, "sequence_length": 8192}
 
 
 @pytest.mark.slow
-def test_an_answer_that_offloads_is_verified_as_the_same() -> None:
+def test_a_verified_plan_keeps_its_offload() -> None:
     problem = problem_of(
         db.models["mixtral-8x7b"], Cluster.parse("16xH100-80GB"),
         RunOptions(**MIXTRAL_RUN), micro_batches=8, effort=0.3, target="megatron",
     )  # fmt: skip
     result = planners["portfolio"](problem)
 
-    again = verify("auto", problem, result.solution, 0.0)
+    verified = verify("auto", problem, result.solution, 0.0)
     start = PricedSchedule(
         float(result.time), result.solution.schedule, result.solution.costs, result.solution.partition
     )
 
     assert result.solution.schedule.offloaded
     assert improve(problem, start, effort=Effort(1.0)) is start
-    assert again.solution.schedule == result.solution.schedule
+    assert verified.solution.schedule == result.solution.schedule
 
 
 def test_a_plan_for_megatron_offloads_where_that_is_faster() -> None:
-    made = db.plan(
+    plan = db.plan(
         "mixtral-8x7b", "16xH100-80GB", micro_batches=8, planner="portfolio", effort=0.3, target="megatron",
         **MIXTRAL_RUN,
     )  # fmt: skip
 
-    assert made.schedule.offloaded
-    assert made.simulate().makespan >= float(made.lower_bound) - tail_of(made)
-    assert "megatron" in plan_runs_in(made)
-    written = exports["megatron"](made)
+    assert plan.schedule.offloaded
+    assert plan.simulate().makespan >= float(plan.lower_bound) - tail_of(plan)
+    assert "megatron" in plan_runs_in(plan)
+    written = exports["megatron"](plan)
     assert written.losses == (OFFLOAD_REMARK,)
     assert "--fine-grained-activation-offloading" in written.files["megatron-arguments.sh"]
     assert "export NVTE_CPU_OFFLOAD_V1=1" in written.files["megatron-arguments.sh"]

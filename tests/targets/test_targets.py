@@ -1,4 +1,4 @@
-"""Every target accepts the plans that are made for it, and says of others what its exporter says."""
+"""Every target runs the plans that are made for it, and agrees with its exporter on others."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ PAIRS = [(model, target) for model in JOBS for target in FRAMEWORKS if (model, t
     ("model", "target"), [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
 )
 def test_a_target_runs_the_plan_that_was_made_for_it(model: str, target: str) -> None:
-    made = db.plan(
+    plan = db.plan(
         db.models[model], db.Cluster.parse(f"{4 * JOBS[model].get('data', 1)}xA100-80GB"), micro_batches=8,
         sequence_length=4096, planner="portfolio", effort=0.3, target=target, **JOBS[model],
     )  # fmt: skip
 
-    assert made.target == target
-    assert target in plan_runs_in(made)
-    assert accepted(made, target)
+    assert plan.target == target
+    assert target in plan_runs_in(plan)
+    assert accepted(plan, target)
 
 
-WAYS: dict[str, Strategy] = {
+STRATEGIES: dict[str, Strategy] = {
     "none": plain,
     "first": full(0, 2),
     "two": full(0, 1),
@@ -67,19 +67,19 @@ SCHEDULES = ("1f1b", "gpipe", "zb-h1", "interleaved", "zb-v")
 
 
 @pytest.mark.parametrize(
-    ("way", "config"),
-    [pytest.param(way, LLAMA, id=f"dense, {way}") for way in WAYS]
-    + [pytest.param(way, MIXTRAL, id=f"sparse, {way}") for way in ("mlp", "norm", "first")],
+    ("strategy", "config"),
+    [pytest.param(strategy, LLAMA, id=f"dense, {strategy}") for strategy in STRATEGIES]
+    + [pytest.param(strategy, MIXTRAL, id=f"sparse, {strategy}") for strategy in ("mlp", "norm", "first")],
 )
-def test_a_target_says_that_it_runs_what_its_exporter_takes_unchanged(way: str, config: dict[str, Any]) -> None:
+def test_targets_run_what_their_exporters_take_unchanged(strategy: str, config: dict[str, Any]) -> None:
     for name in SCHEDULES:
         chunks = db.schedules[name].default_chunks
         schedule = db.schedules[name](devices=4 // chunks, micro_batches=8)
-        plan = priced(WAYS[way], layers=(1, 1, 1, 1), config=config, schedule=schedule)
+        plan = priced(STRATEGIES[strategy], layers=(1, 1, 1, 1), config=config, schedule=schedule)
         if chunks == 1 and name == "1f1b":
-            plan = priced(WAYS[way], config=config)
+            plan = priced(STRATEGIES[strategy], config=config)
 
-        known = {target: target in able(plan) for target in FRAMEWORKS if target != "torch"}
+        known = {target: target in runnable_in(plan) for target in FRAMEWORKS if target != "torch"}
 
         assert known == {target: accepted(plan, target) for target in known}, name
 
@@ -90,20 +90,20 @@ def test_an_mlp_without_a_gate_recomputes_by_the_same_pattern() -> None:
     }  # fmt: skip
     plan = priced(lambda layer: ("none", "norm+activation"), config=config)
 
-    assert "mindformers" in able(plan)
+    assert "mindformers" in runnable_in(plan)
     assert accepted(plan, "mindformers")
 
 
-def able(plan: Plan) -> tuple[str, ...]:
-    """The targets that run a plan as it is, whatever devices it is for."""
+def runnable_in(plan: Plan) -> tuple[str, ...]:
+    """The targets that run a plan unchanged, on any device."""
     assert plan.model is not None
     return runs_in(plan.schedule, plan.partition, plan.options, plan.model)
 
 
-def test_what_runs_on_ascend_alone_is_not_offered_for_known_devices() -> None:
-    mine = {"memory": "64GiB", "flops": 3e14, "memory_bandwidth": 1e12, "link_bandwidth": 1e11}
+def test_ascend_targets_are_not_offered_for_known_devices() -> None:
+    entries = {"memory": "64GiB", "flops": 3e14, "memory_bandwidth": 1e12, "link_bandwidth": 1e11}
     assert not targets["mindformers"].runs_on("A100-80GB")
-    cluster = db.Cluster.from_dict({"devices": "8xMine", "hardware": {"Mine": mine}})
+    cluster = db.Cluster.from_dict({"devices": "8xMine", "hardware": {"Mine": entries}})
     assert targets["mindformers"].runs_on(cluster.slowest.name)
 
 
@@ -119,17 +119,17 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize(("target", "zero", "runs"), [("torchtitan", 3, False), ("megatron", 1, True), (None, 3, True)])
 def test_debubble_runs_no_plan_that_gathers_unit_by_unit(target: str | None, zero: int, runs: bool) -> None:
-    made = db.plan(
+    plan = db.plan(
         db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, pipeline=1, data=2, zero=zero,
         planner="dapple", target=target, sequence_length=128,
     )  # fmt: skip
 
-    assert ("debubble" in plan_runs_in(made)) == runs
+    assert ("debubble" in plan_runs_in(plan)) == runs
 
 
 @pytest.mark.parametrize("target", FRAMEWORKS)
 @pytest.mark.parametrize("option", list(CHOICES))
-def test_options_are_refused_with_the_sentence_of_the_export(option: str, target: str) -> None:
+def test_options_are_refused_with_the_message_of_the_export(option: str, target: str) -> None:
     for value, zero in product(CHOICES[option], (0, 1)):
         options = RunOptions(**{"data": 2, "zero": zero, option: value})
         config = MIXTRAL if option == "expert" else LLAMA
@@ -165,25 +165,25 @@ def test_a_higher_zero_level_is_refused_before_planning() -> None:
         ({"expert_overlap": True}, "what expert-parallel ranks exchange; plan again with --expert 2"),
     ],
 )
-def test_targets_refuse_what_they_do_not_take_together(changes: dict[str, Any], sentence: str) -> None:
+def test_targets_refuse_unsupported_combinations(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         targets["megatron"].check(RunOptions(data=2, **changes), db.models["mixtral-8x7b"], pipeline=2)
     with pytest.raises(InputError, match="The runtime cannot run this plan, because it computes in"):
         targets["debubble"].check(RunOptions(dtype="fp8"), db.models["llama-tiny"], pipeline=2)
 
 
-def test_a_search_of_degrees_takes_only_those_that_the_target_has() -> None:
-    made = db.plan(
+def test_a_search_of_degrees_has_only_those_of_the_target() -> None:
+    plan = db.plan(
         db.models["llama3.2-1b"], db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=1024,
         planner="adapipe", target="deepspeed", effort=0.5,
     )  # fmt: skip
-    assert made.degree_search is not None
+    assert plan.degree_search is not None
 
-    degrees = [each.degrees for each in made.degree_search.configurations]
-    assert {(each.tensor, each.context, each.expert) for each in degrees} == {(1, 1, 1)}
-    assert {each.zero for each in degrees if each.pipeline > 1} <= {0, 1}
-    assert {each.zero for each in degrees if each.pipeline == 1} == {1, 2, 3}
-    assert accepted(made, "deepspeed")
+    degrees = [choice.degrees for choice in plan.degree_search.configurations]
+    assert {(choice.tensor, choice.context, choice.expert) for choice in degrees} == {(1, 1, 1)}
+    assert {choice.zero for choice in degrees if choice.pipeline > 1} <= {0, 1}
+    assert {choice.zero for choice in degrees if choice.pipeline == 1} == {1, 2, 3}
+    assert accepted(plan, "deepspeed")
 
 
 def test_every_target_but_the_runtime_has_an_exporter() -> None:
@@ -191,16 +191,16 @@ def test_every_target_but_the_runtime_has_an_exporter() -> None:
 
 
 def test_a_plan_file_keeps_the_target(tmp_path: Any) -> None:
-    made = db.plan(
+    plan = db.plan(
         db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="adapipe", target="torch"
     )
-    made.save(tmp_path / "plan.json")
+    plan.save(tmp_path / "plan.json")
 
     assert Plan.load(tmp_path / "plan.json").target == "torch"
 
 
 @pytest.mark.parametrize("target", ["torchtitan", "automodel", "deepspeed"])
-def test_a_plan_without_a_pipeline_may_divide_everything(target: str) -> None:
+def test_a_plan_without_a_pipeline_may_have_zero_3(target: str) -> None:
     plan = priced(layers=(4,), data=2, zero=3)
 
     assert plan.model is not None
@@ -208,7 +208,7 @@ def test_a_plan_without_a_pipeline_may_divide_everything(target: str) -> None:
     assert not any("ZeRO" in loss for loss in exports[target](plan).losses)
 
 
-def test_the_nearest_zero_level_divides_no_less_where_there_is_one() -> None:
+def test_the_nearest_zero_level_divides_no_less_if_possible() -> None:
     torchtitan = targets["torchtitan"]
 
     assert [torchtitan.nearest_zero(level, pipeline=1) for level in range(4)] == [0, 2, 2, 3]
@@ -216,20 +216,20 @@ def test_the_nearest_zero_level_divides_no_less_where_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed"])
-def test_without_a_pipeline_there_is_one_stage(target: str) -> None:
-    made = db.plan("llama-tiny", "2xA100-80GB", data=2, zero=3, micro_batches=4, target=target, effort=0.1)
+def test_a_plan_without_a_pipeline_has_one_stage(target: str) -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", data=2, zero=3, micro_batches=4, target=target, effort=0.1)
 
-    assert (made.schedule.stages, made.schedule.name) == (1, "1f1b")
+    assert (plan.schedule.stages, plan.schedule.name) == (1, "1f1b")
 
 
 def test_a_refusal_names_the_logits_that_automodel_keeps() -> None:
-    """The last stage keeps those of 63 micro-batches of 8192 tokens x 128256 entries of 2 bytes, next to one."""
+    """The last stage keeps the logits of 63 more micro-batches of 8192 tokens x 128256 entries of 2 bytes."""
     with pytest.raises(db.InfeasibleError, match=r"123\.29 GiB are logits, .* take fewer of them"):
         db.plan("llama3-8b", "4xA100-80GB", micro_batches=64, sequence_length=8192, target="automodel", effort=0.02)
 
 
 @pytest.mark.parametrize("target", ["megatron", "primus", "torchtitan", "mindformers"])
-def test_weights_in_4_bits_are_refused_where_there_are_none(target: str) -> None:
+def test_4_bit_weights_are_refused_by_targets_without_them(target: str) -> None:
     options = RunOptions(lora=8, quantize="nf4", data=2)
 
     with pytest.raises(InputError, match="has no frozen weights in 4 bits; plan again without --quantize"):

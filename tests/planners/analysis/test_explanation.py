@@ -89,8 +89,8 @@ def test_a_single_device_binds_by_computing() -> None:
 
 
 def test_states_have_the_proportions_of_megatron() -> None:
-    [parts] = {(p.gradients / p.weights, p.optimizer / p.weights) for p in explained().memory}
-    assert parts == pytest.approx((2, 6))
+    [ratios] = {(p.gradients / p.weights, p.optimizer / p.weights) for p in explained().memory}
+    assert ratios == pytest.approx((2, 6))
 
 
 def test_abstract_costs_are_not_explained() -> None:

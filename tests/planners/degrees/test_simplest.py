@@ -41,7 +41,7 @@ def chunked(zero: int) -> PlannedChoice:
     return PlannedChoice(degrees=degrees, solution=quick_step(problem)[1], step=1.0)
 
 
-def test_chunks_on_one_device_are_a_lever_unless_they_are_gathered() -> None:
+def test_chunks_on_one_device_are_a_lever_unless_gathered() -> None:
     assert chunked(zero=1).levers == ("2 chunks",)
     assert chunked(zero=3).levers == ()
 

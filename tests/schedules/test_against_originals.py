@@ -14,7 +14,7 @@ from schedules import DEVICES, ROWS, cells, measure
         for cell in cells()
     ],
 )
-def test_bubble_and_peak_are_the_originals_or_less(cell: Any) -> None:
+def test_bubble_and_peak_are_at_most_those_of_the_original(cell: Any) -> None:
     row, devices, _, objective = cell
     ours = measure(cell)
     assert round(ours[f"{objective}_bubble"], 1) <= ours["original"]
