@@ -27,7 +27,7 @@ def test_fp8_reaches_88_percent_of_its_peak_ratio_and_casts() -> None:
     assert fp8.matmul(n, n, n) == bf16.matmul(n, n, n)
 
 
-def test_fp8_leaves_memory_and_the_head_as_they_are() -> None:
+def test_fp8_changes_neither_memory_nor_the_head() -> None:
     bf16, fp8 = (
         model_units(LLAMA, H100S, RunOptions(dtype=dtype, sequence_length=8192)).units for dtype in ("bf16", "fp8")
     )

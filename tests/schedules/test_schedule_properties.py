@@ -100,7 +100,7 @@ def test_invalid_groups_are_refused_with_a_valid_size(name: str, p: int, v: int,
 
 
 @pytest.mark.parametrize("name", [name for name, entry in db.schedules.items() if "chunks" in entry.options])
-def test_no_chunks_are_refused(name: str) -> None:
+def test_zero_chunks_are_refused(name: str) -> None:
     with pytest.raises(db.InputError, match="A device needs at least one chunk, not 0"):
         db.schedules[name](devices=3, micro_batches=4, chunks=0, costs=db.StageCosts.of(stages=3))
 
