@@ -47,7 +47,7 @@ def test_every_paper_has_the_same_parts() -> None:
     folders = [file.parent for file in (Path(db.__file__).parent / "papers").glob("*/__init__.py")]
     assert {folder.name for folder in folders} == {"obscura", "optpipe", "scope", "chronospipe"}
     for folder in folders:
-        assert {"planner.py", "paper.py", "figures"} <= {part.name for part in folder.iterdir()}
+        assert {"planner.py", "paper.py", "figures"} <= {path.name for path in folder.iterdir()}
 
 
 def test_the_planners_that_are_listed_first_are_there() -> None:

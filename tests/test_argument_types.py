@@ -53,9 +53,9 @@ def test_a_wrong_type_is_refused_with_a_sentence(call: Callable[[], object], sai
 
 
 def test_a_sweep_is_shown_alone() -> None:
-    found = db.sweep("llama-tiny", "2xA100-80GB", micro_batches=[2, 4], planner="dapple")
+    sweep = db.sweep("llama-tiny", "2xA100-80GB", micro_batches=[2, 4], planner="dapple")
     with pytest.raises(db.InputError, match="A sweep is shown alone"):
-        db.show(found, planned())
+        db.show(sweep, planned())
 
 
 @with_checked_types(but=("free",))
@@ -65,7 +65,7 @@ def taking(
     *paths: str | Path,
     word: Literal["a"] = "a",
     free: int = 0,
-    **others: object,
+    **options: object,
 ) -> int:
     return count
 

@@ -51,7 +51,7 @@ def test_every_version_in_the_changelog_has_a_date() -> None:
 
 
 def test_news_fragments_have_one_line_and_a_known_type() -> None:
-    types = "|".join(each["directory"] for each in TOWNCRIER["type"])
+    types = "|".join(fragment_type["directory"] for fragment_type in TOWNCRIER["type"])
     fragments = [file for file in (ROOT / TOWNCRIER["directory"]).iterdir() if file.name != "README.md"]
 
     assert [file.name for file in fragments if not re.fullmatch(rf"(\d+|\+[\w-]+)\.({types})\.md", file.name)] == []

@@ -102,11 +102,11 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> 
 def test_kernels_read_and_write_blocks_as_they_do_arrays() -> None:
     @jit
     def follow(values: NDArray[np.float64], following: NDArray[np.int64]) -> float:
-        total, at = 0.0, 0
+        total, index = 0.0, 0
         for _ in range(len(following)):
-            at = following[at]
-            total += values[at]
-            values[at] = total
+            index = following[index]
+            total += values[index]
+            values[index] = total
         values[1:3] = 0.5
         return total
 

@@ -16,6 +16,6 @@ def test_a_problem_is_sent_without_what_was_computed_from_it() -> None:
     before = pickle.dumps(problem)
     planned = db.planners["dapple"](problem)
     assert pickle.dumps(problem) == before
-    again = pickle.loads(before)
-    assert isinstance(again.workload, ModelUnits)
-    assert db.planners["dapple"](again).time == planned.time
+    unpickled = pickle.loads(before)
+    assert isinstance(unpickled.workload, ModelUnits)
+    assert db.planners["dapple"](unpickled).time == planned.time

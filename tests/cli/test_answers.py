@@ -115,7 +115,7 @@ def test_a_models_plan_says_what_might_help(more: tuple[str, ...], json_of: Any)
     first = answer["configurations"][0]
     assert (first["degrees"], first["step_time"]) == (answer["degrees"], pytest.approx(answer["step_time"]))
     assert answer["advice"][0]["change"] == "the same job again"
-    assert all(each["fits"] == (each["step_time"] is not None) for each in answer["advice"])
+    assert all(hint["fits"] == (hint["step_time"] is not None) for hint in answer["advice"])
 
 
 def test_the_command_prints_a_schema_and_names_those_that_there_are(run: Any, json_of: Any) -> None:

@@ -90,8 +90,8 @@ def test_its_cluster_file_has_the_run_and_notes(run: Any, plan: db.Plan) -> None
 
 def test_a_calibrated_plan_is_compared_without_its_corrections(run: Any, plan: db.Plan) -> None:
     run("calibrate", "plan.json", "--step", slower(plan, 1.1))
-    again = db.plan(db.models["llama-tiny"], db.Cluster.parse("cluster.yaml"), micro_batches=4, planner="dapple")
-    again.save("again.json")
+    uncorrected = db.plan(db.models["llama-tiny"], db.Cluster.parse("cluster.yaml"), micro_batches=4, planner="dapple")
+    uncorrected.save("again.json")
 
     code, out, _ = run("calibrate", "again.json", "--step", slower(plan, 1.2), "--json")
 

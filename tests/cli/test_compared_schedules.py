@@ -39,8 +39,8 @@ def test_chunks_of_a_compared_schedule_are_a_number(run: Any) -> None:
 
 
 def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) -> None:
-    whole, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
-    (tmp_path / "whole.json").write_text(json.dumps(whole))
+    full, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
+    (tmp_path / "whole.json").write_text(json.dumps(full))
     (tmp_path / "halves.json").write_text(json.dumps(halves))
     common = ("--devices", "8", "--micro-batches", "32", "--json", "--costs")
 
@@ -63,14 +63,14 @@ def test_schedules_are_compared_with_the_costs_of_one_model(json_of: Any, tmp_pa
     compared = answer("zb-h1,dualpipe-v", "eight.json")["schedules"]
     alone = answer("zb-h1", "four.json"), answer("dualpipe-v", "eight.json")
     figures = "step_time", "peak_memory"
-    assert [[each[name] for name in figures] for each in compared] == [[a[name] for name in figures] for a in alone]
+    assert [[row[name] for name in figures] for row in compared] == [[a[name] for name in figures] for a in alone]
     assert compared[0]["remarks"][-1] == "A stage of zb-h1 is 2 stages of the costs file."
 
 
 def test_an_order_of_ones_own_is_compared_with_schedules(run: Any, json_of: Any, tmp_path: Path) -> None:
     """It says the devices and micro-batches of all."""
-    (own := tmp_path / "own.csv").write_text(to_csv(db.schedules["interleaved"](devices=2, micro_batches=4, chunks=2)))
-    call = ("simulate", "--csv", str(own), "--schedule", "interleaved,1f1b")
+    (path := tmp_path / "own.csv").write_text(to_csv(db.schedules["interleaved"](devices=2, micro_batches=4, chunks=2)))
+    call = ("simulate", "--csv", str(path), "--schedule", "interleaved,1f1b")
 
     answer = json_of(*call, "--svg", str(tmp_path / "all.svg"))
     first, second, third = answer["schedules"]
@@ -125,7 +125,7 @@ def test_a_schedule_that_cannot_run_leaves_the_others_compared(
     call = ("simulate", "--schedule", f"1f1b,{schedule},zb-h1", "--costs", str(tmp_path / "costs.json"))
     ended, out, _ = run(*call, "--devices", "4", *options, "--json")
     answer = json.loads(out)
-    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]
+    assert [row["schedule"] for row in answer["schedules"]] == ["1f1b", "zb-h1"]
     assert reason in answer["do_not_fit"][schedule]
     assert ended == code
 

@@ -73,16 +73,20 @@ def damaged(content: Any, dice: random.Random) -> bytes:
     """A file's content with one to three entries changed, or its text broken."""
     content = copy.deepcopy(content)
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
-        found = list(places(content))
-        if found:
-            change(*dice.choice(found), dice)
+        entries = list(places(content))
+        if entries:
+            change(*dice.choice(entries), dice)
     text = json.dumps(content)
     match dice.randrange(12):
         case 0:
             text = text[: dice.randrange(len(text))]
         case 1:
-            at = dice.randrange(len(text))
-            text = text[:at] + dice.choice(("[" * 3000, "NaN", "Infinity", "\x00", "}", ",", "é", "\ud83d")) + text[at:]
+            index = dice.randrange(len(text))
+            text = (
+                text[:index]
+                + dice.choice(("[" * 3000, "NaN", "Infinity", "\x00", "}", ",", "é", "\ud83d"))
+                + text[index:]
+            )
         case 2:
             return text.encode().replace(b"1", b"\xff", 1)
         case _:
@@ -107,8 +111,10 @@ def change(node: Any, key: Any, dice: random.Random) -> None:
             node.insert(key, value)
         case "words" if isinstance(value, str) and value:
             words = value.split(" ")
-            at = dice.randrange(len(words))
-            words[at] = dice.choice(("", words[at] * 2, words[0], words[at][:-1], words[at] + " " + words[-1], "0F99"))
+            index = dice.randrange(len(words))
+            words[index] = dice.choice(
+                ("", words[index] * 2, words[0], words[index][:-1], words[index] + " " + words[-1], "0F99")
+            )
             node[key] = " ".join(words)
         case _:
             node[key] = value * 2 if isinstance(value, str | list) else value

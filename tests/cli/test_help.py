@@ -147,9 +147,7 @@ def test_the_list_of_devices_has_the_hosts_memory_assumed() -> None:
 def test_models_tells_the_parameters_of_a_config(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(dict(db.models["llama2-7b"].config)))
-    assert [each["parameters"] for each in json.loads(said("models", str(config), "--json"))["models"]] == [
-        6_738_415_616
-    ]
+    assert [row["parameters"] for row in json.loads(said("models", str(config), "--json"))["models"]] == [6_738_415_616]
 
 
 @pytest.mark.parametrize(("command", "names"), [("export", list(exports)), ("plan", list(MOMENTS))])

@@ -68,9 +68,9 @@ def test_an_own_order_of_a_model_is_simulated_and_written(run: Any, tmp_path: Pa
     by_name, by_hand = tmp_path / "named.json", tmp_path / "own.json"
     assert run(*call, "--schedule", "dualpipe-v", "--micro-batches", "6", "-o", str(by_name))[0] == 0
     assert run(*call, "--csv", str(order), "-o", str(by_hand))[0] == 0
-    named, own = Plan.load(by_name), Plan.load(by_hand)
-    assert own.schedule == replace(named.schedule, name="mine")
-    assert (own.partition, own.costs) == (named.partition, named.costs)
+    named, ordered = Plan.load(by_name), Plan.load(by_hand)
+    assert ordered.schedule == replace(named.schedule, name="mine")
+    assert (ordered.partition, ordered.costs) == (named.partition, named.costs)
 
 
 def test_an_order_of_other_devices_than_the_models_is_refused(run: Any, tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_model_of_another_family_is_planned_in_whole_layers(
 
     units = [unit["type"] for stage in planned["partition"] for unit in stage]
     assert units == ["embedding", *["layer"] * 4, "head"]
-    assert [remark in each["remarks"][0] for each in (planned, json_of("fits", *call))] == [True, True]
+    assert [remark in answered["remarks"][0] for answered in (planned, json_of("fits", *call))] == [True, True]
 
 
 def test_plan_records_its_call_and_writes_the_report(run: Any, tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_plan_lowers_its_answer_once(run: Any, tmp_path: Path, monkeypatch: pyte
     assert code == 0
     of_command = tuple(lowered)
     answer = Plan.load(file).schedule
-    assert sum(each.orders == answer.orders and each.name == answer.name for each in of_command) == 1
+    assert sum(lowered.orders == answer.orders and lowered.name == answer.name for lowered in of_command) == 1
 
 
 def test_a_plan_without_an_output_file_is_kept_in_the_cache(
@@ -438,9 +438,9 @@ def test_a_plan_without_an_output_file_is_kept_in_the_cache(
     _, out, err = run(
         "plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "2", "--planner", "dapple", "--json"
     )
-    kept = tmp_path / "debubble/plans/last.json"
-    assert Plan.load(kept).simulate().makespan == pytest.approx(json.loads(out)["makespan"])
-    assert f"The plan is in {kept}" in err
+    cached = tmp_path / "debubble/plans/last.json"
+    assert Plan.load(cached).simulate().makespan == pytest.approx(json.loads(out)["makespan"])
+    assert f"The plan is in {cached}" in err
 
 
 def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> None:
@@ -489,7 +489,7 @@ def test_the_fastest_plan_of_given_degrees_can_be_taken(run: Any) -> None:
     """On CPUs a plan without levers wins whatever it takes, as hosts are the same cores."""
     call = ("plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "4", "--sequence-length", "128",
             "--dtype", "fp32", "--effort", "0.5", "--fastest")  # fmt: skip
-    plain, fastest = (" ".join(run(*each)[1].split()) for each in (call[:-1], call))
+    plain, fastest = (" ".join(run(*arguments)[1].split()) for arguments in (call[:-1], call))
 
     assert "slower than with recomputation, offload or steps on hosts · it wins within 1% · " in plain
     assert "--fastest takes the other" in plain
@@ -548,9 +548,9 @@ def test_the_answer_names_whose_kernels_are_priced(run: Any, framework: str, tit
 
 def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:
     call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--planner", "chronos", "--effort", "0.1")
-    [most] = re.findall(r"([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])
+    [largest] = re.findall(r"([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])
 
-    assert float(most) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
+    assert float(largest) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
 
 
 def test_a_model_that_does_not_fit_is_told_what_recomputation_fits(run: Any) -> None:

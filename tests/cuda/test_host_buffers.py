@@ -37,12 +37,12 @@ def test_a_buffer_that_came_back_is_read_before_it_is_written(device: Any) -> No
         back.copy_(buffer, non_blocking=True)
         lanes.host.give_back(buffer)
     with lanes.lane(Lane.D2H, None):
-        again = lanes.host.take(SIZE)
-        again.copy_(second, non_blocking=True)
+        reused = lanes.host.take(SIZE)
+        reused.copy_(second, non_blocking=True)
     lanes.end_step()
     assert back.eq(1).all()
     lanes.catch_up()
-    assert again.eq(2).all()
+    assert reused.eq(2).all()
 
 
 @pytest.mark.cuda
@@ -52,9 +52,9 @@ def test_pinned_buffers_have_their_size_and_are_used_again(gpu: Any) -> None:
     first, other = host.take(SIZE), host.take(2 * SIZE)
     assert first.is_pinned()
     assert other.is_pinned()
-    at = first.data_ptr()
+    address = first.data_ptr()
     host.give_back(first)
-    assert host.take(SIZE).data_ptr() == at
+    assert host.take(SIZE).data_ptr() == address
     assert host.bytes == 3 * SIZE
 
 

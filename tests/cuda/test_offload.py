@@ -26,11 +26,11 @@ def offload(lanes: Any, stage: Any, ledger: Any, share: Any) -> None:
         lanes.catch_up()
         with lanes.compute_stream():
             stage.release(0)
-        left = lanes.mark()
+        mark = lanes.mark()
     scratch = [torch.full((1 << n,), float("nan"), device=lanes.device) for n in range(8, 18) for _ in range(4)]
     del scratch
     with lanes.lane(Lane.H2D, None):
-        lanes.wait(left, for_memory=False)
+        lanes.wait(mark, for_memory=False)
         lag(lanes.device)
         with lanes.compute_stream():
             stage.allocate_reload(0)
@@ -64,12 +64,12 @@ def test_gradients_are_those_of_a_stage_that_keeps_everything(
     gradient = torch.randn_like(x)
     plain.forward(0, x, MicroBatch())
     moved.forward(0, x, MicroBatch())
-    kept = ledger.bytes
+    saved_bytes = ledger.bytes
     offload(lanes, moved, ledger, share)
-    assert (ledger.bytes, ledger.offloaded) == (kept, 0)
-    assert ledger.offloaded_peak == round(share * kept)
-    expected, found = plain.backward(0, gradient, split=False), moved.backward(0, gradient, split=False)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert (ledger.bytes, ledger.offloaded) == (saved_bytes, 0)
+    assert ledger.offloaded_peak == round(share * saved_bytes)
+    expected, actual = plain.backward(0, gradient, split=False), moved.backward(0, gradient, split=False)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     for one, other in zip(plain.units, moved.units, strict=True):
         for p, q in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-5, atol=1e-5)

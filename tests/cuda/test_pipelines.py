@@ -80,11 +80,11 @@ def test_replicas_on_one_device_sum_their_gradients(device: Any, zero: int) -> N
         return pipeline.state_dict()
 
     undivided = replace(plan, options=replace(plan.options, data=1, zero=0))
-    alone, found = (
-        {name: tensor for state in on_threads(each, train, device) for name, tensor in state.items()}
-        for each in (undivided, plan)
+    alone, actual = (
+        {name: tensor for state in on_threads(planned, train, device) for name, tensor in state.items()}
+        for planned in (undivided, plan)
     )
-    for name, parameter in found.items():
+    for name, parameter in actual.items():
         torch.testing.assert_close(parameter, alone[name], rtol=1e-10, atol=1e-12)
 
 
@@ -121,11 +121,11 @@ def test_steps_inside_the_step_train_as_on_the_cpu(device: Any, where: str) -> N
         return losses
 
     make = partial(torch.optim.AdamW, lr=1e-2)
-    found = on_threads(plan, train, device, optimizer=make)
+    actual = on_threads(plan, train, device, optimizer=make)
     expected = on_threads(plan, train, torch.device("cpu"), optimizer=make)
-    found, expected = (torch.tensor(losses, dtype=torch.float64) for losses in (found, expected))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)  # they are summed in fp32
-    assert found[0][-1] < found[0][0]
+    actual, expected = (torch.tensor(losses, dtype=torch.float64) for losses in (actual, expected))
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # they are summed in fp32
+    assert actual[0][-1] < actual[0][0]
 
 
 def test_a_trace_has_every_lane_in_order_on_one_clock(device: Any) -> None:
@@ -145,7 +145,7 @@ def test_a_trace_has_every_lane_in_order_on_one_clock(device: Any) -> None:
     for events in by_lane.values():
         ordered = sorted(events, key=lambda event: event.start)
         assert all(a.end <= b.start + 1e-5 for a, b in itertools.pairwise(ordered))
-    ends, starts = ({e.name: getattr(e, what) for e in step.events} for what in ("end", "start"))
+    ends, starts = ({e.name: getattr(e, moment) for e in step.events} for moment in ("end", "start"))
     for j in range(plan.micro_batches):
         assert ends[f"0F{j}"] <= starts[f"0O{j}"] + 1e-5
         assert ends[f"0L{j}"] <= starts[f"0B{j}"] + 1e-5

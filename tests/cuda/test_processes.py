@@ -39,9 +39,9 @@ def test_a_step_has_the_gradients_of_one_process(
     tokens = tokens_of(LLAMA_TIED, rows=2 * devices * data)
     folder = spawn(devices * data, one_step, tmp_path / "plan.json", tokens, str(device))
     told = [torch.load(folder / f"rank{rank}.pt") for rank in range(devices * data)]
-    found = told[0][0], {n: g for _, gradients in told[:devices] for n, g in gradients.items()}
+    actual = told[0][0], {n: g for _, gradients in told[:devices] for n, g in gradients.items()}
     expected = reference_gradients(LLAMA_TIED, tokens, device=device, micro_batches=plan.micro_batches * data)
-    assert_same(found, expected, tolerance=1e-11)
+    assert_same(actual, expected, tolerance=1e-11)
 
 
 def train(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:
@@ -61,9 +61,9 @@ def train(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:
 def test_ranks_whose_backwards_meet_train_as_one_process(device: Any, options: Any, tmp_path: Path) -> None:
     schedule, tokens = schedule_of("1f1b", devices=1, micro_batches=2), tokens_of(LLAMA, rows=4)
     told = []
-    for name, given in {"divided": options, "alone": {}}.items():
-        plan_of(schedule, LLAMA, **given).save(tmp_path / name)
-        folder = spawn(2 if given else 1, train, tmp_path / name, tokens, str(device))
+    for name, options_of_run in {"divided": options, "alone": {}}.items():
+        plan_of(schedule, LLAMA, **options_of_run).save(tmp_path / name)
+        folder = spawn(2 if options_of_run else 1, train, tmp_path / name, tokens, str(device))
         told.append(torch.load(folder / "rank0.pt"))
     (losses, parameters), (expected_losses, expected) = told
     torch.testing.assert_close(losses, expected_losses, rtol=1e-6, atol=0)

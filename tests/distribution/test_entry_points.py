@@ -99,10 +99,10 @@ def run(members: dict[str, str], folder: Path, *arguments: str) -> subprocess.Co
     described = folder / "mine-1.0.dist-info"
     described.mkdir(exist_ok=True)
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    groups = [f"[debubble.{room}]\nmine = mine_{room}\n" for room in members]
+    groups = [f"[debubble.{group}]\nmine = mine_{group}\n" for group in members]
     (described / "entry_points.txt").write_text("".join(groups))
-    for room, source in members.items():
-        (folder / f"mine_{room}.py").write_text(source)
+    for group, source in members.items():
+        (folder / f"mine_{group}.py").write_text(source)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run([*PYTHON, *arguments], env=environment, capture_output=True, text=True)
 

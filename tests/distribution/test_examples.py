@@ -46,8 +46,8 @@ def test_a_schedule_of_ones_own_is_simulated_beside_1f1b(tmp_path: Path) -> None
 def test_a_planner_of_ones_own_answers_and_adapipe_is_no_slower(tmp_path: Path) -> None:
     printed = dict(line.split(": ") for line in run("own_planner.py", tmp_path).splitlines())
 
-    own, adapipe = (float(printed[name].removesuffix(" s")) for name in ("random-stages", "adapipe"))
-    assert adapipe <= own
+    random_stages, adapipe = (float(printed[name].removesuffix(" s")) for name in ("random-stages", "adapipe"))
+    assert adapipe <= random_stages
 
 
 @pytest.mark.parametrize(

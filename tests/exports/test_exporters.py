@@ -234,14 +234,14 @@ class StandIn:
 
 class TestDeepSpeed:
     @pytest.mark.parametrize(
-        ("stage", "held", "checkpointed"),
+        ("stage", "forwards", "checkpointed"),
         [
             (0, ["embedding", "layer 0", "layer 1"], ["layer 1"]),
             (1, ["layer 2", "layer 3", "layer 4", "head"], ["layer 2", "layer 4"]),
         ],
     )
     def test_every_stage_checkpoints_the_planned_layers_and_no_others(
-        self, stage: int, held: list[str], checkpointed: list[str], monkeypatch: pytest.MonkeyPatch
+        self, stage: int, forwards: list[str], checkpointed: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = exports["deepspeed"](one_f_one_b([2, 3], full(1, 2, 4)))
         package, pipe = ModuleType("deepspeed"), ModuleType("deepspeed.pipe")
@@ -255,7 +255,7 @@ class TestDeepSpeed:
         module = scope["PlannedPipeline"](layers, loss_fn=None)
 
         assert module.num_stages == 2
-        assert module.forward_funcs == held
+        assert module.forward_funcs == forwards
         assert module.checkpointed() == checkpointed
         assert made.losses == ()
 
@@ -447,7 +447,7 @@ class TestTorchHosts:
             one_f_one_b([1, 1]), model_on_cluster=on_cpus({**config.to_dict(), "tie_word_embeddings": False})
         )
         parts = json.loads(exports["torch"](units).files["modules.json"])
-        named = [parameter for part in parts for name in part for parameter in model.get_submodule(name).parameters()]
+        named = [parameter for stage in parts for name in stage for parameter in model.get_submodule(name).parameters()]
 
         assert {id(p) for p in named} == {id(p) for p in model.parameters()}
 
@@ -508,8 +508,8 @@ class TestTorchHosts:
         plan = priced(layers=(1, 1), schedule=SPLIT)
         assert plan.model_on_cluster is not None
         units = half_layers(*plan.model_on_cluster, plan.options, pipeline=2, target="torchtitan")
-        own = units.stage_costs(partition_named(plan.partition, units), plan.schedule.placement)
-        made = exports["torchtitan"](replace(plan, costs=own) if counted else plan)
+        costs = units.stage_costs(partition_named(plan.partition, units), plan.schedule.placement)
+        made = exports["torchtitan"](replace(plan, costs=costs) if counted else plan)
 
         assert ("torch's I and W hold more memory in between than the plan counts on" in str(made.losses)) is warned
 
@@ -520,10 +520,10 @@ class TestTorchHosts:
             PlannedUnit("head", None),
         ]
         halves = one_f_one_b([1, 1], full(0, 1))
-        whole = replace(halves, partition=(tuple(units[:2]), tuple(units[2:])))
+        full_layers = replace(halves, partition=(tuple(units[:2]), tuple(units[2:])))
 
-        assert exports["torchtitan"](whole) == exports["torchtitan"](halves)
-        assert exports["megatron"](whole) == exports["megatron"](halves)
+        assert exports["torchtitan"](full_layers) == exports["torchtitan"](halves)
+        assert exports["megatron"](full_layers) == exports["megatron"](halves)
 
     def test_adapters_are_reported(self) -> None:
         for target in ("torchtitan", "megatron"):
@@ -594,9 +594,9 @@ class TestStates:
 
 def halved(candidates: tuple[CandidateSummary, ...] = ()) -> Plan:
     """A plan whose first stage ends within a layer."""
-    whole = one_f_one_b([1, 1])
-    first, second = whole.partition
-    return replace(whole, partition=(first[:-1], (first[-1], *second)), candidates=candidates)
+    full_layers = one_f_one_b([1, 1])
+    first, second = full_layers.partition
+    return replace(full_layers, partition=(first[:-1], (first[-1], *second)), candidates=candidates)
 
 
 def test_several_slowdowns_are_added_up() -> None:

@@ -292,9 +292,9 @@ optimizer = torch.optim.AdamW(model.parameters())
 engine, *_ = deepspeed.initialize(model=model, config=json.load(open("ds_config.json")), optimizer=optimizer)
 for x in [1] + 7 * [2**-9]:
     engine.backward(engine(torch.tensor([[x]], dtype=torch.bfloat16)).sum())
-    kept = model.weight.grad is not None
+    has_gradients = model.weight.grad is not None
     engine.step()
-open("rank0.json", "w").write(json.dumps([8 * float(engine.get_global_grad_norm()), kept]))
+open("rank0.json", "w").write(json.dumps([8 * float(engine.get_global_grad_norm()), has_gradients]))
 """
 
 
@@ -313,10 +313,10 @@ def test_deepspeed_sums_gradients_in_the_priced_dtype_once(
     pytest.importorskip("deepspeed", exc_type=ImportError)
     written(priced(layers=(4,), zero=zero, framework=framework), "deepspeed", tmp_path)
 
-    ((total, kept),) = trained(tmp_path, SUMMING, ranks=1)
+    ((total, has_gradients),) = trained(tmp_path, SUMMING, ranks=1)
 
     assert (total > 1) == wide
-    assert not kept
+    assert not has_gradients
 
 
 STEPPED = """

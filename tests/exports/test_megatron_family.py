@@ -120,8 +120,8 @@ def test_primus_offloads_as_megatron_does_and_says_what_to_set() -> None:
 
 def overrides(plan: Plan) -> dict[str, Any]:
     config = yaml.safe_load(exports["primus"](plan).files["plan.yaml"])
-    found: dict[str, Any] = config["modules"]["pre_trainer"]["overrides"]
-    return found
+    entries: dict[str, Any] = config["modules"]["pre_trainer"]["overrides"]
+    return entries
 
 
 def test_primus_recomputes_the_very_layers_of_the_plan() -> None:

@@ -52,11 +52,11 @@ def test_the_files_alone_are_read_as_the_same_step(name: str, file: str, tmp_pat
     made = exports["megatron"](plan)
     script = written(made, tmp_path) / file
     importer = imports["megatron"]
-    again = importer.job(importer.settings(script), script, UserFacts(cluster=cluster)).plan(cluster)
+    imported = importer.job(importer.settings(script), script, UserFacts(cluster=cluster)).plan(cluster)
 
     assert made.losses == ()
-    assert again.simulate().makespan == plan.simulate().makespan
-    assert again.simulate().peak_memory == plan.simulate().peak_memory
+    assert imported.simulate().makespan == plan.simulate().makespan
+    assert imported.simulate().peak_memory == plan.simulate().peak_memory
 
 
 def arguments(plan: Plan) -> list[str]:

@@ -97,8 +97,8 @@ def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_r
     schedule = db.schedules[name](devices=4, micro_batches=8)
     path = tmp_path / "schedule.csv"
     path.write_text(to_csv(schedule))
-    own = list(schedule.placement.stages_of[0])
-    runtime = _PipelineScheduleRuntime(stages_on_rank_0(4, own, schedule.stages), 8, loss_fn=torch.nn.MSELoss())
+    stages = list(schedule.placement.stages_of[0])
+    runtime = _PipelineScheduleRuntime(stages_on_rank_0(4, stages, schedule.stages), 8, loss_fn=torch.nn.MSELoss())
 
     runtime._load_csv(str(path))
 

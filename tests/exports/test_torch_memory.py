@@ -19,6 +19,6 @@ def test_torchs_buffers_are_those_that_are_counted() -> None:
 
     answers = gloo_ranks.spawn(RANKS, torch_pipeline.bytes_between_steps, MICRO_BATCHES)
 
-    found = [torch.load(answers / f"rank{rank}.pt") for rank in range(RANKS)]
+    actual = [torch.load(answers / f"rank{rank}.pt") for rank in range(RANKS)]
     counted = [units.buffers((rank,), RANKS) for rank in range(RANKS)]
-    assert found == [*counted[:-1], counted[-1] + MESSAGE]
+    assert actual == [*counted[:-1], counted[-1] + MESSAGE]

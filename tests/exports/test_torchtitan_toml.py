@@ -24,9 +24,9 @@ def test_the_importer_reads_the_plan_from_it(plan: Plan, tmp_path: Path) -> None
         (tmp_path / name).write_text(content)
     assert plan.model is not None
     cluster = db.Cluster.parse(f"{plan.degrees.devices}xA100-80GB")
-    importer, given = imports["torchtitan"], UserFacts(cluster=cluster, model=db.Model.from_hf(plan.model.config))
+    importer, facts = imports["torchtitan"], UserFacts(cluster=cluster, model=db.Model.from_hf(plan.model.config))
     file = tmp_path / "plan.toml"
-    read = importer.job(importer.read(file, None), file, given)
+    read = importer.job(importer.read(file, None), file, facts)
 
     assert (read.pipeline, read.options.data, read.options.zero) == (plan.devices, plan.options.data, plan.options.zero)
     assert (read.options.micro_batch_size, read.micro_batches) == (plan.options.micro_batch_size, plan.micro_batches)

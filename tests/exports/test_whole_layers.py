@@ -40,10 +40,10 @@ def test_a_layer_that_two_stages_share_moves_to_one_of_them() -> None:
 
 def test_it_moves_to_the_side_that_is_faster() -> None:
     shared = plan(6)
-    whole, _ = to_whole_layers(shared)
+    moved, _ = to_whole_layers(shared)
 
-    assert whole.simulate().makespan == min(plan(n).simulate().makespan for n in (5, 7))
-    assert len(whole.partition[0]) in (5, 7)
+    assert moved.simulate().makespan == min(plan(n).simulate().makespan for n in (5, 7))
+    assert len(moved.partition[0]) in (5, 7)
     assert to_whole_layers(plan(5)) == (plan(5), ())
 
 
@@ -52,10 +52,10 @@ def test_it_never_moves_to_where_memory_does_not_suffice() -> None:
     limit = float(max(plan(6).simulate().peak_memory))
     assert max(plan(5).simulate().peak_memory) <= limit < max(plan(7).simulate().peak_memory)
 
-    whole, _ = to_whole_layers(plan(6, memory_limit=limit))
+    moved, _ = to_whole_layers(plan(6, memory_limit=limit))
 
     assert len(to_whole_layers(plan(6))[0].partition[0]) == 7
-    assert len(whole.partition[0]) == 5
+    assert len(moved.partition[0]) == 5
 
 
 def test_measured_costs_are_not_repartitioned_by_computed_ones() -> None:

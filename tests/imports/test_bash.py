@@ -38,8 +38,8 @@ def started_by_bash(form: dict[str, Any], folder: Path) -> dict[str, Any]:
         ["bash", CORPUS / form["file"], *line.words], env=environment, cwd=folder, capture_output=True, check=False
     )
     runs = [named_arguments(run.split("\0")[:-1]) for run in printed.read_text().split("\1") if run]
-    most: dict[str, Any] = max(runs, key=len)
-    return {**most, **named_arguments(line.words)}
+    longest: dict[str, Any] = max(runs, key=len)
+    return {**longest, **named_arguments(line.words)}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")

@@ -26,8 +26,8 @@ PERFORMANCE = (
 )
 
 
-def job(folder: Path, script: str, args: str | None = None, **given: Any) -> ImportedJob:
-    return imported_jobs.job("megatron", folder, "run.sh", script, cluster="8xH100-80GB", args=args, **given)
+def job(folder: Path, script: str, args: str | None = None, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "run.sh", script, cluster="8xH100-80GB", args=args, **facts)
 
 
 def read(job: ImportedJob) -> tuple[Any, ...]:

@@ -157,14 +157,16 @@ def test_a_gain_within_the_interval_is_told() -> None:
         for step in (1.0, 0.95, 0.8)
     )  # fmt: skip
     change = SettingChange(name="--a", now=None, then=True)
-    said = [" ".join(JobComparison(yours=yours, planned=each, changes=(change,)).sentences()) for each in (near, far)]
+    said = [
+        " ".join(JobComparison(yours=yours, planned=planned, changes=(change,)).sentences()) for planned in (near, far)
+    ]
 
     assert ["less than the interval: measure both" in words for words in said] == [True, False]
 
 
 def test_a_search_that_was_interrupted_is_told() -> None:
     yours = db.plan("llama3.2-1b", cluster="2xL40S-48GB", micro_batches=2, planner="portfolio", effort=0.1)
-    cut = tuple(replace(each, interrupted=True) for each in yours.candidates)
+    cut = tuple(replace(candidate, interrupted=True) for candidate in yours.candidates)
     interrupted = replace(yours, candidates=cut)
     comparison, _ = compare(imports["megatron"], {}, yours, lambda: interrupted)
 
@@ -329,4 +331,4 @@ def test_the_page_shows_what_an_import_answers(run: Any, framework: str) -> None
     code, out, _ = run(*shown[1].replace("examples/", f"{ROOT}/examples/").replace(" -o plan.json", "").split()[1:])
 
     assert code == 0
-    assert [part for part in re.split(r"^\.\.\.\n", shown[2], flags=re.MULTILINE) if part not in out] == []
+    assert [passage for passage in re.split(r"^\.\.\.\n", shown[2], flags=re.MULTILINE) if passage not in out] == []

@@ -22,16 +22,16 @@ REFUSED = [form for form in FORMS if "refused" in form]
 
 def job_of(form: dict[str, Any]) -> ImportedJob:
     path, importer = CORPUS / form["file"], imports[form["framework"]]
-    given: dict[str, Any] = {**form.get("given", {})}
-    if "model" in given:
-        given["model"] = db.models[given["model"]]
+    facts: dict[str, Any] = {**form.get("given", {})}
+    if "model" in facts:
+        facts["model"] = db.models[facts["model"]]
     cluster = db.Cluster.parse(f"{form.get('devices', 8)}xH100-80GB")
-    return importer.job(importer.read(path, form.get("args")), path, UserFacts(cluster=cluster, **given))
+    return importer.job(importer.read(path, form.get("args")), path, UserFacts(cluster=cluster, **facts))
 
 
 def facts_of(job: ImportedJob) -> dict[str, Any]:
     options, model, ways = job.options, job.model, list(job.strategies.values())
-    whole = ways.count(("full", "full"))
+    fully_recomputed = ways.count(("full", "full"))
     optional = {"lora": options.lora, "quantize": options.quantize, "host_optimizer": options.host_optimizer}
     order = None if job.order in ("1f1b", "interleaved") or not isinstance(job.order, str) else job.order
     return {
@@ -39,7 +39,7 @@ def facts_of(job: ImportedJob) -> dict[str, Any]:
         "batch": [options.micro_batch_size, job.micro_batches, options.sequence_length],
         "dtype": options.dtype,
         "zero": options.zero,
-        "recomputed": [whole, len(ways) - whole],
+        "recomputed": [fully_recomputed, len(ways) - fully_recomputed],
         "model": [model.family, model.layers, model.hidden, model.vocab],
         "billions": round(model.parameters / 1e9, 2),
         "stages": sorted(set(job.layers)),

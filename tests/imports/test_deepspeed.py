@@ -136,14 +136,14 @@ def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Pa
 
 
 def test_states_that_hosts_lack_memory_for_do_not_fit(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
-    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given)
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts)
     told = [
         Figures.from_plan(read.plan(db.Cluster.from_dict({"devices": "4xA100-80GB", "host_memory": host})))
         for host in ("24GiB", "32GiB")
     ]
 
-    assert [each.fits for each in told] == [False, True]
+    assert [comparison.fits for comparison in told] == [False, True]
     assert "29.92 GiB of 24.00 GiB of host memory per GPU, which does not fit" in str(told[0])
 
 
@@ -164,8 +164,8 @@ def test_deepspeed_without_zero_sums_gradients_in_bf16(
 ) -> None:
     """A pipeline keeps them twice, in as much memory as fp32 takes."""
     config = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"""
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096, "pipeline": pipeline}
-    read = job("deepspeed", tmp_path, "ds.json", config, **given)
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096, "pipeline": pipeline}
+    read = job("deepspeed", tmp_path, "ds.json", config, **facts)
 
     assert read.gradients == gradients
     assert any("from 0.17.6 on" in warning for warning in read.warnings) is warned
@@ -179,8 +179,8 @@ def test_gradients_that_deepspeed_keeps_in_two_dtypes_are_warned_of(at_once: boo
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {"stage": 1},
     }
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
-    read = job("deepspeed", tmp_path, "ds.json", json.dumps(config), **given)
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    read = job("deepspeed", tmp_path, "ds.json", json.dumps(config), **facts)
 
     assert sum("bf16.immediate_grad_update saves them" in warning for warning in read.warnings) == said
     assert not any("immediate_grad_update" in sentence for sentence in read.unread)
@@ -223,14 +223,14 @@ def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -
 
 
 def test_a_user_says_that_all_layers_are_checkpointed(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
 
-    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="full")
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts, recompute="full")
 
     assert set(read.strategies.values()) == {("full", "full")}
     assert not any("Recomputation" in sentence for sentence in read.unread)
     with pytest.raises(InputError, match=r"--recompute is 'some'; it must be one of: none, full\."):
-        job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="some")
+        job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts, recompute="some")
 
 
 def test_moments_in_bf16_need_masters_in_bf16(tmp_path: Path) -> None:
@@ -252,6 +252,6 @@ def test_deepspeed_may_step_weights_in_bf16(moments: bool, said: int, tmp_path: 
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert read.options.master_dtype == "bf16"
-    assert sum("moments are predicted in bf16" in each for each in read.unread) == said
+    assert sum("moments are predicted in bf16" in remark for remark in read.unread) == said
     states = parameter_bytes(read.options, shards=4, framework=DEEPSPEED)
     assert (states.weight, states.gradient, states.optimizer) == (2, 2, 6 / 4)

@@ -52,7 +52,7 @@ class Form:
     file: str
     text: str
     read: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     args: str | None = None
     refused: str | None = None
     devices: int = 4
@@ -61,7 +61,7 @@ class Form:
         """The job of the file."""
         cluster = f"{self.devices}xH100-80GB"
         return imported_jobs.job(
-            self.framework, folder, self.file, self.text, cluster=cluster, args=self.args, **self.given
+            self.framework, folder, self.file, self.text, cluster=cluster, args=self.args, **self.facts
         )
 
 
@@ -195,7 +195,7 @@ FORMS: dict[str, Form] = {
         "megatron", "run.yaml",
         "MODEL_ARGS:\n" + "\n".join(
             f"  --{name.partition(' ')[0]}: {name.partition(' ')[2] or 'true'}"
-            for name in (each.strip() for each in f"{SIZES} {RUN}".split("--") if each.strip())
+            for name in (option.strip() for option in f"{SIZES} {RUN}".split("--") if option.strip())
         ),
         {"pipeline": 4, "dtype": "bf16", "zero": 0},
     ),
@@ -204,7 +204,7 @@ FORMS: dict[str, Form] = {
         "\n".join(
             f"[default0]:  {name.replace('-', '_')} {'.' * 20} {value or 'True'}"
             for name, _, value in (
-                each.strip().partition(" ") for each in f"{SIZES} {RUN}".split("--") if each.strip()
+                option.strip().partition(" ") for option in f"{SIZES} {RUN}".split("--") if option.strip()
             )
         ),
         {"pipeline": 4, "dtype": "bf16"},
@@ -213,7 +213,7 @@ FORMS: dict[str, Form] = {
         "deepspeed", "ds.json",
         '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}',
         {"micro_batches": 8, "pipeline": 1, "micro_batch_size": 2, "data": 4},
-        given={"model": db.models["llama3-8b"], "sequence_length": 1024, "pipeline": 1},
+        facts={"model": db.models["llama3-8b"], "sequence_length": 1024, "pipeline": 1},
     ),
     "experts without a gate": script(
         f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS} --disable-bias-linear",
@@ -226,7 +226,7 @@ FORMS: dict[str, Form] = {
     ),
     "what verl's files are to be given as": script(
         "pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16",
-        read={"tensor": 2, "micro_batches": 128}, given={"model": db.models["llama-tiny"], "sequence_length": 512},
+        read={"tensor": 2, "micro_batches": 128}, facts={"model": db.models["llama-tiny"], "sequence_length": 512},
     ),
     # What a step does besides.
     "micro-batches of so many tokens": megatron(
@@ -241,7 +241,7 @@ FORMS: dict[str, Form] = {
     ),
     "micro-batches of just as many tokens": megatron(
         "--use-dynamic-batch-size --max-tokens-per-gpu 4096", read={"warnings": ()},
-        given={"sequence_length": 4096, "micro_batches": 8},
+        facts={"sequence_length": 4096, "micro_batches": 8},
     ),
     "reinforcement learning": megatron(
         "--perform-rl-step",
@@ -316,7 +316,7 @@ FORMS: dict[str, Form] = {
     ),
     "deepspeed's auto": Form(
         "deepspeed", "ds.json", '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
-        given={"model": db.models["llama3-8b"], "sequence_length": 1024},
+        facts={"model": db.models["llama3-8b"], "sequence_length": 1024},
         refused="to your trainer .'auto'.: add --dtype bf16, with",
     ),
     "mindformers' expert ranks": Form(
@@ -335,7 +335,7 @@ FORMS: dict[str, Form] = {
     ),
     "a family that nobody knows": Form(
         "deepspeed", "ds.json", '{"bf16": {"enabled": true}}',
-        given={
+        facts={
             "model": db.Model.from_hf(
                 {
                     "model_type": "mine", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
@@ -349,7 +349,7 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 
 
-def found(job: ImportedJob, name: str) -> Any:
+def value_of(job: ImportedJob, name: str) -> Any:
     """What a job has under a name: of itself, its options, its model, or what is counted."""
     counted = {
         "checkpointed": list(job.strategies.values()).count(FULL),
@@ -360,7 +360,7 @@ def found(job: ImportedJob, name: str) -> Any:
     }
     if name in counted:
         return counted[name]
-    holder = next(each for each in (job, job.options, job.model) if hasattr(each, name))
+    holder = next(holder for holder in (job, job.options, job.model) if hasattr(holder, name))
     return getattr(holder, name)
 
 
@@ -368,7 +368,7 @@ def found(job: ImportedJob, name: str) -> Any:
 def test_a_form_is_read(name: str, tmp_path: Path) -> None:
     job = FORMS[name].job(tmp_path)
 
-    assert {each: found(job, each) for each in FORMS[name].read} == FORMS[name].read
+    assert {entry: value_of(job, entry) for entry in FORMS[name].read} == FORMS[name].read
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.refused is not None])
@@ -390,7 +390,7 @@ def test_a_pipeline_that_accumulates_drains_after_each_pass(tmp_path: Path) -> N
     once = Form("torchtitan", "once.toml", form.text.replace("global_batch_size = 16\n", ""))
     cluster = db.Cluster.parse("4xH200")
 
-    one, two = (float(each.job(tmp_path).plan(cluster).simulate().makespan) for each in (once, form))
+    one, two = (float(job_form.job(tmp_path).plan(cluster).simulate().makespan) for job_form in (once, form))
 
     assert two == pytest.approx(2 * one)
 

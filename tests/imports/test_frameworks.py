@@ -13,7 +13,7 @@ import debubble as db
 from debubble.exports import exports
 from debubble.imports import imports
 from debubble.ir import InputError
-from tests.imports.test_forms import Form, found
+from tests.imports.test_forms import Form, value_of
 from tests.support.imported_jobs import job
 
 TITAN = """
@@ -140,7 +140,7 @@ READ = {
 def test_a_configuration_is_read(name: str, tmp_path: Path) -> None:
     job = READ[name].job(tmp_path)
 
-    assert {each: found(job, each) for each in READ[name].read} == READ[name].read
+    assert {entry: value_of(job, entry) for entry in READ[name].read} == READ[name].read
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_automodels_gradients_stay_whole_until_the_last_micro_batch(tmp_path: Pa
         plan = job("automodel", tmp_path, "recipe.yaml", text).plan(db.Cluster.parse("4xA100-80GB"))
         return float(plan.costs.static[0])
 
-    others = states("") - states(", defer_fsdp_grad_sync: false")
-    assert others == pytest.approx((4 - 2 / 4) * db.models["llama3-8b"].parameters)
+    difference = states("") - states(", defer_fsdp_grad_sync: false")
+    assert difference == pytest.approx((4 - 2 / 4) * db.models["llama3-8b"].parameters)
 
 
 def test_automodels_gradients_are_exported_as_they_are_summed(tmp_path: Path) -> None:
@@ -297,10 +297,10 @@ UNREAD = {
 @pytest.mark.parametrize("framework", list(UNREAD))
 def test_every_setting_that_is_not_read_is_named(framework: str, tmp_path: Path) -> None:
     name, text, costly, free = UNREAD[framework]
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "pipeline": 4, "sequence_length": 2048}
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "pipeline": 4, "sequence_length": 2048}
     cluster = "8xA100-80GB" if framework == "torchtitan" else "4xA100-80GB"
 
-    unread = job(framework, tmp_path, name, text, cluster=cluster, **given).unread
+    unread = job(framework, tmp_path, name, text, cluster=cluster, **facts).unread
 
     [not_read] = [sentence for sentence in unread if sentence.startswith("Not in the prediction: ")]
     [taken] = [sentence for sentence in unread if sentence.startswith("Known to cost neither time nor memory: ")]
@@ -316,15 +316,15 @@ def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("facts", "said"),
     [
         ({"pipeline": 2}, "a.csv has 1 where --pipeline says 2: leave --pipeline out."),
         ({"micro_batches": 8}, "a.csv has 1 where --micro-batches says 8: leave --micro-batches out."),
     ],
 )
-def test_what_is_given_and_the_order_decides_is_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_is_given_and_the_order_decides_is_refused(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
-        job("torch", tmp_path, "a.csv", "0F0,0B0\n", model=db.models["llama-tiny"], sequence_length=128, **given)
+        job("torch", tmp_path, "a.csv", "0F0,0B0\n", model=db.models["llama-tiny"], sequence_length=128, **facts)
 
 
 def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -> None:

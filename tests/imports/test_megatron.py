@@ -62,8 +62,8 @@ ENDS_COUNT = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pi
 FIRST_AND_LAST = "--decoder-first-pipeline-num-layers 14 --decoder-last-pipeline-num-layers 18"
 
 
-def job(folder: Path, text: str, **given: Any) -> ImportedJob:
-    return imported_jobs.job("megatron", folder, "job.sh", text, **given)
+def job(folder: Path, text: str, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "job.sh", text, **facts)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_a_missing_argument_names_the_one_that_is_like_it(tmp_path: Path) -> Non
 def test_misspelt_arguments_of_launchers_are_warned_of(tmp_path: Path, launcher: str, said: str, more: str) -> None:
     script = SCRIPT.replace("torchrun --nproc_per_node 4", launcher).replace("EXTRA", more)
     read = job(tmp_path, script)
-    warnings = [each for each in (*read.warnings, *read.rest.warnings) if not each.startswith("Micro-batches")]
+    warnings = [warning for warning in (*read.warnings, *read.rest.warnings) if not warning.startswith("Micro-batches")]
 
     assert len(warnings) == bool(said)
     assert said in "".join(warnings)
@@ -448,8 +448,8 @@ def test_dropouts_are_the_scripts_own(tmp_path: Path, script: str, flags: str, d
     ],
 )
 def test_dropout_that_a_model_lacks_is_told(tmp_path: Path, script: str, said: str) -> None:
-    remarks = [each for each in job(tmp_path, script).rest.remarks if "dropout" in each]
-    assert [each.partition(":")[0] for each in remarks] == ([said] if said else [])
+    remarks = [remark for remark in job(tmp_path, script).rest.remarks if "dropout" in remark]
+    assert [remark.partition(":")[0] for remark in remarks] == ([said] if said else [])
 
 
 @pytest.mark.parametrize(

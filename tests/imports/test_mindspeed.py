@@ -27,8 +27,8 @@ msrun --local_worker_num 8 pretrain_gpt.py --use-mcore-models --num-layers 8 --h
 EXPERTS = "--num-experts 16 --moe-router-topk 2 --moe-intermediate-size 512"
 
 
-def job(folder: Path, more: str, **given: Any) -> ImportedJob:
-    return imported_jobs.job("megatron", folder, "run.sh", RUN.replace("MORE", more), cluster="8xH100-80GB", **given)
+def job(folder: Path, more: str, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "run.sh", RUN.replace("MORE", more), cluster="8xH100-80GB", **facts)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_layers_of_adapters_are_named_if_they_are_others(tmp_path: Path) -> None
 
 
 def test_quantised_weights_of_adapters_are_asked_for(tmp_path: Path) -> None:
-    assert any("give --quantize nf4" in each for each in job(tmp_path, "--lora-r 8 --qlora").unread)
+    assert any("give --quantize nf4" in remark for remark in job(tmp_path, "--lora-r 8 --qlora").unread)
 
 
 def test_a_list_of_layers_per_stage_is_read(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_list_of_stages_gives_way_to_a_layout() -> None:
 def test_swapped_states_are_the_hosts(tmp_path: Path) -> None:
     read = job(tmp_path, "--use-distributed-optimizer --swap-optimizer --swap-optimizer-times 8")
     assert read.options.host_optimizer == 1
-    assert any(each.startswith("--swap-optimizer: the states are predicted on the host") for each in read.unread)
+    assert any(remark.startswith("--swap-optimizer: the states are predicted on the host") for remark in read.unread)
 
 
 def test_switches_leave_out_the_swap(tmp_path: Path) -> None:
@@ -138,8 +138,10 @@ def test_switches_leave_out_the_swap(tmp_path: Path) -> None:
 
 
 def test_stages_that_do_more_than_train_are_warned_of(tmp_path: Path) -> None:
-    assert not any("--stage" in each for each in job(tmp_path, "--stage sft").warnings)
-    assert any("--stage dpo: training alone is predicted" in each for each in job(tmp_path, "--stage dpo").warnings)
+    assert not any("--stage" in warning for warning in job(tmp_path, "--stage sft").warnings)
+    assert any(
+        "--stage dpo: training alone is predicted" in warning for warning in job(tmp_path, "--stage dpo").warnings
+    )
 
 
 def test_its_own_arguments_are_not_taken_for_others_misspelt(tmp_path: Path) -> None:

@@ -48,13 +48,13 @@ def test_a_job_is_read_or_refused_in_a_sentence(target: str, plan: str, tmp_path
     importer, file = imports[target], tmp_path / imports[target].file
     settings = importer.settings(file)
     cluster = db.Cluster.parse(f"{exported.devices * exported.options.data}xA100-80GB")
-    given = UserFacts(cluster=cluster, model=exported.model, sequence_length=4096)
+    facts = UserFacts(cluster=cluster, model=exported.model, sequence_length=4096)
 
     jobs = 0
     for name, usual in settings.items():
         for value in ARGUMENTS if isinstance(usual, str | tuple) or usual is True else NONSENSE:
             with suppress(InputError):
-                importer.job({**settings, name: value}, file, given)
+                importer.job({**settings, name: value}, file, facts)
                 jobs += 1
 
     assert jobs > len(settings)

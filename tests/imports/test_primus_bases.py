@@ -52,8 +52,8 @@ def titan(folder: Path, overrides: str, **files: str) -> ImportedJob:
 
 
 def test_the_trainer_of_a_checkout_says_what_torchtitan_runs(tmp_path: Path) -> None:
-    own = "bases: [lengths.yaml]\ntraining: {batch_size: 3}\nactivation_checkpoint: {mode: full}\n"
-    read = titan(tmp_path, "{training: {steps: 9}}", pre_trainer=own, lengths="training: {seq_len: 4096}")
+    trainer = "bases: [lengths.yaml]\ntraining: {batch_size: 3}\nactivation_checkpoint: {mode: full}\n"
+    read = titan(tmp_path, "{training: {steps: 9}}", pre_trainer=trainer, lengths="training: {seq_len: 4096}")
 
     assert (read.options.micro_batch_size, read.options.sequence_length) == (3, 4096)
     assert ("full", "full") in read.strategies.values()

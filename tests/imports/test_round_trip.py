@@ -54,8 +54,8 @@ def read(plan: Plan, target: str, folder: Path) -> ImportedJob:
     file = folder / importer.file
     assert plan.model_on_cluster is not None
     model, cluster = plan.model_on_cluster
-    given = UserFacts(cluster=cluster, model=model, sequence_length=plan.options.sequence_length)
-    return importer.job(importer.settings(file), file, given)
+    facts = UserFacts(cluster=cluster, model=model, sequence_length=plan.options.sequence_length)
+    return importer.job(importer.settings(file), file, facts)
 
 
 ALIKE = ("whole", "balanced", "chunks", "replicas", "tensor")
@@ -103,15 +103,15 @@ def test_an_exported_plan_is_read_back(target: str, name: str, tmp_path: Path) -
 
     job = read(plan, target, tmp_path)
     assert plan.cluster is not None
-    again = job.plan(plan.cluster)
+    imported = job.plan(plan.cluster)
 
     unread = [line for line in job.unread if not line.startswith("Known to cost neither time nor memory: ")]
     assert unread == list(UNSAID.get((target, plan.devices), ()))
     assert job.rest.warnings == ()
-    assert again.options == plan.options
-    assert again.degrees == plan.degrees
-    assert [len(stage) for stage in again.partition] == [len(stage) for stage in plan.partition]
-    before, after = plan.simulate(), again.simulate()
+    assert imported.options == plan.options
+    assert imported.degrees == plan.degrees
+    assert [len(stage) for stage in imported.partition] == [len(stage) for stage in plan.partition]
+    before, after = plan.simulate(), imported.simulate()
     assert float(after.makespan) == pytest.approx(float(before.makespan), rel=1e-12)
     assert list(map(float, after.peak_memory)) == pytest.approx(list(map(float, before.peak_memory)), rel=1e-12)
 

@@ -54,7 +54,7 @@ AS_IN_BASH = [
 def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: int) -> None:
     started = [command.words[1:] for command in follow(script, Path("job.sh")).commands]
 
-    assert [" ".join(each) for each in started] == runs
+    assert [" ".join(words) for words in started] == runs
     assert len(started[0]) == words
 
 
@@ -199,9 +199,9 @@ if [ "$3" == "" ]; then LEN=1024; fi
 run $GBS $LEN"""
 
 
-@pytest.mark.parametrize(("given", "words"), [(None, ("64", "1024")), ("--other --gbs 8", ("8", "1024"))])
-def test_a_script_may_read_its_own_options(given: str | None, words: tuple[str, ...]) -> None:
-    line = None if given is None else CommandLine.parse(given)
+@pytest.mark.parametrize(("arguments", "words"), [(None, ("64", "1024")), ("--other --gbs 8", ("8", "1024"))])
+def test_a_script_may_read_its_own_options(arguments: str | None, words: tuple[str, ...]) -> None:
+    line = None if arguments is None else CommandLine.parse(arguments)
     [command] = follow(PARSING, Path("job.sh"), line).commands
 
     assert command.words[1:] == words
@@ -330,8 +330,8 @@ def test_a_given_variable_stands_for_what_a_command_tells() -> None:
     assert command.words == ("run", "8")
 
 
-@pytest.mark.parametrize("given", ["70b", "SIZE=70b"])
-def test_an_argument_that_ends_a_script_with_an_error_is_named(given: str) -> None:
+@pytest.mark.parametrize("arguments", ["70b", "SIZE=70b"])
+def test_an_argument_that_ends_a_script_with_an_error_is_named(arguments: str) -> None:
     script = "case ${SIZE:-$1} in 7b) TP=1;; 13b|14b) TP=2;; *) echo what; exit 1;; esac; run $TP"
     with pytest.raises(InputError, match="error in line 1 for '70b': give --args with another: 7b or 13b or 14b"):
-        follow(script, Path("job.sh"), CommandLine.parse(given))
+        follow(script, Path("job.sh"), CommandLine.parse(arguments))

@@ -16,8 +16,8 @@ SFT = "megatron sft --model Qwen/Qwen3-0.6B --max_length 2048 --packing true"
 VISION = SFT.replace("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-7B-Instruct")
 
 
-def job(folder: Path, text: str, **given: Any) -> ImportedJob:
-    return imported_jobs.job("megatron", folder, "job.sh", text, cluster="8xH100-80GB", **given)
+def job(folder: Path, text: str, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "job.sh", text, cluster="8xH100-80GB", **facts)
 
 
 @pytest.mark.parametrize(

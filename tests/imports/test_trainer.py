@@ -23,8 +23,8 @@ WORDS = (
 )
 
 
-def job(folder: Path, args: str, config: dict[str, Any] = AUTO, **given: Any) -> ImportedJob:
-    return imported_jobs.job("deepspeed", folder, "ds.json", json.dumps(config), args=args, **given)
+def job(folder: Path, args: str, config: dict[str, Any] = AUTO, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("deepspeed", folder, "ds.json", json.dumps(config), args=args, **facts)
 
 
 @pytest.mark.parametrize("between", [" ", "="])
@@ -98,10 +98,10 @@ def test_the_length_is_told_by_the_name_that_it_was_given(tmp_path: Path, argume
     words = WORDS.replace("--max_seq_length", argument)
     as_given, other = job(tmp_path, words), job(tmp_path, words, sequence_length=4096)
 
-    assert [each for each in as_given.unread if argument in each] == [
+    assert [remark for remark in as_given.unread if argument in remark] == [
         f"Every sequence is predicted with the whole {argument}, as packed ones have; shorter ones take less."
     ]
-    assert [each for each in other.unread if argument in each] == [
+    assert [remark for remark in other.unread if argument in remark] == [
         f"Sequences are predicted with --sequence-length 4096, not with {argument} 512."
     ]
 

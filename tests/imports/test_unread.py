@@ -66,8 +66,8 @@ DEEPSPEED: dict[str, Any] = {
 }
 
 
-def unread(framework: str, config: dict[str, Any], folder: Path, **given: Any) -> tuple[str, ...]:
-    facts = {"model": models["llama3-8b"], "sequence_length": 2048, "cluster": "8xA100-80GB", **given}
+def unread(framework: str, config: dict[str, Any], folder: Path, **overrides: Any) -> tuple[str, ...]:
+    facts = {"model": models["llama3-8b"], "sequence_length": 2048, "cluster": "8xA100-80GB", **overrides}
     return tuple(imported_jobs.job(framework, folder, "job.json", json.dumps(config), **facts).rest.sentences())
 
 

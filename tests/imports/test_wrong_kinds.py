@@ -83,19 +83,19 @@ def forms(framework: str) -> Iterator[tuple[Settings, Any, UserFacts]]:
     """The valid inputs of a framework in the corpus: settings, file, and what the user adds."""
     for form in READ:
         if form["framework"] == framework:
-            given = {**form.get("given", {})}
-            if "model" in given:
-                given["model"] = db.models[given["model"]]
+            facts = {**form.get("given", {})}
+            if "model" in facts:
+                facts["model"] = db.models[facts["model"]]
             cluster = db.Cluster.parse(f"{form.get('devices', 8)}xH100-80GB")
             path = CORPUS / form["file"]
-            yield imports[framework].read(path, form.get("args")), path, UserFacts(cluster=cluster, **given)
+            yield imports[framework].read(path, form.get("args")), path, UserFacts(cluster=cluster, **facts)
 
 
-def is_told(framework: str, settings: Settings, name: str, path: Any, given: UserFacts) -> bool:
+def is_told(framework: str, settings: Settings, name: str, path: Any, facts: UserFacts) -> bool:
     """Tell whether a refusal, or a warning, names an entry."""
     last = name.rpartition(".")[2].lstrip("-")
     try:
-        job = imports[framework].job(settings, path, given)
+        job = imports[framework].job(settings, path, facts)
     except DebubbleError as error:
         return last in str(error)
     return any(last in warning for warning in (*job.warnings, *job.rest.warnings))
@@ -106,15 +106,15 @@ def test_a_wrong_kind_of_value_is_told_by_its_entry(framework: str) -> None:
     importer = imports[framework]
     untold: dict[tuple[str, str], str] = {}
     told: set[tuple[str, str]] = set()
-    for settings, path, given in forms(framework):
+    for settings, path, facts in forms(framework):
         reader = SettingsReader(settings, path, importer.defaults, importer.harmless, importer.converts)
-        importer.read_job(reader, given)
+        importer.read_job(reader, facts)
         for name in reader.asked:
             free = ACCEPTED[framework].get(name, ()) if ":" not in name and not name.startswith("--") else WRONG
             for value in WRONG:
                 key = (name, repr(value))
                 if value not in free and key not in told:
-                    if is_told(framework, {**settings, name: value}, name, path, given):
+                    if is_told(framework, {**settings, name: value}, name, path, facts):
                         told.add(key)
                     else:
                         untold[key] = path.name
@@ -128,12 +128,12 @@ def test_a_wrong_value_of_an_argument_is_told(name: str, tmp_path: Any) -> None:
     path = tmp_path / "run.sh"
     path.write_text(EXPERTS)
     settings = imports["megatron"].read(path, None)
-    given = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
+    facts = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
 
     assert [
         value
         for value in (*ARGUMENTS, *NO_VALUE)
-        if not is_told("megatron", {**settings, name: value}, name, path, given)
+        if not is_told("megatron", {**settings, name: value}, name, path, facts)
     ] == []
 
 
@@ -142,6 +142,6 @@ def test_a_value_after_a_switch_is_told(name: str, tmp_path: Any) -> None:
     path = tmp_path / "run.sh"
     path.write_text(EXPERTS)
     settings = imports["megatron"].read(path, None)
-    given = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
+    facts = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
 
-    assert is_told("megatron", {**settings, name: "banana"}, name, path, given)
+    assert is_told("megatron", {**settings, name: "banana"}, name, path, facts)

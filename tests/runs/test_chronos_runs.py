@@ -136,8 +136,10 @@ def tiny() -> Any:
 
 def stepped_afterwards(plan: Any) -> Any:
     """The same plan with every stage on its device, stepped when all is over."""
-    kept = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders)
-    return replace(plan, schedule=replace(plan.schedule, orders=kept), costs=plan.costs.replace(memory_limit=None))
+    orders = tuple(
+        tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders
+    )
+    return replace(plan, schedule=replace(plan.schedule, orders=orders), costs=plan.costs.replace(memory_limit=None))
 
 
 def updated(plan: Any, *, clip: Any) -> Any:
@@ -162,8 +164,8 @@ def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any) -> None
     clip = 0.1
     assert {Kind.P, Kind.D, Kind.S} <= kinds_of(tiny)
     expected = updated(stepped_afterwards(tiny), clip=clip)
-    found = updated(tiny, clip=clip)
-    for (results, peak, parameters), (synchronous, _, reference) in zip(found, expected, strict=True):
+    actual = updated(tiny, clip=clip)
+    for (results, peak, parameters), (synchronous, _, reference) in zip(actual, expected, strict=True):
         assert [(r.loss, r.norm) for r in results] == [(r.loss, r.norm) for r in synchronous]
         assert all(r.norm > clip for r in results)
         # A host that was wrong once waits for the norm in the next step.

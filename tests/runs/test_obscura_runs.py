@@ -70,9 +70,9 @@ def test_the_page_has_the_limit_and_the_counted_peaks(plan: Any, ran: Any, limit
     written = PAGE.split("The counted peaks are ")[1].split(" bytes")[0]
     stated = [int(peak.replace(",", "")) for peak in re.findall(r"\d+,\d+", written)]
     swapping = {stage for stage, _ in plan.schedule.offloaded}
-    for stage, ((peak, _, _), least) in enumerate(zip(ran, stated, strict=True)):
+    for stage, ((peak, _, _), min_peak) in enumerate(zip(ran, stated, strict=True)):
         # A copy to the host that ends late keeps its bytes for longer.
-        assert least <= peak <= limit if stage in swapping else peak == least
+        assert min_peak <= peak <= limit if stage in swapping else peak == min_peak
 
 
 def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any, ran: Any) -> None:

@@ -71,16 +71,16 @@ def test_the_plans_losses_are_those_of_one_process(divided: Any) -> None:
 
 
 def test_gradients_and_optimizer_states_are_halved(divided: Any) -> None:
-    whole = on_threads(plan_with(EVEN, zero=0))
-    for (_, gradients, states, _), (_, all_gradients, all_states, _) in zip(divided, whole, strict=True):
+    undivided = on_threads(plan_with(EVEN, zero=0))
+    for (_, gradients, states, _), (_, all_gradients, all_states, _) in zip(divided, undivided, strict=True):
         assert gradients * 2 == all_gradients > 0
         assert states * 2 == all_states > 0
 
 
 def test_dividing_changes_no_bit() -> None:
     """The table of 61 rows is not halved evenly, and tied over two devices."""
-    whole, divided = (on_threads(plan_with(LLAMA_TIED, zero=zero, dtype="bf16")) for zero in (0, 2))
-    for (losses, _, _, state), (expected, _, _, parameters) in zip(divided, whole, strict=True):
+    undivided, divided = (on_threads(plan_with(LLAMA_TIED, zero=zero, dtype="bf16")) for zero in (0, 2))
+    for (losses, _, _, state), (expected, _, _, parameters) in zip(divided, undivided, strict=True):
         assert losses == expected
         assert state.keys() == parameters.keys()
         assert all(torch.equal(state[name], parameters[name]) for name in state)
@@ -89,9 +89,9 @@ def test_dividing_changes_no_bit() -> None:
 @pytest.mark.slow
 def test_divided_states_may_be_the_hosts() -> None:
     plans = [plan_of(host_stepped(schedule_1f1b()), EVEN, data=2, zero=zero, dtype="fp32") for zero in (0, 2)]
-    (whole, *_), (divided, *_) = (on_threads(plan) for plan in plans)
-    assert divided[0] == pytest.approx(whole[0], rel=1e-6)  # replicas are summed first, and then micro-batches
-    assert divided[2] * 2 == whole[2]
+    (undivided, *_), (divided, *_) = (on_threads(plan) for plan in plans)
+    assert divided[0] == pytest.approx(undivided[0], rel=1e-6)  # replicas are summed first, and then micro-batches
+    assert divided[2] * 2 == undivided[2]
 
 
 def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path: Path) -> None:
@@ -120,6 +120,6 @@ def test_the_plan_runs_over_gloo(tmp_path: Path, divided: Any) -> None:
     plan_with(EVEN, zero=2).save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(4, over_gloo, tmp_path / "plan.json")
     for rank, (losses, gradients, states, _) in enumerate(divided):
-        found = torch.load(answers / f"rank{rank}.pt")
-        assert found[0] == pytest.approx(losses, rel=1e-6)
-        assert found[1:] == (gradients, states)
+        actual = torch.load(answers / f"rank{rank}.pt")
+        assert actual[0] == pytest.approx(losses, rel=1e-6)
+        assert actual[1:] == (gradients, states)

@@ -78,20 +78,22 @@ def test_averages_are_those_of_one_process(averaged_model: Any, plan: Any, take:
         return averages, loss
 
     answers = run_threads(plan, one, optimizer=ADAMW, ema_decay=DECAY)
-    found = {name: p for averages, _ in answers for name, p in averages.items()}
+    actual = {name: p for averages, _ in answers for name, p in averages.items()}
     for name, expected in averaged_model.hf_parameters().items():
-        torch.testing.assert_close(found[name], expected.detach(), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(actual[name], expected.detach(), rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(answers[0][1], loss_of(averaged_model, tokens).detach(), rtol=1e-9, atol=0)
 
 
 def test_a_step_that_is_skipped_leaves_the_averages() -> None:
     def one(pipeline: Any) -> Any:
         take_steps(pipeline)
-        kept = [pipeline.averages.get(p).clone() for p in pipeline.parameters()]
+        averages = [pipeline.averages.get(p).clone() for p in pipeline.parameters()]
         for parameter in pipeline.parameters():
             parameter.grad = torch.full_like(parameter, float("nan"))
         pipeline.optimizer_step(max_norm=1.0)
-        return all(torch.equal(pipeline.averages.get(p), k) for p, k in zip(pipeline.parameters(), kept, strict=True))
+        return all(
+            torch.equal(pipeline.averages.get(p), k) for p, k in zip(pipeline.parameters(), averages, strict=True)
+        )
 
     assert all(run_threads(plan_for(), one, optimizer=ADAMW, ema_decay=DECAY))
 

@@ -43,13 +43,13 @@ def test_labels_are_the_tokens_and_targets_what_they_predict() -> None:
 
 
 def test_the_checksum_is_that_of_all_entries_however_they_are_given() -> None:
-    whole = step_batch(TOKENS).checksum
+    checksum = step_batch(TOKENS).checksum
     shifted = {"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, 1:]}
     packed = {**shifted, "position_ids": torch.tensor([[0, 1, 0]])}
-    assert step_batch(shifted).checksum == whole
-    assert step_batch({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, :-1]}).checksum != whole
-    assert step_batch(TOKENS.flip(0)).checksum != whole
-    assert step_batch(packed, has_positions=True).checksum != whole
+    assert step_batch(shifted).checksum == checksum
+    assert step_batch({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, :-1]}).checksum != checksum
+    assert step_batch(TOKENS.flip(0)).checksum != checksum
+    assert step_batch(packed, has_positions=True).checksum != checksum
 
 
 @pytest.mark.parametrize("takes", [False, True])

@@ -55,27 +55,27 @@ def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str, *, to
     (ranks,) = {plan.ranks for plan in plans}
     folder = gloo_ranks.spawn(ranks, gloo_ranks.gradients, paths, [tokens] * len(plans), backend)
     for answers in zip(*(torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)), strict=True):
-        found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
-        check_gradients(answers[0][0], found, config, tokens, tolerance=tolerance)
+        actual = {name: gradient for _, gradients, _ in answers for name, gradient in gradients.items()}
+        check_gradients(answers[0][0], actual, config, tokens, tolerance=tolerance)
 
 
 def check_threads(plan: Any, config: Any) -> None:
     """Ranks on threads of this process, with compiled units, against one without."""
     tokens = tokens_of(config, rows=ROWS, length=LENGTH)
-    loss, found = gradients_of(plan, tokens, compile="aot_eager")
-    check_gradients(loss, found, config, tokens)
+    loss, actual = gradients_of(plan, tokens, compile="aot_eager")
+    check_gradients(loss, actual, config, tokens)
 
 
-def check_gradients(loss: Any, found: Any, config: Any, tokens: Any, *, tolerance: float = 1e-12) -> None:
+def check_gradients(loss: Any, actual: Any, config: Any, tokens: Any, *, tolerance: float = 1e-12) -> None:
     """They are those of one process."""
     if config["model_type"] in FAMILIES:
         expected_loss, expected = reference_gradients(config, tokens, micro_batches=4)
     else:
         alone = plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), config)
         expected_loss, expected = gradients_of(alone, tokens)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=0)
-    assert_gradients(found, expected, relative=tolerance)
+    assert_gradients(actual, expected, relative=tolerance)
 
 
 def schedule(name: str, devices: int) -> Any:

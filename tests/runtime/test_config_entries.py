@@ -60,7 +60,7 @@ def entries_of(family: str) -> list[str]:
     config = transformers.AutoConfig.for_model(family).to_dict()
     unused = {"model_type", "transformers_version", "id2label", "label2id", "dtype"}
     names = {*config, *VALUES, *DEFAULTS} - {*unused, "is_encoder_decoder", "add_cross_attention", "pruned_heads"}
-    return sorted(name for name in names if not any(part in name for part in RANDOM))
+    return sorted(name for name in names if not any(word in name for word in RANDOM))
 
 
 def values_of(family: str, name: str) -> list[Any]:
@@ -152,9 +152,9 @@ def test_every_entry_of_transformers_is_classified(family: str) -> None:
 
 
 def test_models_known_by_name_run_with_the_units() -> None:
-    own = {name: model for name, model in models.items() if model.family in KNOWN}
-    assert len(own) > 20
-    assert {name: model.beyond_units for name, model in own.items()} == dict.fromkeys(own)
+    known_models = {name: model for name, model in models.items() if model.family in KNOWN}
+    assert len(known_models) > 20
+    assert {name: model.beyond_units for name, model in known_models.items()} == dict.fromkeys(known_models)
 
 
 def test_a_plan_names_the_entry_that_takes_it_from_the_units() -> None:

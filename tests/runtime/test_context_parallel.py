@@ -62,9 +62,9 @@ def test_gradients_are_summed_beside_attention() -> None:
 
 
 def test_a_rank_keeps_its_part_of_the_activations_alone() -> None:
-    whole, divided = (peaks_of(plan_for(LLAMA, context=context), batch_of(LLAMA)) for context in (1, 2))
+    undivided, divided = (peaks_of(plan_for(LLAMA, context=context), batch_of(LLAMA)) for context in (1, 2))
     # The loss is one number on every rank.
-    assert divided == [pytest.approx(0.5 * whole[rank % 2], abs=8) for rank in range(4)]
+    assert divided == [pytest.approx(0.5 * undivided[rank % 2], abs=8) for rank in range(4)]
 
 
 def test_all_ranks_evaluate_whole_sequences() -> None:

@@ -68,12 +68,12 @@ def check(case: Any, *, steps: Any) -> None:
         return torch.stack(losses), gradients, pipeline.measured.peak_offloaded
 
     answers = run_threads(plan, train, model=model, optimizer=ADAMW)
-    found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
+    actual = {name: gradient for _, gradients, _ in answers for name, gradient in gradients.items()}
     for losses, _, offloaded in answers:
         torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=0)
         assert offloaded > 0 or not case.offloads
-    assert expected.keys() <= found.keys()
-    assert_gradients({name: found[name] for name in expected}, expected)
+    assert expected.keys() <= actual.keys()
+    assert_gradients({name: actual[name] for name in expected}, expected)
 
 
 @pytest.mark.parametrize("case", one_per_schedule(first_family=0), ids=str)

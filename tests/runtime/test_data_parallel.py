@@ -138,10 +138,10 @@ def test_a_pipeline_may_be_made_while_an_optimizer_steps() -> None:
     parameter, owner = torch.nn.Parameter(torch.ones(2)), torch.nn.Identity()
     parameter.grad = torch.ones(2)
     made = register_optimizer_step_pre_hook(lambda *_: check_before_steps(owner, [parameter]))
-    again = register_optimizer_step_pre_hook(lambda *_: None)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
 
     SGD([parameter], lr=0.5).step()
 
     made.remove()
-    again.remove()
+    handle.remove()
     assert parameter.tolist() == [0.5, 0.5]

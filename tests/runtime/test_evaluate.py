@@ -135,9 +135,9 @@ def test_modules_evaluate_in_their_mode_and_are_then_as_before() -> None:
     tokens = torch.randint(16, (4, 6))
 
     def evaluate(transport: Transport) -> tuple[float, list[bool]]:
-        own = copy.deepcopy(model)
-        loss = float(Pipeline(own, plan, transport=transport).evaluate([tokens]))
-        return loss, [module.training for module in own]
+        copied = copy.deepcopy(model)
+        loss = float(Pipeline(copied, plan, transport=transport).evaluate([tokens]))
+        return loss, [module.training for module in copied]
 
     answers = ThreadTransport.run(2, evaluate)
     with torch.no_grad():

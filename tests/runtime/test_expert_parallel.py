@@ -61,9 +61,9 @@ def test_a_rank_has_its_experts_alone() -> None:
     def parameters(pipeline: Any) -> Any:
         return {name: tuple(p.shape) for name, p in pipeline.named_parameters() if "experts" in name}
 
-    for found in run_threads(plan_for(devices=1), parameters):
-        assert found["model.layers.0.mlp.experts.gate_up_proj"] == (2, 96, 32)
-        assert found["model.layers.0.mlp.experts.down_proj"] == (2, 32, 48)
+    for shapes in run_threads(plan_for(devices=1), parameters):
+        assert shapes["model.layers.0.mlp.experts.gate_up_proj"] == (2, 96, 32)
+        assert shapes["model.layers.0.mlp.experts.down_proj"] == (2, 32, 48)
 
 
 def test_a_rank_whose_experts_nobody_chooses_meets_the_others() -> None:
@@ -121,8 +121,8 @@ def test_every_step_equals_that_of_undivided_experts() -> None:
         make = partial(torch.optim.AdamW, lr=3e-3)
         return run_threads(plan, lambda pipeline: train(pipeline, batches, max_norm=1.0), optimizer=make)[0]
 
-    whole = losses(plan_for(config, devices=1, data=4, expert=1))
-    assert losses(plan_for(config, devices=1, data=4, expert=2, zero=2)) == pytest.approx(whole, rel=1e-10)
+    undivided = losses(plan_for(config, devices=1, data=4, expert=1))
+    assert losses(plan_for(config, devices=1, data=4, expert=2, zero=2)) == pytest.approx(undivided, rel=1e-10)
 
 
 def test_the_auxiliary_loss_is_that_of_transformers() -> None:

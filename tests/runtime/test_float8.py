@@ -126,9 +126,9 @@ def test_modules_of_the_users_own_are_converted_by_torchao() -> None:
     expected = {name: p.grad for name, p in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = None
-    found_loss, found = step(model, plan)
+    found_loss, gradients = step(model, plan)
     torch.testing.assert_close(found_loss, total, rtol=1e-6, atol=0)
-    for name, gradient in found.items():
+    for name, gradient in gradients.items():
         assert gradient is not None
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
 

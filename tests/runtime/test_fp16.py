@@ -39,12 +39,12 @@ def test_losses_and_the_first_norm_are_near_those_of_fp32(options: Any) -> None:
         batches = [rows_of(pipeline, tokens_of(LLAMA_TIED, rows=rows, seed=step)) for step in range(2)]
         return [(float(pipeline.step(batch)), float(pipeline.optimizer_step(1.0))) for batch in batches]
 
-    found, expected = (run_threads(plan_for(d, **options), train, optimizer=ADAMW)[0] for d in ("fp16", "fp32"))
+    actual, expected = (run_threads(plan_for(d, **options), train, optimizer=ADAMW)[0] for d in ("fp16", "fp32"))
     # fp16 has eleven bits, which can send a token to another expert.
     near = 4e-3 if options.get("config") is MIXTRAL else 2e-3
-    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=near)
+    assert [loss for loss, _ in actual] == pytest.approx([loss for loss, _ in expected], rel=near)
     # CPUs sum the products of fp16 in ways of their own.
-    assert found[0][1] == pytest.approx(expected[0][1], rel=4e-3)
+    assert actual[0][1] == pytest.approx(expected[0][1], rel=4e-3)
 
 
 @pytest.mark.parametrize("steps_on_host", [False, True])

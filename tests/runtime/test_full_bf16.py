@@ -64,8 +64,8 @@ def test_a_parameter_takes_the_bytes_that_plans_count() -> None:
         working = {p for s in pipeline.stages.values() for u in s.units for p in u.parameters()}
         assert {p.dtype for p in working} == {torch.bfloat16}
         states = [t for o in pipeline.optimizers for state in o.state.values() for t in state.values() if t.dim()]
-        held = [*working, *pipeline.parameters(), *(p.grad for p in pipeline.parameters()), *states]
-        storages = {t.data_ptr(): t.nbytes for t in held}
+        tensors = [*working, *pipeline.parameters(), *(p.grad for p in pipeline.parameters()), *states]
+        storages = {t.data_ptr(): t.nbytes for t in tensors}
         return {sum(storages.values()) / sum(p.numel() for p in working)}
 
     counted = parameter_bytes(plan.options, shards=1, framework=MEGATRON).total

@@ -65,14 +65,14 @@ def test_a_model_starts_alike_whatever_the_partition() -> None:
     config = GENERIC["cohere"]
     units = ModelConfig.from_hf(config).units
     torch.manual_seed(0)
-    whole = started(config, [units], seed=3)
+    undivided = started(config, [units], seed=3)
     drawn = torch.rand(1)
     alone, other = (started(config, [[unit] for unit in units], seed=seed) for seed in (3, 4))
 
     torch.manual_seed(0)
     assert torch.equal(drawn, torch.rand(1))  # the global generator was left alone
-    assert torch.equal(whole["lm_head.weight"], whole["model.embed_tokens.weight"])
-    for name, parameter in whole.items():
+    assert torch.equal(undivided["lm_head.weight"], undivided["model.embed_tokens.weight"])
+    for name, parameter in undivided.items():
         assert torch.equal(parameter, alone[name]), name
         assert parameter.dim() == 1 or not torch.equal(parameter, other[name]), name
 
@@ -80,15 +80,15 @@ def test_a_model_starts_alike_whatever_the_partition() -> None:
 @pytest.mark.parametrize("family", ["qwen2_moe", "apertus"])
 def test_a_model_starts_as_transformers_does(family: str) -> None:
     config = {**GENERIC["olmo2"], **GENERIC.get(family, {}), "model_type": family}
-    found = started(config, [ModelConfig.from_hf(config).units], seed=0)
+    actual = started(config, [ModelConfig.from_hf(config).units], seed=0)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    assert found.keys() == model.state_dict().keys()
+    assert actual.keys() == model.state_dict().keys()
     for name, expected in model.state_dict().items():
         if expected.numel() == 1 or not expected.std():
-            assert torch.equal(found[name], expected), name
+            assert torch.equal(actual[name], expected), name
         else:
-            torch.testing.assert_close(found[name].std(), expected.std(), rtol=0.25, atol=0)
+            torch.testing.assert_close(actual[name].std(), expected.std(), rtol=0.25, atol=0)
 
 
 def started(config: Any, stages: Any, *, seed: Any) -> Any:
@@ -144,12 +144,12 @@ def test_offload_leaves_what_all_micro_batches_share() -> None:
 
     buffer = stage.offload(0, 1.0, lambda size: torch.empty(size, dtype=torch.uint8))
     stage.release(0)
-    kept = stage.backward(1, torch.ones_like(y), split=False)
+    from_device = stage.backward(1, torch.ones_like(y), split=False)
     stage.reload(0, buffer)
     reloaded = stage.backward(0, torch.ones_like(y), split=False)
-    assert kept is not None
+    assert from_device is not None
     assert reloaded is not None
-    assert kept.shape == reloaded.shape
+    assert from_device.shape == reloaded.shape
     assert ledger.bytes == 0
 
 
@@ -225,9 +225,9 @@ def test_a_constant_is_fp32_in_a_bf16_run_and_never_stepped(options: dict[str, A
     def sgd(parameters: Any) -> Any:
         return torch.optim.SGD(parameters, lr=0.1)
 
-    found = {name: t for part in run_threads(plan, trained, optimizer=sgd) for name, t in part.items()}
-    assert found.keys() == {f"model.layers.{layer}.{BIAS}" for layer in (1, 2, 3)}
-    assert all(torch.equal(t, bias) for t in found.values())  # bf16 has no 0.1
+    actual = {name: t for tensors in run_threads(plan, trained, optimizer=sgd) for name, t in tensors.items()}
+    assert actual.keys() == {f"model.layers.{layer}.{BIAS}" for layer in (1, 2, 3)}
+    assert all(torch.equal(t, bias) for t in actual.values())  # bf16 has no 0.1
 
 
 @pytest.mark.slow

@@ -30,10 +30,10 @@ def two_steps(pipeline: Any) -> Any:
 
 def test_gradients_are_the_same_from_files_as_from_memory(tmp_path: Path) -> None:
     ((expected, moved),) = run_threads(PLAN, two_steps)
-    ((found, filed),) = run_threads(PLAN, two_steps, offload_to=tmp_path)
+    ((gradients, filed),) = run_threads(PLAN, two_steps, offload_to=tmp_path)
     assert filed == moved > 0
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert gradients.keys() == expected.keys()
+    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
 
 
 def test_a_buffer_keeps_what_was_written_and_is_used_again(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk: Any) -> None:
     files = DiskMemory(small_disk)
-    held = files.take(700_000)
+    buffer = files.take(700_000)
     with pytest.raises(OffloadError, match="cannot hold another 500000 of activations next to 700000: No space left"):
         files.take(500_000)
-    assert held.numel() == 700_000
+    assert buffer.numel() == 700_000

@@ -61,14 +61,14 @@ def test_steps_lose_like_pefts() -> None:
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA, lora=3)
     batches = [tokens_of(LLAMA, rows=4)] * 8
     make = partial(torch.optim.AdamW, lr=1e-2)
-    found = run_threads(plan, lambda pipeline: train(pipeline, batches), model=model, optimizer=make)[0]
+    actual = run_threads(plan, lambda pipeline: train(pipeline, batches), model=model, optimizer=make)[0]
     optimizer = make([p for p in model.parameters() if p.requires_grad])
     expected = []
     for tokens in batches:
         expected.append(float(loss_of(model, tokens, micro_batches=1)))
         optimizer.step()
         optimizer.zero_grad()
-    assert found == pytest.approx(expected, rel=1e-10)
+    assert actual == pytest.approx(expected, rel=1e-10)
     assert expected[-1] < expected[0]
 
 
@@ -85,10 +85,10 @@ def test_adapters_that_the_pipeline_makes_open_in_peft_and_return(tmp_path: Path
 
     answers = run_threads(plan, one, optimizer=partial(torch.optim.SGD, lr=1.0))
     assert answers[0][1] < answers[0][0]
-    whole = {name: tensor for *_, part in answers for name, tensor in part.items()}
+    state = {name: tensor for *_, tensors in answers for name, tensor in tensors.items()}
 
     base = hf_model(config).float()
-    base.load_state_dict({name: whole[name] for name in base.state_dict() if name in whole}, strict=False)
+    base.load_state_dict({name: state[name] for name in base.state_dict() if name in state}, strict=False)
     opened = peft.PeftModel.from_pretrained(base, tmp_path / "adapters")
     with exactly():
         logits = opened(tokens[:, :-1]).logits
@@ -111,7 +111,7 @@ def test_new_adapters_change_nothing_before_they_are_trained() -> None:
 
 def test_experts_and_routers_get_no_adapters() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), MIXTRAL, lora=2)
-    names = {n for part in run_threads(plan, lambda p: set(trained(p))) for n in part}
+    names = {n for trained_names in run_threads(plan, lambda p: set(trained(p))) for n in trained_names}
     assert {n.split(".")[4] for n in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
@@ -140,8 +140,10 @@ def test_two_replicas_with_divided_states_train_adapters_alike() -> None:
     batches = [tokens_of(LLAMA_TIED, rows=4, seed=seed) for seed in range(2)]
     make = partial(torch.optim.AdamW, lr=1e-2)
     plans = [plan_of(schedule, LLAMA_TIED, lora=4, data=2, zero=zero) for zero in (0, 1)]
-    whole, divided = (run_threads(plan, lambda p: train(p, batches, max_norm=1.0), optimizer=make)[0] for plan in plans)
-    assert divided == pytest.approx(whole, rel=1e-12)
+    undivided, divided = (
+        run_threads(plan, lambda p: train(p, batches, max_norm=1.0), optimizer=make)[0] for plan in plans
+    )
+    assert divided == pytest.approx(undivided, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def check(config: Any, plan: Any) -> None:
 
     answers = run_threads(plan, one, model=model, loss=smoothed)
     torch.testing.assert_close(answers[0][0], loss.detach(), rtol=1e-12, atol=0)
-    found = {name: gradient for _, part in answers for name, gradient in part.items()}
-    assert_gradients({name: found[name] for name in expected}, expected)
+    actual = {name: gradient for _, gradients in answers for name, gradient in gradients.items()}
+    assert_gradients({name: actual[name] for name in expected}, expected)
 
 
 def distilled(logits: Any, targets: Any, *, teacher: Any) -> Any:
@@ -97,17 +97,17 @@ def test_a_teachers_logits_are_entries_of_the_batch() -> None:
         expected.backward()
     plan = plan_of(db.schedules["zb-v"](devices=2, micro_batches=4), LLAMA)
 
-    own = {name: gradient_of(p).clone() for name, p in model.named_parameters()}
+    model_gradients = {name: gradient_of(p).clone() for name, p in model.named_parameters()}
     model.zero_grad()
     loss, gradients = gradients_of(plan, {**batch, "teacher": teacher}, model=model, loss=distilled)
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
-    assert_gradients(gradients, own)
+    assert_gradients(gradients, model_gradients)
 
 
 def log_probabilities(logits: Any, targets: Any) -> Any:
     """The log-probability of each row's targets."""
-    found = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    return (found * (targets != -100)).sum(-1)
+    token_log_probabilities = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    return (token_log_probabilities * (targets != -100)).sum(-1)
 
 
 def preference(logits: Any, targets: Any, *, reference: Any, scale: Any) -> Any:
@@ -129,25 +129,25 @@ def test_preferences_are_learned_in_two_passes() -> None:
     targets = (batch["targets"] != -100).sum()
 
     def one(transport: Any) -> Any:
-        found = torch.zeros(8, dtype=torch.float64)
+        reference = torch.zeros(8, dtype=torch.float64)
 
         def record(logits: Any, targets: Any, *, row: Any) -> Any:
-            found[row] = log_probabilities(logits, targets)
+            reference[row] = log_probabilities(logits, targets)
             return logits.new_zeros(())
 
         first = Pipeline(copy.deepcopy(before), plan, transport=transport, loss=record)
         first.evaluate([{**batch, "row": torch.arange(8)}])
-        transport.all_reduce(found, (0, 1))  # the last stage alone has seen logits
+        transport.all_reduce(reference, (0, 1))  # the last stage alone has seen logits
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=preference)
         # `step` divides by the number of targets; this loss is the mean over four pairs.
         scale = torch.full((8,), float(targets) / 4)
-        return loss_and_gradients(pipeline, {**batch, "reference": found, "scale": scale})
+        return loss_and_gradients(pipeline, {**batch, "reference": reference, "scale": scale})
 
     answers = ThreadTransport.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], expected.detach(), rtol=1e-12, atol=0)
-    own = {name: gradient_of(p) for name, p in model.named_parameters()}
+    model_gradients = {name: gradient_of(p) for name, p in model.named_parameters()}
     for _, gradients in answers:
-        assert_gradients(gradients, own)
+        assert_gradients(gradients, model_gradients)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", request.param)
 
 
-def assert_near(found: Tensor, exact: Tensor) -> None:
-    assert found.dtype == torch.float32
-    assert (found - exact).abs().max() <= 1e-6 * exact.abs().max()
+def assert_near(actual: Tensor, exact: Tensor) -> None:
+    assert actual.dtype == torch.float32
+    assert (actual - exact).abs().max() <= 1e-6 * exact.abs().max()
 
 
 @pytest.mark.usefixtures("onednn")

@@ -88,13 +88,13 @@ def test_halves_that_are_not_of_one_layer_keep_an_input_each() -> None:
 def test_a_deeper_micro_batch_keeps_what_its_strategy_says() -> None:
     ledger = Ledger()
     stage = stage_of(PlannedUnit("mlp", 0, "norm", "full"), ledger=ledger)
-    kept = []
+    saved_bytes = []
     for j, deeper in enumerate((False, True)):
         before = ledger.bytes
         x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
         stage.forward(j, x, MicroBatch(), SavePolicy(recomputing=1, deeper=deeper))
-        kept.append(ledger.bytes - before)
-    assert kept == [kept_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
+        saved_bytes.append(ledger.bytes - before)
+    assert saved_bytes == [kept_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
@@ -102,13 +102,13 @@ def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     ledger = Ledger()
     stage = stage_of(*ModelConfig.from_hf(LLAMA).units[1:-1], ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch())
-    kept = ledger.bytes
+    saved_bytes = ledger.bytes
     buffer = stage.offload(0, share, lambda size: torch.empty(size, dtype=torch.uint8))
     stage.release(0)
-    assert ledger.offloaded == len(buffer) == round(share * kept)
-    assert ledger.bytes == kept - len(buffer)
+    assert ledger.offloaded == len(buffer) == round(share * saved_bytes)
+    assert ledger.bytes == saved_bytes - len(buffer)
     stage.reload(0, buffer)
-    assert (ledger.bytes, ledger.offloaded) == (kept, 0)
+    assert (ledger.bytes, ledger.offloaded) == (saved_bytes, 0)
 
 
 def activation_of(units: Any) -> Any:
@@ -119,9 +119,9 @@ def activation_of(units: Any) -> Any:
     first = units[0].type == "embedding"
     x = tokens[:, :-1].contiguous() if first else torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
     y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()))
-    kept = ledger.bytes
+    saved_bytes = ledger.bytes
     stage.backward(0, torch.ones_like(y), split=True)
-    return kept, ledger.bytes
+    return saved_bytes, ledger.bytes
 
 
 @pytest.mark.parametrize("name", ["zb-h2", "interleaved"])
@@ -131,21 +131,21 @@ def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
     schedule = db.schedules[name](devices=2, micro_batches=6)
     plan = plan_of(schedule, LLAMA)
     profiled = [activation_of(units) for units in plan.partition]
-    kept, left = zip(*profiled, strict=True)
-    costs = StageCosts.of(stages=2 * chunks, activation=kept, activation_after_input=left)
+    saved_bytes, bytes_after_input = zip(*profiled, strict=True)
+    costs = StageCosts.of(stages=2 * chunks, activation=saved_bytes, activation_after_input=bytes_after_input)
 
-    found = peaks_of(plan, tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
-    assert found == pytest.approx(db.simulate(schedule, costs).peak_memory, abs=X)
+    actual = peaks_of(plan, tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
+    assert actual == pytest.approx(db.simulate(schedule, costs).peak_memory, abs=X)
 
 
 def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
     order = "0F0 0O0 0F1 0O1 0F2 0L1 0B2 0L0 0B1 0B0"
     schedule = Schedule.of("offload", Placement.linear(1), 3, [order.split()])
     plan = plan_of(schedule, LLAMA)
-    kept, _ = activation_of(plan.partition[0])
+    saved_bytes, _ = activation_of(plan.partition[0])
     # The limit makes lowering wait for the offloads where memory needs it.
-    costs = StageCosts.of(stages=1, activation=kept, offload=1, memory_limit=2 * kept)
-    assert db.simulate(schedule, costs).peak_memory == (2 * kept,)
+    costs = StageCosts.of(stages=1, activation=saved_bytes, offload=1, memory_limit=2 * saved_bytes)
+    assert db.simulate(schedule, costs).peak_memory == (2 * saved_bytes,)
 
     def peak(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=3 * ROWS, length=LENGTH))
@@ -153,8 +153,8 @@ def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
 
     [(device, elsewhere)] = run_threads(replace(plan, costs=costs), peak)
     # An offload may end while the next forward is under way, so that the two are not there whole at any moment.
-    assert kept < device <= 2 * kept
-    assert elsewhere == 2 * kept
+    assert saved_bytes < device <= 2 * saved_bytes
+    assert elsewhere == 2 * saved_bytes
 
 
 def test_a_steps_peak_has_gradients_that_have_been_cleared() -> None:

@@ -16,10 +16,10 @@ from tests.support.tiny_models import FAMILIES, LLAMA
 
 
 def test_a_unit_has_the_same_weights_alone_as_in_the_model() -> None:
-    whole = ReferenceModel(LLAMA, seed=3).hf_parameters()
+    parameters = ReferenceModel(LLAMA, seed=3).hf_parameters()
     (alone,) = build_stage(LLAMA, [PlannedUnit("mlp", 2)], seed=3)
     for name, parameter in alone.hf_parameters().items():
-        assert torch.equal(parameter, whole[name])
+        assert torch.equal(parameter, parameters[name])
 
 
 def test_the_row_of_the_padding_token_starts_at_zero() -> None:

@@ -126,10 +126,10 @@ def step(model: nn.Module, *, strategy: str = "none") -> tuple[float, dict[str, 
 def test_a_module_that_draws_recomputes_what_it_drew(name: str) -> None:
     model = sequence(RANDOM[name])
     loss, gradients = step(copy.deepcopy(model))
-    again_loss, again = step(copy.deepcopy(model), strategy="full")
+    again_loss, recomputed = step(copy.deepcopy(model), strategy="full")
     assert again_loss == loss
     for key, gradient in gradients.items():
-        torch.testing.assert_close(again[key], gradient, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(recomputed[key], gradient, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("strategy", ["none", "full"])
@@ -137,13 +137,13 @@ def test_a_module_that_draws_recomputes_what_it_drew(name: str) -> None:
 def test_buffers_and_gradients_are_those_of_plain_torch(name: str, strategy: str) -> None:
     model = sequence(STATEFUL[name])
     reference = copy.deepcopy(model)
-    for part in tokens().chunk(2):
-        logits = reference(part[:, :-1]).flatten(0, 1)
-        (functional.cross_entropy(logits, part[:, 1:].flatten(), reduction="sum") / 20).backward()
-    _, found = step(model, strategy=strategy)
+    for micro_batch in tokens().chunk(2):
+        logits = reference(micro_batch[:, :-1]).flatten(0, 1)
+        (functional.cross_entropy(logits, micro_batch[:, 1:].flatten(), reduction="sum") / 20).backward()
+    _, actual = step(model, strategy=strategy)
     expected = {key: p.grad for key, p in reference.named_parameters()} | dict(reference.named_buffers())
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(actual[key], value, rtol=1e-12, atol=1e-14)
 
 
 def test_a_step_leaves_the_generators_as_they_were() -> None:
@@ -209,9 +209,9 @@ def test_a_module_may_change_its_input_in_place(strategy: str) -> None:
     model = sequence(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)))
     model.insert(1, nn.ReLU(inplace=True))
     _, expected = gradients_alone(model, tokens())
-    _, found = step(model, strategy=strategy)
+    _, actual = step(model, strategy=strategy)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-12, atol=1e-14)
 
 
 def test_a_saved_tensor_that_changes_in_place_is_refused() -> None:
@@ -230,7 +230,7 @@ def test_a_checkpointed_part_may_have_dropout(reentrant: bool, strategy: str) ->
         assert isinstance(residual, Residual)
         residual.body = Checkpointed(residual.body, reentrant=reentrant)
     loss, expected = step(plain)
-    found_loss, found = step(wrapped, strategy=strategy)
+    found_loss, actual = step(wrapped, strategy=strategy)
     assert found_loss == loss
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name.replace("body", "body.module")], gradient, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(actual[name.replace("body", "body.module")], gradient, rtol=1e-12, atol=1e-14)

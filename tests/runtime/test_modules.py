@@ -85,11 +85,11 @@ def step(model: Any, plan: Any, **arguments: Any) -> Any:
 
 def check(model: Any, plan: Any) -> None:
     loss, expected = gradients_alone(model, tokens())
-    found_loss, found = step(model, plan)
+    found_loss, gradients = step(model, plan)
     torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
-    assert expected.keys() - found.keys() <= {"7.weight"}  # of a tied table, the first name
-    reached = {name: gradient for name, gradient in found.items() if gradient is not None}
-    assert found.keys() - reached.keys() == {name for name in found if expected[name] is None}
+    assert expected.keys() - gradients.keys() <= {"7.weight"}  # of a tied table, the first name
+    reached = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    assert gradients.keys() - reached.keys() == {name for name in gradients if expected[name] is None}
     assert_gradients(reached, expected)
 
 
@@ -280,9 +280,9 @@ def test_autocast_computes_as_it_does_in_one_process() -> None:
             loss = pipeline.step(tokens())
         return loss, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
 
-    for found_loss, found in run_threads(plan, one, model=model):
+    for found_loss, gradients in run_threads(plan, one, model=model):
         torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-3, atol=0)
-        for name, gradient in found.items():
+        for name, gradient in gradients.items():
             assert gradient.dtype == torch.float32
             # bf16 has eight bits, and micro-batches round apart.
             assert (gradient - expected[name]).norm() <= 2e-2 * expected[name].norm(), name
@@ -323,21 +323,21 @@ def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) 
     with torch.compiler.set_stance("force_eager"):
         loss, gradients = gradients_alone(model, tokens())
     expected = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-    found_loss, found, peak = step_alone(model, name, strategy)
+    found_loss, actual, peak = step_alone(model, name, strategy)
     assert len(graphs) >= 2
     torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
-    assert expected.keys() == {name for name, gradient in found.items() if gradient is not None}
-    assert_gradients({name: found[name] for name in expected}, expected)
+    assert expected.keys() == {name for name, gradient in actual.items() if gradient is not None}
+    assert_gradients({name: actual[name] for name in expected}, expected)
     assert peak > 0
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_masks_of_compiled_modules_follow_from_the_micro_batch() -> None:
-    kept, (loss, gradients, _) = (
+    unrecomputed, (loss, gradients, _) = (
         step_alone(compiled(dropout=0.5)[0], "interleaved", strategy) for strategy in ("none", "full")
     )
-    torch.testing.assert_close(loss, kept[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(loss, unrecomputed[0], rtol=1e-12, atol=0)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, kept[1][name], rtol=1e-12, atol=1e-15)
-    assert kept[0] != step_alone(compiled()[0], "interleaved", "none")[0]
+        torch.testing.assert_close(gradient, unrecomputed[1][name], rtol=1e-12, atol=1e-15)
+    assert unrecomputed[0] != step_alone(compiled()[0], "interleaved", "none")[0]

@@ -39,14 +39,14 @@ def state_dict(pipeline: Any) -> Any:
     return {name: p.clone() for name, p in pipeline.state_dict().items()}
 
 
-def trained(plan: Any, *others: Any, steps: int = STEPS, state_of: Any = state_dict, **arguments: Any) -> Any:
+def trained(plan: Any, *next_plans: Any, steps: int = STEPS, state_of: Any = state_dict, **arguments: Any) -> Any:
     """Losses and parameters of a run that goes on with each of the other plans after a step."""
 
     def one(pipeline: Any) -> Any:
         losses = []
-        for step in range(max(steps, 1 + len(others))):
-            if 0 < step <= len(others):
-                pipeline.switch_plan(others[step - 1])
+        for step in range(max(steps, 1 + len(next_plans))):
+            if 0 < step <= len(next_plans):
+                pipeline.switch_plan(next_plans[step - 1])
             tokens = tokens_of(plan.model, rows=4, seed=step + 10 * pipeline.ranks.replica)
             losses.append(pipeline.step(tokens).item())
             pipeline.optimizer_step(1.0)
@@ -136,16 +136,16 @@ def test_an_update_that_is_not_validated_yet_is_finished_first() -> None:
 def test_gradients_that_add_up_over_steps_move() -> None:
     before, after = divisions(2, dtype="fp32")
 
-    def gradients(plan: Any, *others: Any) -> Any:
+    def gradients(plan: Any, *next_plans: Any) -> Any:
         def one(pipeline: Any) -> Any:
-            for step, other in enumerate([None, *others]):
+            for step, other in enumerate([None, *next_plans]):
                 if other is not None:
                     pipeline.switch_plan(other)
                 pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
             return {name: p.grad for name, p in pipeline.named_parameters()}
 
-        held = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
-        return {name: gradient for found in held for name, gradient in found.items()}
+        answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
+        return {name: gradient for gradients in answers for name, gradient in gradients.items()}
 
     expected, moved = gradients(after, after), gradients(before, after)
     assert [name for name in expected if not torch.equal(moved[name], expected[name])] == []
@@ -172,9 +172,9 @@ def test_a_learning_rates_schedule_holds_on_to_its_optimizers() -> None:
 def test_what_a_step_keeps_is_counted_as_in_a_run_of_that_plan() -> None:
     before, after = divisions(2, dtype="bf16")
 
-    def memory(*others: Any) -> Any:
+    def memory(*next_plans: Any) -> Any:
         def one(pipeline: Any) -> Any:
-            for other in (None, *others):
+            for other in (None, *next_plans):
                 if other is not None:
                     pipeline.switch_plan(other)
                 pipeline.step(tokens_of(LLAMA, rows=4))
@@ -198,7 +198,7 @@ class Eight(torch.Tensor):
     codes: torch.Tensor
 
     @staticmethod
-    def of(codes: torch.Tensor) -> "Eight":
+    def from_codes(codes: torch.Tensor) -> "Eight":
         state = codes.float().as_subclass(Eight)
         state.codes = codes
         return state
@@ -211,7 +211,7 @@ class Eight(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> "Eight":
-        return Eight.of(inner["codes"])
+        return Eight.from_codes(inner["codes"])
 
 
 class Signs(torch.optim.Optimizer):
@@ -224,7 +224,7 @@ class Signs(torch.optim.Optimizer):
         for parameter in (p for group in self.param_groups for p in group["params"]):
             state = self.state[parameter]
             codes = state["count"].codes if state else torch.zeros(parameter.shape, dtype=torch.uint8)
-            state["count"] = Eight.of(codes + (parameter.grad > 0))
+            state["count"] = Eight.from_codes(codes + (parameter.grad > 0))
             parameter.data.sub_(0.01 * parameter.grad.sign() + 0.001 * state["count"].codes)
 
 

@@ -199,9 +199,9 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same() -> None:
     trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.3.input_layernorm.weight"}
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter_name in trained)
-    _, found = gradients_of(plan, tokens, model=model)
-    assert {name for name, gradient in found.items() if gradient is not None} == trained
-    assert all(torch.equal(found[name], expected[name]) for name in trained)
+    _, actual = gradients_of(plan, tokens, model=model)
+    assert {name for name, gradient in actual.items() if gradient is not None} == trained
+    assert all(torch.equal(actual[name], expected[name]) for name in trained)
 
 
 def test_the_trace_has_every_instruction_of_the_program() -> None:
@@ -215,12 +215,12 @@ def test_the_trace_has_every_instruction_of_the_program() -> None:
     program = db.lower(plan.schedule, plan.costs)
     [step] = trace.steps
     assert sorted(e.name for e in step.events) == sorted(i.op.name for i in program.instructions)
-    at = {e.name: e for e in step.events}
+    event_of = {e.name: e for e in step.events}
     for instruction in program.instructions:
         for wait in instruction.waits:
             awaited = program.instructions[wait.instruction]
             if awaited.device == instruction.device:
-                assert at[awaited.op.name].end <= at[instruction.op.name].start
+                assert event_of[awaited.op.name].end <= event_of[instruction.op.name].start
     assert {sample.device for sample in step.memory} == {0, 1}
 
 

@@ -98,8 +98,8 @@ def middle_norm(plan: Any) -> Any:
     return norms[len(norms) // 2] * 1.0001
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    for (losses, norms, state, _), (losses_then, norms_then, state_then) in zip(found, expected, strict=True):
+def assert_same(actual: Any, expected: Any) -> None:
+    for (losses, norms, state, _), (losses_then, norms_then, state_then) in zip(actual, expected, strict=True):
         assert losses == losses_then
         assert norms == pytest.approx(norms_then, rel=0, abs=0, nan_ok=True)
         assert state.keys() == state_then.keys()
@@ -124,10 +124,10 @@ def plans() -> Iterator[Any]:
 @pytest.mark.parametrize("plan", [*plans()])
 def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
     max_norm = middle_norm(plan)
-    found, expected = (run(plan, work, max_norm=max_norm) for work in (ahead, synchronous))
+    actual, expected = (run(plan, work, max_norm=max_norm) for work in (ahead, synchronous))
     norms = expected[0][1]
     assert min(norms) < max_norm < max(norms)
-    assert_same(found, expected)
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -142,18 +142,18 @@ def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
 def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped: Any, options: Any, dtype: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype=dtype, **options) for s in (stepped(schedule_1f1b()), schedule_1f1b()))
     max_norm = middle_norm(after)
-    found = run(inside, ahead, max_norm=max_norm)
-    assert_same(found, run(after, synchronous, max_norm=max_norm))
-    assert any(s.rolled_back for s in found[0][3])
+    actual = run(inside, ahead, max_norm=max_norm)
+    assert_same(actual, run(after, synchronous, max_norm=max_norm))
+    assert any(s.rolled_back for s in actual[0][3])
 
 
 @pytest.mark.parametrize("stepped", [host_stepped, lambda schedule: schedule])
 def test_a_step_with_an_inf_or_nan_gradient_changes_nothing(stepped: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype="fp32") for s in (stepped(schedule_1f1b()), schedule_1f1b()))
     arguments = {"max_norm": 1e9, "overflows": (1, 3)}
-    found = run(inside, ahead, **arguments)
-    assert_same(found, run(after, synchronous, **arguments))
-    for *_, settled in found:
+    actual = run(inside, ahead, **arguments)
+    assert_same(actual, run(after, synchronous, **arguments))
+    for *_, settled in actual:
         assert [s.step for s in settled if s.skipped] == [1, 3]
         assert [s.step for s in settled if s.rolled_back] == [1, 3]
 
@@ -169,12 +169,12 @@ def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
         )
         return pipeline.finish_update(), alone
 
-    (whole, _), (_, of_last) = run(plan, one_step)
-    assert of_last < whole.norm
-    for settled, _ in run(plan, one_step, max_norm=(of_last + whole.norm) / 2):
-        assert (settled.norm, settled.rolled_back) == (whole.norm, 1)
+    (step, _), (_, of_last) = run(plan, one_step)
+    assert of_last < step.norm
+    for settled, _ in run(plan, one_step, max_norm=(of_last + step.norm) / 2):
+        assert (settled.norm, settled.rolled_back) == (step.norm, 1)
     for settled, _ in run(plan, one_step, max_norm=of_last / 2):
-        assert (settled.norm, settled.rolled_back) == (whole.norm, 0)
+        assert (settled.norm, settled.rolled_back) == (step.norm, 0)
 
 
 def test_a_step_that_is_taken_again_has_its_own_learning_rate() -> None:
@@ -243,9 +243,9 @@ def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
         parameters = pipeline.parameters()
         return pipeline.measured.static_bytes - before, sum(2 * p.nbytes + 4 for p in parameters)
 
-    for found, states in run(on_device, more):
-        assert found == states  # the first step has had no states to copy
-    assert [found for found, _ in run(on_host, more)] == [0, 0]
+    for copied, states in run(on_device, more):
+        assert copied == states  # the first step has had no states to copy
+    assert [copied for copied, _ in run(on_host, more)] == [0, 0]
 
 
 def test_what_runs_ahead_is_what_no_backward_precedes() -> None:
@@ -354,10 +354,10 @@ def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
         return trace
 
     [step] = run(plan, work)[0].steps
-    at = {event.name: event for event in step.events}
+    event_of = {event.name: event for event in step.events}
     for stage in range(3):
-        assert at[f"{stage}F0"].end <= at[f"{stage + 1}F0"].start
-        assert at[f"{stage + 1}I0"].end <= at[f"{stage}I0"].start
+        assert event_of[f"{stage}F0"].end <= event_of[f"{stage + 1}F0"].start
+        assert event_of[f"{stage + 1}I0"].end <= event_of[f"{stage}I0"].start
 
 
 def test_frozen_parameters_have_no_part_in_the_norm() -> None:
@@ -374,8 +374,8 @@ def test_frozen_parameters_have_no_part_in_the_norm() -> None:
         torch.manual_seed(0)
         return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
 
-    found, expected = work(models(), partial(ahead, max_norm=0.5)), work(models(), partial(synchronous, max_norm=0.5))
-    assert_same(found, expected)
+    actual, expected = work(models(), partial(ahead, max_norm=0.5)), work(models(), partial(synchronous, max_norm=0.5))
+    assert_same(actual, expected)
     assert expected[0][1][0] == pytest.approx(own_norm(models(), trained), rel=1e-5)
 
 

@@ -73,8 +73,8 @@ def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> No
     @given(plans(config))
     def check(plan: Plan) -> None:
         predicted = [float(size) for size in plan.simulate().peak_memory]
-        found = peaks_of(plan, tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
-        assert found == pytest.approx(predicted, rel=0.01)
+        actual = peaks_of(plan, tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
+        assert actual == pytest.approx(predicted, rel=0.01)
 
     check()
 
@@ -103,9 +103,9 @@ def test_slices_keep_at_most_what_is_predicted(family: str, strategy: str, slice
     """The gradients of keys and values are counted for a whole stage, and come layer by layer."""
     plan = divided(family, strategy, slices)
 
-    found = peaks_of(plan, tokens_of(plan.model, rows=MICRO_BATCHES * ROWS, length=LENGTH))
+    actual = peaks_of(plan, tokens_of(plan.model, rows=MICRO_BATCHES * ROWS, length=LENGTH))
     gradients = (slices - 1) * max(plan.costs.key_value_gradient)
-    for measured, predicted in zip(found, plan.simulate().peak_memory, strict=True):
+    for measured, predicted in zip(actual, plan.simulate().peak_memory, strict=True):
         assert 0.99 * (predicted - gradients) <= measured <= 1.01 * predicted
 
 

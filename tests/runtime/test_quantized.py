@@ -104,15 +104,15 @@ def test_adapters_learn_beside_the_weights_that_codes_stand_for(
     answers = run_threads(plan, one)
     factors = adapted(model, state, options["quantize"])
     torch.testing.assert_close(answers[0][0], loss_of(model, tokens, micro_batches=4), rtol=1e-12, atol=0)
-    found = {n: t for _, part in answers for n, t in part.items()}
-    for n, whole in state.items():
+    actual = {n: t for _, tensors in answers for n, t in tensors.items()}
+    for n, weight in state.items():
         if n in factors:
             gradient = factors[n].grad
             assert gradient is not None
-            assert (whole - found[n] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), n
-        elif n in found:
+            assert (weight - actual[n] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), n
+        elif n in actual:
             is_linear = n.removesuffix("weight") + "lora_A.weight" in factors
-            assert torch.equal(found[n], as_quantized(whole, options["quantize"]) if is_linear else whole), n
+            assert torch.equal(actual[n], as_quantized(weight, options["quantize"]) if is_linear else weight), n
 
 
 def test_codes_are_of_the_nearest_numbers_times_a_blocks_largest() -> None:
@@ -161,10 +161,10 @@ def test_double_quantisation_gives_bitsandbytes_weights() -> None:
     for double in (False, True):
         packed = library.quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4", compress_statistics=double)
         expected = library.dequantize_4bit(*packed)
-        found = as_quantized(weight, "nf4-dq" if double else "nf4")
+        actual = as_quantized(weight, "nf4-dq" if double else "nf4")
         # Its kernel takes the neighbour of the nearest number for a scale here and there.
-        assert torch.isclose(found, expected, rtol=1e-6, atol=1e-7).double().mean() >= 0.99
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-7)
+        assert torch.isclose(actual, expected, rtol=1e-6, atol=1e-7).double().mean() >= 0.99
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize(("config", "format"), [(GPT2, "nf4"), (MIXTRAL, "nf4-dq")], ids=["gpt2", "mixtral"])
@@ -194,10 +194,10 @@ def test_a_checkpoint_of_floats_is_quantised_as_it_is_read(tmp_path: Path) -> No
         pipeline.load_pretrained(tmp_path)
         return pipeline.state_dict()
 
-    found = {name: tensor for state in run_threads(plan, one) for name, tensor in state.items()}
+    actual = {name: tensor for state in run_threads(plan, one) for name, tensor in state.items()}
     for name, weight in model.state_dict().items():
         linear = name.endswith("_proj.weight")
-        assert torch.equal(found[name], as_quantized(weight, format) if linear else weight), name
+        assert torch.equal(actual[name], as_quantized(weight, format) if linear else weight), name
 
 
 def test_units_with_quantised_weights_move() -> None:

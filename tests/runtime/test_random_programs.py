@@ -52,9 +52,9 @@ def check(plan: Any, **arguments: Any) -> None:
     tokens = tokens_of(CONFIG, rows=plan.micro_batches, length=6)
 
     expected_loss, gradients = expected(plan.micro_batches)
-    for loss, found in run_threads(plan, partial(loss_and_gradients, batch=tokens), **arguments):
+    for loss, actual in run_threads(plan, partial(loss_and_gradients, batch=tokens), **arguments):
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert_gradients(found, gradients)
+        assert_gradients(actual, gradients)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))

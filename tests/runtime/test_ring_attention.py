@@ -39,11 +39,11 @@ def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor])
         *inputs, gradient = (context.local_chunks(t, -2) for t in wholes)
         inputs = [t.detach().requires_grad_() for t in inputs]
         y = attend(*inputs, context=context)
-        own = [y.detach(), *torch.autograd.grad(y, inputs, gradient)]
-        return [context.gather(t, -2) for t in own]
+        shards = [y.detach(), *torch.autograd.grad(y, inputs, gradient)]
+        return [context.gather(t, -2) for t in shards]
 
-    found: list[Tensor] = ThreadTransport.run(size, one)[0]
-    return found
+    answer: list[Tensor] = ThreadTransport.run(size, one)[0]
+    return answer
 
 
 def by_one(wholes: Sequence[Tensor]) -> list[Tensor]:
@@ -52,8 +52,8 @@ def by_one(wholes: Sequence[Tensor]) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, (q, k, v), wholes[3])]
 
 
-def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor], within: float) -> None:
-    for mine, other in zip(found, expected, strict=True):
+def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor], within: float) -> None:
+    for mine, other in zip(actual, expected, strict=True):
         assert (mine - other).abs().max() <= within * other.abs().max()
 
 
@@ -125,9 +125,9 @@ def test_under_autocast_a_ring_computes_in_that_dtype() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return attention(*inputs, context=context).float()
 
-    found = by_ranks(2, whole_sequences(dtype=torch.float32), attend)
+    actual = by_ranks(2, whole_sequences(dtype=torch.float32), attend)
     expected = by_ranks(2, whole_sequences(dtype=torch.bfloat16), attention)
-    torch.testing.assert_close(found[0], expected[0].float(), rtol=0, atol=0)
+    torch.testing.assert_close(actual[0], expected[0].float(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -137,7 +137,7 @@ def test_scores_that_are_written_out_attend_as_the_fused_kernel_does(causal: boo
     fused, written = attend_to_block(q, k, v, scores), attend_unfused(q, k, v, scores)
     assert_equal([written.output, written.log_sum], [fused.output, fused.log_sum], 1e-14)
     # A block's gradients, where other keys take half of the weight
-    whole = Attended(0.5 * fused.output, fused.log_sum + math.log(2))
+    attended = Attended(0.5 * fused.output, fused.log_sum + math.log(2))
     gradient = torch.randn(q.shape, generator=torch.Generator().manual_seed(1), dtype=q.dtype)
-    found = gradients_unfused(gradient, q, k, v, whole, scores)
-    assert_equal(found, block_gradients(gradient, q, k, v, whole, scores), 1e-14)
+    actual = gradients_unfused(gradient, q, k, v, attended, scores)
+    assert_equal(actual, block_gradients(gradient, q, k, v, attended, scores), 1e-14)

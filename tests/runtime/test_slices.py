@@ -53,7 +53,7 @@ def test_slices_may_differ_in_length() -> None:
     plan, tokens = plan_for(sliced(slices=3), LLAMA), (1, 1, 9)
     costs = plan.costs.replace(micro_batch_scale=tokens * 2, attention_scale=(1, 1, 1), slices=3)
     unequal = replace(plan, costs=costs)
-    assert unequal.slice_tokens(66) == tuple(66 * each // sum(tokens) for each in tokens)
+    assert unequal.slice_tokens(66) == tuple(66 * length // sum(tokens) for length in tokens)
     assert_as_whole(unequal, LLAMA)
 
 
@@ -100,14 +100,14 @@ def test_bf16_slices_sum_the_gradients_of_keys_in_fp32() -> None:
 
 
 def test_evaluation_and_generation_are_of_whole_sequences() -> None:
-    plan, whole = plan_for(sliced(slices=3), LLAMA), plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA)
+    plan, unsliced = plan_for(sliced(slices=3), LLAMA), plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA)
     batch, prompts = batch_of(LLAMA), tokens_of(LLAMA, rows=3, length=2)
 
     def one(pipeline: Any) -> Any:
         return pipeline.evaluate([batch]), pipeline.generate(prompts, new_tokens=3)
 
     (loss, tokens), *_ = run_threads(plan, one)
-    (expected_loss, expected), *_ = run_threads(whole, one)
+    (expected_loss, expected), *_ = run_threads(unsliced, one)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
     assert torch.equal(tokens, expected)
 

@@ -72,16 +72,16 @@ def test_an_offload_waits_for_the_units_that_leave_alone() -> None:
 
 
 def test_a_reload_holds_no_unit_that_a_backward_has_freed() -> None:
-    (stage, buffer, _), left = offloaded_stage(), list[int]()
+    (stage, buffer, _), bytes_at_end = offloaded_stage(), list[int]()
     ledger = stage._ledger
 
     def unit_done() -> Callable[[], None]:
         stage.forget()
-        left.append(ledger.bytes)
+        bytes_at_end.append(ledger.bytes)
         return lambda: None
 
     stage.reload(0, buffer, unit_done=unit_done)
-    assert left == [0] * len(UNITS)
+    assert bytes_at_end == [0] * len(UNITS)
 
 
 @pytest.mark.parametrize("to_recompute", [False, True])
@@ -104,7 +104,7 @@ def test_a_backward_waits_for_one_unit_of_its_reload_at_a_time() -> None:
     x = torch.randn(X, dtype=torch.float64)
     y = plain.forward(0, x, MicroBatch())
     first_is_back, last_has_run = threading.Event(), threading.Event()
-    expected, found, last = parameters_of(plain), parameters_of(moved), moved.units[-1]
+    expected, actual, last = parameters_of(plain), parameters_of(moved), moved.units[-1]
 
     def watched(y: torch.Tensor, *context: Any) -> Any:
         y.register_hook(lambda _: last_has_run.set())
@@ -127,7 +127,7 @@ def test_a_backward_waits_for_one_unit_of_its_reload_at_a_time() -> None:
         assert first_is_back.wait(60)
         assert torch.equal(plain.backward(0, y, split=False), moved.backward(0, y, split=False))  # type: ignore[arg-type]
         reload.result()
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(expected, found, strict=True))
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(expected, actual, strict=True))
 
 
 def test_a_backward_learns_that_its_reload_has_failed() -> None:

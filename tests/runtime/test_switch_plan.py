@@ -45,8 +45,12 @@ def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
 
 def test_another_recomputation_and_other_offloads_change_no_bit() -> None:
     plan = plan_of(offloading(db.schedules["1f1b"](devices=2, micro_batches=4)), LLAMA, dtype="fp32")
-    others = [keeping(plan, "full"), keeping(plan, "norm+activation", offload=0.5), keeping(plan, "none", offload=0.25)]
-    assert_same_run(trained(plan, *others), trained(plan, steps=4))
+    next_plans = [
+        keeping(plan, "full"),
+        keeping(plan, "norm+activation", offload=0.5),
+        keeping(plan, "none", offload=0.25),
+    ]
+    assert_same_run(trained(plan, *next_plans), trained(plan, steps=4))
 
 
 def test_a_switch_to_recomputation_frees_what_it_drops() -> None:
@@ -60,8 +64,8 @@ def test_a_switch_to_recomputation_frees_what_it_drops() -> None:
             peaks.append(pipeline.measured.peak_activation)
         return peaks
 
-    for kept, recomputed, again in run_threads(plan, one):
-        assert recomputed < kept == again
+    for saved_bytes, recomputed, saved_again in run_threads(plan, one):
+        assert recomputed < saved_bytes == saved_again
 
 
 def test_modules_that_are_called_whole_take_no_strategy_for_operators() -> None:

@@ -55,11 +55,11 @@ def schedule(name: str = "1f1b", devices: int = 2, micro_batches: int = 4) -> An
 
 def wholes(answers: Any) -> Any:
     """One dictionary of what the ranks have told by name; what several have told is the same."""
-    found: dict[str, Any] = {}
-    for part in answers:
-        for name, tensor in part.items():
-            torch.testing.assert_close(found.setdefault(name, tensor), tensor, rtol=0, atol=0)
-    return found
+    tensors: dict[str, Any] = {}
+    for answer in answers:
+        for name, tensor in answer.items():
+            torch.testing.assert_close(tensors.setdefault(name, tensor), tensor, rtol=0, atol=0)
+    return tensors
 
 
 def whole_gradients(pipeline: Any) -> Any:
@@ -105,10 +105,10 @@ def test_a_rank_has_its_shards_alone_and_its_activations() -> None:
         return pipeline.measured.static_bytes, pipeline.measured.peak_activation
 
     plans = [plan_of(schedule(devices=1, micro_batches=1), SMALL, tensor=tensor) for tensor in (1, 2)]
-    (whole, kept), (part, kept_part) = (run_threads(p, one, ranks=p.ranks)[0] for p in plans)
+    (undivided, undivided_activation), (divided, kept_part) = (run_threads(p, one, ranks=p.ranks)[0] for p in plans)
     norms = 9 * SMALL["hidden_size"] * 8 * 2  # parameters and gradients in fp64
-    assert part - norms == (whole - norms) / 2
-    assert kept_part < kept
+    assert divided - norms == (undivided - norms) / 2
+    assert kept_part < undivided_activation
 
 
 def test_offload_moves_what_a_rank_keeps() -> None:
@@ -133,10 +133,10 @@ def test_divided_ranks_drop_what_whole_ones_do(family: Any, strategy: str) -> No
         return pipeline.step(tokens), whole_gradients(pipeline)
 
     plans = [plan_of(schedule(micro_batches=2), DROPPING[family], tensor=t, strategy=strategy) for t in (1, 2)]
-    whole, divided = (run_threads(plan, one, ranks=plan.ranks) for plan in plans)
-    torch.testing.assert_close(divided[0][0], whole[0][0], rtol=1e-12, atol=0)
-    expected, found = (wholes(part for _, part in answers) for answers in (whole, divided))
-    assert_gradients({name: found[name] for name in expected}, expected)
+    undivided, divided = (run_threads(plan, one, ranks=plan.ranks) for plan in plans)
+    torch.testing.assert_close(divided[0][0], undivided[0][0], rtol=1e-12, atol=0)
+    expected, actual = (wholes(state for _, state in answers) for answers in (undivided, divided))
+    assert_gradients({name: actual[name] for name in expected}, expected)
 
 
 @pytest.mark.parametrize(("family", "targets"), [("gpt2", "all-linear"), ("qwen3-moe", ["k_proj", "o_proj"])])
@@ -171,18 +171,18 @@ def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 13), (torch.bfloat16, 12)])
 def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int) -> None:
-    whole = torch.randn(2, 5, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    full_logits = torch.randn(2, 5, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     targets = torch.tensor([[0, 3, 11, -100, 6], [5, 5, -100, 2, 8]])
-    logits = whole.clone().requires_grad_()
+    logits = full_logits.clone().requires_grad_()
     expected = cross_entropy(logits, targets)
     expected.backward()
 
     def one(transport: Any) -> Any:
         group = TensorGroup(transport, (0, 1, 2))
-        part = group.local_shard(whole, Cut(2, size)).clone().requires_grad_()
-        loss = divided_cross_entropy(part, targets, group=group, vocab=size)
+        shard = group.local_shard(full_logits, Cut(2, size)).clone().requires_grad_()
+        loss = divided_cross_entropy(shard, targets, group=group, vocab=size)
         loss.backward()
-        return loss.detach(), part.grad
+        return loss.detach(), shard.grad
 
     answers = ThreadTransport.run(3, one)
     for loss, _ in answers:

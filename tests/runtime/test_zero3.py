@@ -107,8 +107,8 @@ def trained(plan: Any, *, max_norm: float | None = None) -> Any:
 )
 def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None:
     divided = zero3(schedule, with_layers(LLAMA, 2), data=2, **options)
-    whole = replace(divided, options=replace(divided.options, zero=2))
-    for (losses, state), (expected, parameters) in zip(trained(divided), trained(whole), strict=True):
+    undivided = replace(divided, options=replace(divided.options, zero=2))
+    for (losses, state), (expected, parameters) in zip(trained(divided), trained(undivided), strict=True):
         assert losses == expected
         assert all(torch.equal(tensor, parameters[name]) for name, tensor in state.items())
 
@@ -140,7 +140,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
     plan = zero3(schedule, EVEN, dtype=dtype, data=2)
     nothing = plan.costs.replace(activation=0, activation_recomputed=0, activation_after_input=0)
     timeline = db.simulate(plan.schedule, nothing)
-    parameters = [sum(plan.costs.gathered[s] for s in held) // SIZE[dtype] for held in schedule.placement.stages_of]
+    parameters = [sum(plan.costs.gathered[s] for s in stages) // SIZE[dtype] for stages in schedule.placement.stages_of]
 
     def one(pipeline: Any) -> Any:
         pipeline.step(batch_of(pipeline, EVEN))

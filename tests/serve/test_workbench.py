@@ -216,7 +216,7 @@ def test_a_hundred_searches_at_once_start_two(client: Client) -> None:
 
 def descendants(process: int) -> list[int]:
     """The processes that this one has started, and theirs."""
-    return [each for child in children(process) for each in (child, *descendants(child))]
+    return [pid for child in children(process) for pid in (child, *descendants(child))]
 
 
 @pytest.mark.slow

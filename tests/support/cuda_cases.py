@@ -68,9 +68,9 @@ def step_of(plan: Any, tokens: Any, device: Any, **arguments: Any) -> Any:
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 
-def assert_same(found: Any, expected: Any, *, tolerance: float = 1e-12) -> None:
+def assert_same(actual: Any, expected: Any, *, tolerance: float = 1e-12) -> None:
     """Loss and gradients agree, relative to each tensor's largest entry."""
-    (loss, gradients), (expected_loss, expected_gradients) = found, expected
+    (loss, gradients), (expected_loss, expected_gradients) = actual, expected
     torch.testing.assert_close(loss.cpu(), expected_loss.cpu(), rtol=tolerance, atol=0)
     assert expected_gradients.keys() - gradients.keys() <= {"lm_head.weight"}
     alongside = {name: expected_gradients[name].to(gradient.device) for name, gradient in gradients.items()}

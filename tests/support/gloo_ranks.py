@@ -34,11 +34,11 @@ def assert_gradients_over_gloo(plans: Any, batches: Any, folder: Path) -> None:
     parts = [torch.load(answers / f"rank{rank}.pt") for rank in range(plans[0].ranks)]
     for plan, tokens, told in zip(plans, batches, zip(*parts, strict=True), strict=True):
         expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
-        assert expected.keys() - {name for _, found, _ in told for name in found} <= {"lm_head.weight"}
-        for loss, found, events in told:
+        assert expected.keys() - {name for _, gradients, _ in told for name in gradients} <= {"lm_head.weight"}
+        for loss, actual, events in told:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert plan.ranks > plan.devices or events == len(lower(plan.schedule, plan.costs).instructions)
-            assert_gradients(found, expected)
+            assert_gradients(actual, expected)
 
 
 def assert_norm_over_gloo(plan: Any, tokens: Any, folder: Path) -> None:

@@ -46,12 +46,12 @@ class Finished:
     """A search that ran to its end when it began."""
 
     plan: Plan
-    found: list[BetterOrder] = field(default_factory=list)
+    orders: list[BetterOrder] = field(default_factory=list)
     failed: str | None = None
     closed: bool = False
 
     def newest(self) -> BetterOrder | None:
-        return self.found.pop() if self.found else None
+        return self.orders.pop() if self.orders else None
 
     def failure(self) -> str | None:
         return self.failed

@@ -56,12 +56,12 @@ def counted(config: Any, unit: Any, *, dtype: Any) -> Any:
     first = unit.type == "embedding"
     x = tokens[:, :-1].contiguous() if first else torch.randn(1, LENGTH, config["hidden_size"], dtype=dtype)
     y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()), SavePolicy(recomputing=1))
-    kept = ledger.bytes
+    saved_bytes = ledger.bytes
     stage.recompute(0)
     ledger.start_step()
-    whole = ledger.bytes
+    bytes_after_forward = ledger.bytes
     stage.backward(0, torch.ones_like(y), split=True)
-    return kept, ledger.bytes, ledger.peak - max(whole, ledger.bytes)
+    return saved_bytes, ledger.bytes, ledger.peak - max(bytes_after_forward, ledger.bytes)
 
 
 def parameters_of(config: Any, unit: Any) -> Any:
@@ -75,8 +75,8 @@ def units_of(config: Any, *, dtype: Any = torch.float64, states: int = 0, hosted
     made = []
     for planned in ModelConfig.from_hf(config).units:
         time = TIMES[planned.type] * 1e-3
-        kept, left, more = counted(config, planned, dtype=dtype)
-        ways = {"none": Strategy(kept)}
+        saved_bytes, bytes_after_input, more = counted(config, planned, dtype=dtype)
+        ways = {"none": Strategy(saved_bytes)}
         for name, (operators, share) in STRATEGIES[planned.type].items():
             recomputed = counted(config, replace(planned, strategy=operators), dtype=dtype)[0]
             joined = 0 if planned.type == "mlp" and name == "full" else None
@@ -91,7 +91,7 @@ def units_of(config: Any, *, dtype: Any = torch.float64, states: int = 0, hosted
                 backward_weight=time,
                 static=states * size + (STEP_COUNT * tensors if states else 0),
                 strategies=ways,
-                activation_after_input=left,
+                activation_after_input=bytes_after_input,
                 workspace=more,
                 on_host=None if hosted is None else HostStates(
                     static=hosted * size, gradients=4 * size, parameters=4 * size, step=1e-9 * size

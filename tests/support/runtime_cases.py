@@ -109,8 +109,8 @@ def run_threads(
     """
 
     def one(transport: Any) -> Any:
-        own = model if in_place else copy.deepcopy(model)
-        return work(Pipeline(own, plan, transport=transport, **arguments))
+        local_model = model if in_place else copy.deepcopy(model)
+        return work(Pipeline(local_model, plan, transport=transport, **arguments))
 
     return ThreadTransport.run(ranks or plan.ranks, one)
 
@@ -233,21 +233,21 @@ def train(pipeline: Any, batches: Iterable[Any], *, max_norm: float | None = Non
     return losses
 
 
-def assert_same_run(found: Any, expected: Any) -> None:
+def assert_same_run(actual: Any, expected: Any) -> None:
     """Losses and parameters are the same to the bit."""
-    (losses, parameters), (expected_losses, others) = found, expected
+    (losses, parameters), (expected_losses, expected_parameters) = actual, expected
     assert losses == expected_losses
-    assert parameters.keys() == others.keys()
-    assert [name for name in parameters if not torch.equal(parameters[name], others[name])] == []
+    assert parameters.keys() == expected_parameters.keys()
+    assert [name for name in parameters if not torch.equal(parameters[name], expected_parameters[name])] == []
 
 
 def assert_gradients(
-    found: Mapping[str, torch.Tensor],
+    actual: Mapping[str, torch.Tensor],
     expected: Mapping[str, torch.Tensor],
     *,
     relative: float = 1e-12,
     absolute: float = 0.0,
 ) -> None:
     """Each gradient that is found is the expected one of its name, to a share of the largest entry of that one."""
-    for name, gradient in found.items():
+    for name, gradient in actual.items():
         assert (gradient - expected[name]).abs().max() <= relative * expected[name].abs().max() + absolute, name

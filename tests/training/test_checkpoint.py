@@ -18,19 +18,19 @@ from tests.support import gloo_ranks
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def whole(*values: float) -> TensorShard:
+def full_shard(*values: float) -> TensorShard:
     return TensorShard.unsharded(torch.tensor(values).float())
 
 
-def rows(first: int, content: list[list[float]], *, of: int) -> TensorShard:
+def rows(first: int, content: list[list[float]], *, row_count: int) -> TensorShard:
     tensor = torch.tensor(content).float().reshape(-1, 2)
     blocks = (ShardBlock((0, 0), tuple(tensor.shape), (first, 0)),) if content else ()
-    return TensorShard(tensor, torch.Size([of, 2]), blocks)
+    return TensorShard(tensor, torch.Size([row_count, 2]), blocks)
 
 
 def state(value: float) -> dict[str, TensorShard]:
     step = TensorShard.unsharded(torch.tensor(value))
-    return {"model.head.weight": whole(value, value + 1), "optimizer.head.weight.step": step}
+    return {"model.head.weight": full_shard(value, value + 1), "optimizer.head.weight.step": step}
 
 
 def progress(step: int) -> RunProgress:
@@ -83,8 +83,8 @@ def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path)
 @pytest.mark.parametrize(("first", "size"), [(0, 5), (1, 3), (2, 0)])
 def test_any_rows_can_be_read_of_what_was_written_whole(tmp_path: Path, first: int, size: int) -> None:
     table = [[i, i + 0.5] for i in range(5)]
-    save(tmp_path, {"model.table": rows(0, table, of=5)}, 1)
-    wanted = {"model.table": rows(first, [[-1.0, -1.0]] * size, of=5)}
+    save(tmp_path, {"model.table": rows(0, table, row_count=5)}, 1)
+    wanted = {"model.table": rows(first, [[-1.0, -1.0]] * size, row_count=5)}
     checkpoint.load(checkpoint_folder.latest(tmp_path), wanted)
     assert wanted["model.table"].tensor.tolist() == table[first : first + size]
 
@@ -120,7 +120,7 @@ def test_a_place_that_cannot_be_written_keeps_the_old_checkpoint(tmp_path: Path)
 def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(small_disk: Any) -> None:
     save(small_disk, state(1), 1)
     saver = Saver(small_disk, keep=1)
-    saver.save({"model.big": whole(*range(400_000))}, progress(2))
+    saver.save({"model.big": full_shard(*range(400_000))}, progress(2))
     with pytest.raises(CheckpointError, match="could not be written: the disk is full; those before it are whole"):
         saver.wait()
     assert [p.name for p in small_disk.iterdir()] == ["step-000001"]
@@ -130,8 +130,8 @@ def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(small_disk: Any) -> N
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"model.layers.9": whole(0)}, r"does not belong to this model: it has no 'model\.layers\.9'"),
-        ({"model.head.weight": whole(0, 0, 0)}, r"has shape \[2\] there, \[3\] here"),
+        ({"model.layers.9": full_shard(0)}, r"does not belong to this model: it has no 'model\.layers\.9'"),
+        ({"model.head.weight": full_shard(0, 0, 0)}, r"has shape \[2\] there, \[3\] here"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, wanted: Any, message: str) -> None:

@@ -33,7 +33,7 @@ def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
 
 def test_a_dataset_in_the_current_folder_is_found_after_the_library(folder: Path) -> None:
     (folder / "mine.py").write_text("import random\ndef data(plan):\n    return [random.randrange(9)]\n")
-    found = "from debubble.training.user_code import named_dataset; print(len(named_dataset('mine:data')(None)))"
-    done = subprocess.run([*PYTHON, "-c", found], cwd=folder, capture_output=True, text=True)
+    script = "from debubble.training.user_code import named_dataset; print(len(named_dataset('mine:data')(None)))"
+    done = subprocess.run([*PYTHON, "-c", script], cwd=folder, capture_output=True, text=True)
     assert done.stdout == "1\n", done.stderr
     assert not (folder / "imported").exists()

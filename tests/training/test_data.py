@@ -57,10 +57,10 @@ def test_an_epoch_holds_every_window_once_in_its_own_order() -> None:
 def test_an_epochs_order_is_numpys_of_seed_and_epoch() -> None:
     """Checkpoints count on it: what they remember of the data is how many samples were seen."""
     orders = [np.random.default_rng([5, epoch]).permutation(7).tolist() for epoch in range(4)]
-    whole = [place for order in orders for place in order]
+    order_of_epochs = [place for order in orders for place in order]
     for first, count in [(0, 28), (5, 4), (3, 20), (21, 7)]:
-        found = shuffled_indices(first, count=count, per_epoch=7, seed=5)
-        assert found.tolist() == whole[first : first + count]
+        actual = shuffled_indices(first, count=count, per_epoch=7, seed=5)
+        assert actual.tolist() == order_of_epochs[first : first + count]
 
 
 def test_data_shorter_than_a_sequence_is_refused() -> None:
@@ -101,15 +101,15 @@ def test_tokens_are_made_once_and_again_when_a_file_has_changed(
     texts: Any, tokenizer: Any, own_cache_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(texts.parent / "cache"))
-    kept = texts.parent / "cache" / "debubble" / "tokens"
+    cache = texts.parent / "cache" / "debubble" / "tokens"
     load_tokens(texts, HfTokenizer(tokenizer))
-    (first,) = kept.iterdir()
+    (first,) = cache.iterdir()
     load_tokens(texts, HfTokenizer(tokenizer))
-    assert list(kept.iterdir()) == [first]
+    assert list(cache.iterdir()) == [first]
     assert first.suffix == ".uint16"
     (texts / "2.txt").write_text("c d a")
     assert load_tokens(texts, HfTokenizer(tokenizer)).tolist() == [2, 3, 4, 4, 0, 2]
-    assert len(list(kept.iterdir())) == 2
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(

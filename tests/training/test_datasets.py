@@ -53,10 +53,10 @@ def test_every_item_comes_once_per_epoch() -> None:
 
 
 def test_a_sample_is_the_same_however_it_is_asked_for() -> None:
-    whole = tokens(items(), 0, count=8)
+    expected = tokens(items(), 0, count=8)
     torch.manual_seed(1)
     parts = torch.cat([tokens(items(), 0, count=3), tokens(items(), 3, count=5)])
-    assert torch.equal(whole, parts)
+    assert torch.equal(expected, parts)
 
 
 def test_making_samples_leaves_the_generators_alone() -> None:
@@ -120,15 +120,15 @@ def test_a_dataset_is_trained_on_by_name_as_by_itself(
     options = TrainOptions(plan=plan_file(1), steps=2, warmup=1)
     named = TrainOptions(plan=plan_file(1), steps=2, warmup=1, dataset="my_data:counting")
     check(named)
-    given = train_alone(options, dataset=counting(Plan.load(options.plan)))
-    assert [r.loss for r in train_alone(named).reports] == [r.loss for r in given.reports]
+    direct = train_alone(options, dataset=counting(Plan.load(options.plan)))
+    assert [r.loss for r in train_alone(named).reports] == [r.loss for r in direct.reports]
 
 
 @pytest.mark.usefixtures("process_group", "forked_processes")
 def test_a_run_on_a_dataset_is_resumed_bit_for_bit(plan_file: Any, tmp_path: Path) -> None:
     dataset = counting(Plan.load(plan_file(1)))
     options = TrainOptions(plan=plan_file(1), steps=4, warmup=1, checkpoint=tmp_path / "c", save_every=2, keep=9)
-    whole = [r.loss for r in train_alone(options, dataset=dataset).reports]
+    expected = [r.loss for r in train_alone(options, dataset=dataset).reports]
     shutil.rmtree(tmp_path / "c" / "step-000004")
     resumed = [r.loss for r in train_alone(replace(options, resume=True), dataset=dataset).reports]
-    assert resumed == whole[2:]
+    assert resumed == expected[2:]

@@ -72,5 +72,5 @@ def test_a_checkpoint_is_written_on_request(
     done = int(said[1])
     assert Path(said[2]) == tmp_path / "c" / f"step-{done:06d}"
     resumed = train_alone(replace(saving, resume=True), dataset=Signalling(None))
-    whole = train_alone(options, dataset=Signalling(None))
-    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][done:]
+    uninterrupted = train_alone(options, dataset=Signalling(None))
+    assert [r.loss for r in resumed.reports] == [r.loss for r in uninterrupted.reports][done:]

@@ -50,8 +50,8 @@ def test_progress_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
         progress_of(place)
 
 
-def resumed(folder: Path, **given: Any) -> TrainOptions:
-    return with_settings(given, TrainOptions(plan=Path("plan.json"), checkpoint=folder, resume=True))
+def resumed(folder: Path, **settings: Any) -> TrainOptions:
+    return with_settings(settings, TrainOptions(plan=Path("plan.json"), checkpoint=folder, resume=True))
 
 
 def test_an_optimizer_that_only_a_checkpoint_names_is_refused(tmp_path: Path) -> None:

@@ -182,11 +182,11 @@ def test_nothing_listens_to_the_network(tmp_path: Path) -> None:
     process.start()
     assert process.pid is not None
     (tmp_path / "waiting").read_text()
-    found = [listening(each) for each in (process.pid, *started(tmp_path))]
+    addresses = [listening(pid) for pid in (process.pid, *started(tmp_path))]
     os.kill(process.pid, signal.SIGINT)
     process.join()
     loopback = "0100007F"
-    assert found == [set(), {loopback}, {loopback}]
+    assert addresses == [set(), {loopback}, {loopback}]
 
 
 def test_a_rank_whose_launcher_is_gone_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_micro_batch_is_one_row_whose_sequences_are_apart() -> None:
 
 def test_an_epoch_has_every_sequence_once() -> None:
     data = sequences(40)
-    lengths = [length for step in range(5) for own in data.lengths(step) for length in own]
+    lengths = [length for step in range(5) for row in data.lengths(step) for length in row]
     assert sorted(lengths) == sorted(map(len, data.sequences))
 
 
@@ -83,17 +83,19 @@ def test_replicas_have_different_micro_batches_of_one_step() -> None:
     data = sequences(replicas=2)
     tokens = [data.batch(0, replica=replica, ranks=range(4)) for replica in (0, 1)]
     counted = [[int((row["targets"] != -100).sum()) for row in rows] for rows in tokens]
-    assert counted == [[sum(own) - 2 for own in data.lengths(0)[replica::2]] for replica in (0, 1)]
+    assert counted == [[sum(row) - 2 for row in data.lengths(0)[replica::2]] for replica in (0, 1)]
     assert [row["input_ids"].shape for row in tokens[0]] == [row["input_ids"].shape for row in tokens[1]]
 
 
 def test_a_class_has_room_for_all_its_steps() -> None:
     data = sequences()
-    found = classes(plan_for(), data, steps=STEPS)
-    assert 1 < len(found) <= planning.MAX_CLASSES
+    size_classes = classes(plan_for(), data, steps=STEPS)
+    assert 1 < len(size_classes) <= planning.MAX_CLASSES
     for step in range(STEPS):
-        tokens = [sum(own) / (2 * LONGEST) for own in data.lengths(step)]
-        assert any(all(t <= size.tokens for t, size in zip(tokens, each, strict=True)) for each in found)
+        tokens = [sum(row) / (2 * LONGEST) for row in data.lengths(step)]
+        assert any(
+            all(t <= size.tokens for t, size in zip(tokens, size_class, strict=True)) for size_class in size_classes
+        )
 
 
 def test_a_step_runs_by_the_fastest_plan_with_room(steps: LengthSteps) -> None:
@@ -185,7 +187,9 @@ def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path, replicas: i
     data = sequences(replicas=replicas)
     for step, ranks in enumerate(on_two_ranks(tmp_path, replicas=replicas)):
         rows = [row for replica in range(replicas) for row in data.batch(step, replica=replica, ranks=range(4))]
-        alone = [each for row in rows for each in apart(row) if bool((each["targets"] != -100).any())]
+        alone = [
+            micro_batch for row in rows for micro_batch in apart(row) if bool((micro_batch["targets"] != -100).any())
+        ]
         expected_loss, expected = reference_gradients(LLAMA, alone, micro_batches=8 * replicas)
         for loss, gradients, _, _ in ranks:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
@@ -203,9 +207,9 @@ def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.slow
 def test_no_device_holds_more_than_the_plan_of_its_step(tmp_path: Path) -> None:
-    held = [(peak, planned) for ranks in on_two_ranks(tmp_path, dtype="fp32") for _, _, peak, planned in ranks]
+    peaks = [(peak, planned) for ranks in on_two_ranks(tmp_path, dtype="fp32") for _, _, peak, planned in ranks]
     # Equal lengths, too, take 24 bytes a token more than their costs say: 1% of this small model's activations.
-    assert all(peak <= 1.02 * planned for peak, planned in held), held
+    assert all(peak <= 1.02 * planned for peak, planned in peaks), peaks
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ def failed_at(name: str, plan: db.Plan) -> DeviceMemoryError:
 
 def test_the_prediction_is_what_the_plan_holds_at_the_operation(plan: Any) -> None:
     static = float(plan.costs.static_of(0))
-    kept = float(plan.costs.activation[0])
-    assert predicted_at(failed_at("0F0", plan), plan) == pytest.approx(static + kept)
-    assert predicted_at(failed_at("0F1", plan), plan) == pytest.approx(static + 2 * kept)
+    activation = float(plan.costs.activation[0])
+    assert predicted_at(failed_at("0F0", plan), plan) == pytest.approx(static + activation)
+    assert predicted_at(failed_at("0F1", plan), plan) == pytest.approx(static + 2 * activation)
 
 
 def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan: Any) -> None:

@@ -123,7 +123,7 @@ class Codes(torch.Tensor):
     scales: torch.Tensor
 
     @classmethod
-    def of(cls, codes: torch.Tensor, scales: torch.Tensor) -> "Codes":
+    def from_codes(cls, codes: torch.Tensor, scales: torch.Tensor) -> "Codes":
         state = codes.float().as_subclass(cls)
         state.codes, state.scales = codes, scales
         return state
@@ -147,7 +147,7 @@ class InEightBits(torch.optim.Optimizer):
             state = self.state[parameter]
             for moment in ("first", "second"):
                 if self.wrapped:
-                    state[moment] = Codes.of(codes, scales)
+                    state[moment] = Codes.from_codes(codes, scales)
                 else:
                     state[moment], state[f"{moment} scales"] = codes, scales
 

@@ -86,32 +86,32 @@ def options(options: TrainOptions) -> TrainOptions:
 )
 def test_a_resumed_run_goes_on_bit_for_bit(optimizer: str, options: TrainOptions, tmp_path: Path) -> None:
     options = replace(options, optimizer=optimizer)
-    whole = train_alone(options)
+    uninterrupted = train_alone(options)
     checkpoints = tmp_path / "checkpoints"
     train_alone(replace(options, checkpoint=checkpoints, save_every=2, keep=9))
     checkpoint_folder.latest(checkpoints).rename(tmp_path / "later")
     resumed = train_alone(replace(options, checkpoint=checkpoints, resume=True))
-    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][2:]
+    assert [r.loss for r in resumed.reports] == [r.loss for r in uninterrupted.reports][2:]
 
 
 def states(plan: db.Plan) -> list[dict[str, Any]]:
     """What each rank saves, by name."""
 
-    def of(pipeline: Pipeline) -> dict[str, Any]:
+    def state_dict(pipeline: Pipeline) -> dict[str, Any]:
         return dict(state_of(pipeline))
 
-    answers: list[dict[str, Any]] = run_threads(plan, of, ranks=plan.ranks, optimizer=EightBits)
+    answers: list[dict[str, Any]] = run_threads(plan, state_dict, ranks=plan.ranks, optimizer=EightBits)
     return answers
 
 
 @pytest.mark.usefixtures("process_group")
 def test_8_bits_are_resumed_but_not_under_another_division(tmp_path: Path) -> None:
     schedule = db.schedules["1f1b"](devices=1, micro_batches=2)
-    (whole,) = states(plan_of(schedule, LLAMA, dtype="fp32"))
+    (state,) = states(plan_of(schedule, LLAMA, dtype="fp32"))
     first, last = states(plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, dtype="fp32"))
-    assert {**first, **last}.keys() == whole.keys()
+    assert {**first, **last}.keys() == state.keys()
     saver = Saver(tmp_path, keep=1)
-    saver.save(whole, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA))
+    saver.save(state, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA))
     saver.wait()
     checkpoint = checkpoint_folder.latest(tmp_path)
     load(checkpoint, first)
@@ -148,10 +148,10 @@ def test_the_numbers_of_groups_are_resumed_on_another_pipeline() -> None:
         return {name: float(piece.tensor) for name, piece in state_of(pipeline).items() if GROUP_MARK in name}
 
     answers = run_threads(plan_of(schedule, LLAMA, dtype="fp32"), stepped, ranks=2, optimizer=CountingGroups)
-    found = {name: value for answer in answers for name, value in answer.items()}
+    actual = {name: value for answer in answers for name, value in answer.items()}
     (alone,) = run_threads(
         plan_of(db.schedules["1f1b"](devices=1, micro_batches=2), LLAMA, dtype="fp32"), stepped, ranks=1,
         optimizer=CountingGroups,
     )  # fmt: skip
-    assert found == alone
-    assert {value for name, value in found.items() if name.endswith(".group.k")} == {1.0}
+    assert actual == alone
+    assert {value for name, value in actual.items() if name.endswith(".group.k")} == {1.0}

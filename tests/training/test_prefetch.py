@@ -60,9 +60,9 @@ def prefetch(forked_processes: None) -> Iterator[Callable[..., Prefetcher]]:
 def test_batches_are_those_of_the_samples_also_after_a_leap(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 2)
     for first in (0, 2, 1, 3):
-        found = prefetched.batch(first, count=1)
-        assert isinstance(found, torch.Tensor)
-        assert torch.equal(found, samples().batch(first, count=1))
+        batch = prefetched.batch(first, count=1)
+        assert isinstance(batch, torch.Tensor)
+        assert torch.equal(batch, samples().batch(first, count=1))
 
 
 def test_the_next_batch_is_made_before_it_is_asked_for(prefetch: Any) -> None:
@@ -84,11 +84,11 @@ def test_random_numbers_of_the_training_are_its_own(prefetch: Any) -> None:
     expected = [drawn() for _ in range(4)]
     seed_generators()
     prefetched = prefetch(samples(), 1)
-    found = []
+    actual = []
     for first in range(4):
         prefetched.batch(first, count=1)
-        found.append(drawn())
-    assert found == expected
+        actual.append(drawn())
+    assert actual == expected
 
 
 def test_a_dataset_that_cannot_be_sent_to_another_process_is_refused() -> None:

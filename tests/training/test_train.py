@@ -60,14 +60,14 @@ def test_the_trace_and_the_page_of_both_timelines_are_written(options: Any, tmp_
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_model_and_then_adapters_train_on_from_what_was_saved(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    whole, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
+    model, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
     plan = Plan.load(options.plan)
     replace(plan, options=replace(plan.options, lora=4)).save(tmp_path / "lora.json")
-    lora = replace(options, plan=tmp_path / "lora.json", load=(whole,), save=adapters)
+    lora = replace(options, plan=tmp_path / "lora.json", load=(model,), save=adapters)
 
-    first = train_alone(replace(options, save=whole)).reports
+    first = train_alone(replace(options, save=model)).reports
     second = train_alone(lora).reports
-    third = train_alone(replace(lora, load=(whole, adapters), save=more)).reports
+    third = train_alone(replace(lora, load=(model, adapters), save=more)).reports
 
     assert first[0].loss > second[0].loss > third[0].loss
     assert json.loads((more / "adapter_config.json").read_text())["r"] == 4
@@ -151,11 +151,11 @@ def test_adapters_beside_random_weights_are_remarked_on(options: Any, tmp_path: 
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
     alone = replace(options, load=(tmp_path / "adapters",))
-    whole = replace(options, load=(tmp_path / "whole", tmp_path / "adapters"))
+    loaded = replace(options, load=(tmp_path / "whole", tmp_path / "adapters"))
     resumed = replace(options, resume=True)
     for without in (options, alone):
         assert "random ones from the seed: give the checkpoint" in str(frozen_remark(without, adapted))
-    assert [frozen_remark(o, adapted) for o in (whole, resumed)] == [None, None]
+    assert [frozen_remark(o, adapted) for o in (loaded, resumed)] == [None, None]
     assert frozen_remark(options, plan) is None
 
 
@@ -163,12 +163,12 @@ def test_loaded_weights_have_a_low_rate_unless_one_is_given(options: Any, tmp_pa
     pytest.importorskip("safetensors")
     fresh = replace(options, steps=2, warmup=1, learning_rate=None, save=tmp_path / "whole")
     loaded = replace(fresh, load=(tmp_path / "whole",), save=None)
-    given = replace(loaded, learning_rate=2e-4)
-    assert [rates(o)[0] for o in (fresh, loaded, given)] == [3e-3, 1e-5, 2e-4]
+    with_rate = replace(loaded, learning_rate=2e-4)
+    assert [rates(o)[0] for o in (fresh, loaded, with_rate)] == [3e-3, 1e-5, 2e-4]
     assert (
         rate_remark(loaded) == "The learning rate's peak is 1e-05, as the weights are loaded: choose another with --lr."
     )
-    assert [rate_remark(o) for o in (fresh, given)] == [None, None]
+    assert [rate_remark(o) for o in (fresh, with_rate)] == [None, None]
 
 
 def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path
     train_alone(replace(options, steps=1, save=tmp_path / "whole"))
     loaded = replace(options, learning_rate=None, load=(tmp_path / "whole",), checkpoint=tmp_path / "c")
     train_alone(replace(loaded, steps=2))
-    again = with_settings({}, TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True))
-    assert again.peak_rate == 1e-5
+    resumed = with_settings({}, TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True))
+    assert resumed.peak_rate == 1e-5
 
 
 def test_other_steps_of_a_resumed_run_move_its_schedules_end(options: Any, tmp_path: Path) -> None:
@@ -206,10 +206,10 @@ def test_a_run_that_has_taken_all_its_steps_writes_its_weights(
     pytest.importorskip("safetensors")
     finished = replace(options, checkpoint=tmp_path / "c")
     train_alone(replace(finished, save=tmp_path / "first"))
-    again = replace(finished, resume=True, save=tmp_path / "again")
+    saved = replace(finished, resume=True, save=tmp_path / "again")
 
-    check(again)
-    assert train(again) is None
+    check(saved)
+    assert train(saved) is None
     assert f"All 6 steps are taken: its weights are in {tmp_path}/again." in capsys.readouterr().err
     first, second = (next((tmp_path / name).glob("*.safetensors")) for name in ("first", "again"))
     assert first.read_bytes() == second.read_bytes()
@@ -227,17 +227,19 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_pat
 
 
 def test_a_resumed_run_has_to_be_given_its_data_again(options: Any, tmp_path: Path) -> None:
-    own = tmp_path / "own.txt"
-    own.write_text("a text of one's own " * 2000)
-    with_checkpoint = replace(options, data=own, checkpoint=tmp_path / "c")
+    text = tmp_path / "own.txt"
+    text.write_text("a text of one's own " * 2000)
+    with_checkpoint = replace(options, data=text, checkpoint=tmp_path / "c")
     train_alone(with_checkpoint)
     resumed = replace(with_checkpoint, resume=True, steps=9)
-    with pytest.raises(InputError, match=rf"000006 read --data {own}: give --data again, as nothing that a checkpoint"):
+    with pytest.raises(
+        InputError, match=rf"000006 read --data {text}: give --data again, as nothing that a checkpoint"
+    ):
         check(replace(resumed, data=None))
     check(resumed)
     other = replace(resumed, data=tmp_path / "other.txt")
-    assert data_remark(resumed) == f"It reads --data {own}."
-    assert data_remark(other) == f"It reads --data {tmp_path}/other.txt (the run before read --data {own})."
+    assert data_remark(resumed) == f"It reads --data {text}."
+    assert data_remark(other) == f"It reads --data {tmp_path}/other.txt (the run before read --data {text})."
 
 
 def flipped(newest: Path) -> None:
@@ -259,10 +261,10 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
 ) -> None:
     folder = tmp_path / "c"
     restartable = replace(options, checkpoint=folder, save_every=3, keep=9, auto_resume=True)
-    whole = train_alone(restartable)
+    uninterrupted = train_alone(restartable)
     damage(folder / "step-000006")
-    again = train_alone(replace(restartable, keep=1))
-    assert [r.loss for r in again.reports] == [r.loss for r in whole.reports][3:]
+    resumed = train_alone(replace(restartable, keep=1))
+    assert [r.loss for r in resumed.reports] == [r.loss for r in uninterrupted.reports][3:]
     assert sorted(p.name for p in folder.glob("step-*")) == ["step-000006", "step-000006.damaged"]
     [line] = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
     assert said in line
@@ -321,13 +323,13 @@ def answer_of(finished: tuple[int, str, str]) -> Any:
 
 
 def test_two_ranks_resume_what_one_rank_began(options: Any, train: Any, tmp_path: Path, plan_file: Any) -> None:
-    whole = train_alone(options)
+    one_rank = train_alone(options)
     train_alone(replace(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
     checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
     two = replace(options, plan=plan_file(2))
     more = ["--steps", "6", "--checkpoint", str(tmp_path / "c"), "--resume", "--json"]
     answer = answer_of(train(*arguments(two, *more)))
-    assert answer["losses"] == pytest.approx([r.loss for r in whole.reports][3:], rel=1e-5)
+    assert answer["losses"] == pytest.approx([r.loss for r in one_rank.reports][3:], rel=1e-5)
     assert len(answer["peak_memory"]) == 2
     assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["train"]))) == answer
 
@@ -362,14 +364,14 @@ def test_what_two_ranks_divide_trains_like_the_whole_and_is_joined(
     replace(plan, costs=gathered, options=replace(plan.options, **degrees)).save(divided)
     replace(plan, options=replace(plan.options, micro_batch_size=degrees.get("data", 1))).save(alone)
     saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
-    whole = [r.loss for r in train_alone(replace(options, plan=alone, steps=4)).reports]
+    one_rank = [r.loss for r in train_alone(replace(options, plan=alone, steps=4)).reports]
     two = losses(replace(options, plan=divided), *saving)
-    assert two == pytest.approx(whole, rel=1e-5)
+    assert two == pytest.approx(one_rank, rel=1e-5)
     shutil.rmtree(folder / "step-000004")
     assert losses(replace(options, plan=divided), "--resume", *saving) == two[2:]
     shutil.rmtree(folder / "step-000004")
     joined = train_alone(replace(options, plan=alone, checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in joined.reports] == pytest.approx(whole[2:], rel=1e-5)
+    assert [r.loss for r in joined.reports] == pytest.approx(one_rank[2:], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -403,14 +405,14 @@ def losses_of(options: TrainOptions, **entries: Any) -> list[float]:
 
 @pytest.mark.parametrize("interval", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_checkpoint_of_a_run_is_resumed_bit_for_bit(options: TrainOptions, tmp_path: Path, interval: int) -> None:
-    whole = losses_of(options, steps=9, checkpoint=tmp_path / "c", save_every=interval, keep=99)
+    uninterrupted = losses_of(options, steps=9, checkpoint=tmp_path / "c", save_every=interval, keep=99)
     saved = sorted((tmp_path / "c").glob("step-*"))
     assert [int(p.name[5:]) for p in saved] == [*range(interval, 9, interval), 9]
     for checkpoint in saved[:-1]:
         alone = tmp_path / f"resumed-{checkpoint.name}"
         shutil.copytree(checkpoint, alone / checkpoint.name)
         resumed = losses_of(options, steps=9, checkpoint=alone, save_every=99, resume=True)
-        assert resumed == whole[int(checkpoint.name[5:]) :]
+        assert resumed == uninterrupted[int(checkpoint.name[5:]) :]
 
 
 def test_the_checkpoint_at_a_runs_end_is_resumed(options: TrainOptions, tmp_path: Path) -> None:

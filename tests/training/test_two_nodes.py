@@ -32,8 +32,8 @@ def test_a_run_on_two_nodes_survives_the_loss_of_one(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     died = re.search(r"node b has died; the newest checkpoint is step-(\d+)", ended.stdout)
-    again = re.search(r"the run went on from step (\d+) and ended at step 40", ended.stdout)
+    resumed = re.search(r"the run went on from step (\d+) and ended at step 40", ended.stdout)
     assert died is not None
-    assert again is not None
-    assert int(again[1]) >= int(died[1])
-    assert int(again[1]) % 10 == 0
+    assert resumed is not None
+    assert int(resumed[1]) >= int(died[1])
+    assert int(resumed[1]) % 10 == 0

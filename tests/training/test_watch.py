@@ -91,8 +91,8 @@ def test_the_planned_step_is_the_plans_unless_cores_are_shared(
     plan = plan_file(2)
     start = msgspec.structs.replace(START, plan=str(plan), cores=cores)
 
-    found = RunRecord(written(start, RunStep.from_report(step(1))))
-    state = WatchedRun.from_record(found, db.Plan.load(plan), now=0.0)
+    record = RunRecord(written(start, RunStep.from_report(step(1))))
+    state = WatchedRun.from_record(record, db.Plan.load(plan), now=0.0)
 
     step_time = seconds_per_step(db.Plan.load(plan))
     assert state.planned_seconds is not None

@@ -13,11 +13,11 @@ from debubble.plans import Plan
 def small_plan(*, schedule: str = "1f1b", devices: int = 2, chunks: int = 1, **costs: object) -> Plan:
     """Four micro-batches; forward 1, backward 2 and messages 1 unless told otherwise."""
     built = db.schedules[schedule](devices=devices, micro_batches=4, chunks=chunks)
-    given = {"communication": 1, "memory_limit": 6, "static": 1, **costs}
+    cost_options = {"communication": 1, "memory_limit": 6, "static": 1, **costs}
     return Plan(
         planner="hand",
         schedule=built,
-        costs=StageCosts.of(stages=built.stages, **given),  # type: ignore[arg-type]
+        costs=StageCosts.of(stages=built.stages, **cost_options),  # type: ignore[arg-type]
         lower_bound=0,
         partition=tuple((PlannedUnit("stage", s),) for s in range(built.stages)),
     )
@@ -31,9 +31,9 @@ def trace_of(plan: Plan, *, slower: float = 1.0, samples: bool = True) -> Trace:
         for o in timeline.operations
     )
     memory = tuple(
-        MemorySample(device, 100 + slower * float(time), 2 * float(held))
+        MemorySample(device, 100 + slower * float(time), 2 * float(bytes_in_use))
         for device, curve in enumerate(timeline.memory)
-        for time, held in curve
+        for time, bytes_in_use in curve
     )
     step = TraceStep(step=5, events=events, memory=memory if samples else ())
     return Trace(devices=plan.devices, steps=(step,))

@@ -28,9 +28,9 @@ def words(text: str) -> str:
 
 
 def data(text: str) -> dict:  # type: ignore[type-arg]
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found
-    return json.loads(found[1])  # type: ignore[no-any-return]
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert match
+    return json.loads(match[1])  # type: ignore[no-any-return]
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
@@ -70,7 +70,7 @@ def test_the_memory_axis_ends_at_the_peak_below_a_far_limit() -> None:
 
     assert (near["highest"], far["highest"]) == (6, 3)
     device = near["devices"][0]
-    assert (device["limit"], max(held for _, held in device["memory"]), device["memory"][-1][1]) == (6, 3, 1)
+    assert (device["limit"], max(peak for _, peak in device["memory"]), device["memory"][-1][1]) == (6, 3, 1)
 
 
 def test_prediction_and_measurement_share_the_page() -> None:

@@ -21,13 +21,13 @@ def test_what_is_printed_is_one_short_line() -> None:
     assert repr(plan.simulate()) == "Timeline(interleaved: 2 devices, 80 operations, makespan 33)"
 
 
-@pytest.mark.parametrize("what", ["plan", "timeline", "schedule"])
-def test_a_cell_shows_every_operation_of_the_compute_lanes(what: str) -> None:
+@pytest.mark.parametrize("source", ["plan", "timeline", "schedule"])
+def test_a_cell_shows_every_operation_of_the_compute_lanes(source: str) -> None:
     plan = small_plan()
     sources: dict[str, db.Plan | db.Timeline | db.Schedule] = {
         "plan": plan, "timeline": plan.simulate(), "schedule": plan.schedule,
     }  # fmt: skip
-    cell = sources[what]._repr_html_()
+    cell = sources[source]._repr_html_()
 
     assert [name for name in ("0F0", "1F3", "0B0", "1B3") if f"<title>{name}</title>" not in cell] == []
     assert cell.count("device") == 2

@@ -27,7 +27,7 @@ def test_the_title_names_model_and_cluster() -> None:
     cluster = db.Cluster.parse("2xA100-80GB")
     plan = db.plan(db.models["llama-tiny"], cluster, micro_batches=4, planner="dapple")
     figures = [figure([Scene.predicted(plan)], size=SIZES[size]) for size in ("slide", "column")]
-    titles = [each.axes[0].get_title(loc="left") for each in figures]
+    titles = [figure.axes[0].get_title(loc="left") for figure in figures]
 
     assert [title.strip() for title in titles] == [
         "llama-tiny on 2 x A100-80GB: 1f1b, planned by dapple",

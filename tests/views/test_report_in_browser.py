@@ -58,9 +58,9 @@ def test_search_goes_to_operations_micro_batches_and_devices(page: Any) -> None:
         page.press("#search", "Enter")
         return said(page)
 
-    found = small_plan().simulate().by_name["1F2"]
+    operation = small_plan().simulate().by_name["1F2"]
     place = "stage 1 (chunk 0), micro-batch 2, device 1, compute lane"
-    assert f"1F2: forward, {place}, {found.start} to {found.end}: 1" in searched("1F2")
+    assert f"1F2: forward, {place}, {operation.start} to {operation.end}: 1" in searched("1F2")
     assert page.locator("[aria-expanded=true]").count() == 2
     assert searched("3").startswith("0F3: forward")
     assert searched("stage 1").startswith("1F0: forward")
@@ -125,8 +125,8 @@ def test_a_device_is_folded_by_its_name(page: Any) -> None:
 def test_memory_and_idle_time_are_said_where_the_pointer_is(page: Any) -> None:
     words = [hovered(page, 600, y) for y in range(24, 200, 6)]
 
-    assert any(each.startswith("memory of device 0") and "limit" in each for each in words)
-    assert any(each.startswith("idle: ") for each in words + [hovered(page, x, 32) for x in range(100, 1200, 40)])
+    assert any(text.startswith("memory of device 0") and "limit" in text for text in words)
+    assert any(text.startswith("idle: ") for text in words + [hovered(page, x, 32) for x in range(100, 1200, 40)])
 
 
 def test_the_theme_follows_the_system_and_the_button(folder: Path, browser: Any) -> None:
@@ -187,6 +187,6 @@ def test_axe_finds_no_violation(folder: Path, browser: Any, name: str, settings:
         opened.goto(f"file://{folder}/{name}.html")
         opened.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
 
-        found = axe.Axe().run(opened)
+        report = axe.Axe().run(opened)
 
-        assert [each["id"] for each in found.response["violations"]] == []
+        assert [violation["id"] for violation in report.response["violations"]] == []

@@ -24,10 +24,10 @@ from debubble.views.terminal import device_table, headline, stage_table
 from tests.views.scenes import small_plan, surrounded
 
 
-def printed(what: RenderableType) -> str:
+def printed(renderable: RenderableType) -> str:
     console = Console(width=100, highlight=False)
     with console.capture() as capture:
-        console.print(what)
+        console.print(renderable)
     return capture.get()
 
 
@@ -204,12 +204,12 @@ def test_the_table_of_planners_says_why_one_was_taken(steps: tuple[float, ...], 
 
 def test_the_table_of_planners_groups_them_by_frameworks() -> None:
     a = CandidateSummary(planner="a", step_time=21, makespan=20, runs_in=("debubble", "torch"))
-    others = (
+    candidates = (
         replace(a, planner="b", runs_in=("debubble",)),
         replace(a, planner="c"),
         replace(a, planner="d", runs_in=()),
     )
-    rows = planner_rows(replace(small_plan(), candidates=(a, *others)), seconds=True)
+    rows = planner_rows(replace(small_plan(), candidates=(a, *candidates)), seconds=True)
 
     assert rows.caption.endswith("Plans run in these frameworks: a and c in debubble and torch; b in debubble.")
 
@@ -278,53 +278,53 @@ def test_the_usual_framework_is_named_unless_there_are_adapters(rank: int, named
 def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02) -> DegreeSearch:
     """A search of degrees whose best choices take these steps, the plan's first."""
     parts = MemoryParts(weights=1, gradients=1, optimizer=1, activations=1, workspace=1)
-    found = ConfigurationSummary(
+    summary = ConfigurationSummary(
         degrees=Degrees(), step_time=1, tokens_per_second_per_device=1, mfu=0.5, peak_memory=5, memory=parts,
         planner="joint", schedule="1f1b",
     )  # fmt: skip
     return DegreeSearch(
-        configurations=tuple(replace(found, step_time=step) for step in steps),
+        configurations=tuple(replace(summary, step_time=step) for step in steps),
         legal=9, too_large=0, slower=0, planned=9,
-        fastest=None if fastest is None else FasterPlan(configuration=replace(found, step_time=fastest), levers=()),
+        fastest=None if fastest is None else FasterPlan(configuration=replace(summary, step_time=fastest), levers=()),
         tolerance=tolerance,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("degree_search", "said"),
     [
         (search(1.0, 1.03), ""),
         (search(1.0, 1.01), "  The first is taken: within 2% of the fastest the plan with the fewest"),
         (search(1.01, fastest=1.0), "  The plan has fewer levers than the fastest of these degrees, which takes 1.0%"),
         (search(1.01, 1.0, fastest=1.0), "  The first (1.0% slower) is taken: within 2% of the fastest the plan with"),
-        (search(1.0, 1.005, tolerance=0.0), "  The first is the fastest that was found."),
+        (search(1.0, 1.005, tolerance=0.0), "  The first is the fastest that was degree_search."),
         (search(1.0, 1.02, tolerance=0.0), ""),
     ],
 )
-def test_the_table_of_degrees_says_why_one_was_taken(found: DegreeSearch, said: str) -> None:
-    words = chosen_degrees_words(found)
+def test_the_table_of_degrees_says_why_one_was_taken(degree_search: DegreeSearch, said: str) -> None:
+    words = chosen_degrees_words(degree_search)
 
     assert words.startswith(said)
     assert bool(words) == bool(said)
 
 
 def test_the_table_of_degrees_names_levers_and_quick_plans() -> None:
-    found = search(1.0, 1.2)
-    first, other = found.configurations
+    degree_search = search(1.0, 1.2)
+    first, other = degree_search.configurations
     first = replace(first, levers=("pipeline 2", "recomputation"))
-    shown = replace(found, configurations=(first, replace(other, planner="quick plan")))
+    shown = replace(degree_search, configurations=(first, replace(other, planner="quick plan")))
 
     degrees = [row[0] for row in configuration_rows(shown, None).rows]
     assert degrees == [f"{Degrees()}, recomputation", f"{Degrees()} (quick plan)"]
 
 
 def test_usual_choices_are_in_the_order_of_steps() -> None:
-    found = search(1.0, 3.0)
+    degree_search = search(1.0, 3.0)
     usual = (
         UsualChoice(name="too large", reason="It misses 1 GiB."),
-        UsualChoice(name="FSDP", configuration=replace(found.configurations[0], step_time=2.0)),
+        UsualChoice(name="FSDP", configuration=replace(degree_search.configurations[0], step_time=2.0)),
     )
-    table = configuration_rows(replace(found, usual=usual), None)
+    table = configuration_rows(replace(degree_search, usual=usual), None)
 
     assert [row[1] for row in table.rows] == ["1 s", "2 s", "3 s", "does not fit"]
     assert table.title == "Degrees: the best 2 of 9, and usual ones"
@@ -345,8 +345,8 @@ def test_the_stages_of_a_device_make_up_the_step() -> None:
     timeline = db.simulate(db.schedules["interleaved"](devices=4, micro_batches=8, chunks=2), costs)
     stages = stage_figures(Scene(timeline, title=""))
     for device in range(4):
-        held = [s for s in stages if s.device == device]
-        assert sum(s.compute + s.recompute + sum(s.bubbles.values()) for s in held) == timeline.makespan
+        device_stages = [s for s in stages if s.device == device]
+        assert sum(s.compute + s.recompute + sum(s.bubbles.values()) for s in device_stages) == timeline.makespan
 
 
 def all_causes() -> Timeline:
@@ -401,6 +401,6 @@ def test_a_wide_gap_says_that_a_longer_search_was_not_tried(share: float, wide: 
 def test_choices_that_were_not_looked_at_name_the_remedy(cut_off: bool, remedy: str) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", global_batch=4, sequence_length=128, effort=0.1)
     assert plan.degree_search is not None
-    left = replace(plan, degree_search=replace(plan.degree_search, unplanned=5, cut_off=cut_off))
-    text = printed(render_plan(left, Scene.predicted(left)))
+    with_unplanned = replace(plan, degree_search=replace(plan.degree_search, unplanned=5, cut_off=cut_off))
+    text = printed(render_plan(with_unplanned, Scene.predicted(with_unplanned)))
     assert f"5 choices of degrees and CPU optimizers ({remedy})" in " ".join(text.split())

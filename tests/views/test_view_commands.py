@@ -58,7 +58,7 @@ def test_show_prints_the_answer_of_plan_and_tables_on_demand(tmp_path: Path) -> 
     assert details.startswith(printed.removesuffix("\n"))
     assert "-0.0%" not in words
     tables = ("Where the step goes", "Stages", "Planners")
-    assert [[table in each for table in tables] for each in (details, printed)] == [[True] * 3, [False] * 3]
+    assert [[table in text for table in tables] for text in (details, printed)] == [[True] * 3, [False] * 3]
 
 
 def test_show_names_the_file_in_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +94,9 @@ def test_two_plans_are_compared_by_where_their_steps_go(tmp_path: Path) -> None:
 def test_a_plan_that_does_not_fit_is_shown_all_the_same(tmp_path: Path) -> None:
     tight = model_plan(micro_batches=4)
     replace(tight, costs=tight.costs.with_limit(1e6)).save(tmp_path / "tight.json")
-    first, *others = run("show", tmp_path / "tight.json").stdout.splitlines()
+    first, *rest = run("show", tmp_path / "tight.json").stdout.splitlines()
     answer = json.loads(run("show", tmp_path / "tight.json", "--json").stdout)
-    words = " ".join(" ".join([first, *others]).split())
+    words = " ".join(" ".join([first, *rest]).split())
 
     assert " does not fit: " in first
     assert "It does not fit: Device 0 runs out of memory at" in words

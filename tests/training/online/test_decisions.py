@@ -29,23 +29,23 @@ def test_a_split_schedule_shows_what_everything_costs() -> None:
         listed.insert(listed.index(Op(Kind.I, offload.stage, 1)), reload)
         orders.append(tuple(listed))
     plan = replace(gpipe_plan(ASSUMED), schedule=replace(start, orders=tuple(orders)))
-    found = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
+    costs = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
     for name in ("forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name)), name
-    assert found.activation == ASSUMED.activation
+        assert getattr(costs, name) == pytest.approx(getattr(TRUE, name)), name
+    assert costs.activation == ASSUMED.activation
 
 
 def test_a_whole_backward_is_divided_as_it_was_assumed_to_be() -> None:
     plan = gpipe_plan(ASSUMED.replace(backward_weight=3))
-    found = measured_costs(plan.schedule, plan.costs, [traced(plan, TRUE)])
-    assert found.backward_input == (5 / 4, 5 / 4)
-    assert found.backward_weight == (15 / 4, 15 / 4)
+    costs = measured_costs(plan.schedule, plan.costs, [traced(plan, TRUE)])
+    assert costs.backward_input == (5 / 4, 5 / 4)
+    assert costs.backward_weight == (15 / 4, 15 / 4)
 
 
 def test_what_did_not_run_keeps_its_time() -> None:
     plan = gpipe_plan(ASSUMED)
-    found = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
-    assert (found.offload, found.reload) == (ASSUMED.offload, ASSUMED.reload)
+    costs = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
+    assert (costs.offload, costs.reload) == (ASSUMED.offload, ASSUMED.reload)
 
 
 def test_one_slow_step_changes_no_median() -> None:
@@ -117,20 +117,20 @@ def test_a_tied_table_adds_up_the_gradients_of_two_stages() -> None:
         return plan_of(Schedule.of("hand", db.Placement.of([0, 0]), 2, [order.split()]), config)
 
     early, late = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1", "0F0 1F0 0F1 1F1 1B0 1B1 0B0 0B1"
-    for config, alike in ((LLAMA, True), (LLAMA_TIED, False)):
+    for config, is_equal in ((LLAMA, True), (LLAMA_TIED, False)):
         plans = [plan(config, order) for order in (early, late)]
         sums = [summation(p, p.schedule) for p in plans]
-        assert (sums[0] == sums[1]) is alike
+        assert (sums[0] == sums[1]) is is_equal
 
 
 def test_the_search_finds_faster_orders_with_the_same_sums() -> None:
     plan = gpipe_plan(UNIT.with_limit(4), micro_batches=8)
     plan = ordered(plan, "1f1b")
-    found = list(better_orders(plan, effort=5.0))
-    times = [float(better.plan.simulate().makespan) for better in found]
+    orders = list(better_orders(plan, effort=5.0))
+    times = [float(better.plan.simulate().makespan) for better in orders]
     assert times == sorted(set(times), reverse=True)
     assert times[-1] == 25  # 3 m + p - 1: zero bubble but for the warm-up
-    for better in found:
+    for better in orders:
         assert summation(plan, better.plan.schedule) == summation(plan, plan.schedule)
         assert max(better.plan.simulate().peak_memory) <= 4
         assert (better.makespan, better.makespan_before) == (better.plan.simulate().makespan, 27)

@@ -80,7 +80,7 @@ def measured_step(plan: Plan, true: Units) -> TraceStep:
     """A step of the plan on the machine, with the times of its units."""
     times: list[UnitTime] = []
     for number, stage in enumerate(partition_named(plan.partition, true)):
-        times += [UnitTime("F", number, i, 1, float(true.units[at].forward)) for i, (at, _) in enumerate(stage)]
+        times += [UnitTime("F", number, i, 1, float(true.units[unit].forward)) for i, (unit, _) in enumerate(stage)]
         times += [UnitTime("B", number, first, length, took) for first, length, took in segments(stage, true)]
     return replace(traced(plan, on_machine(plan, true).costs), units=tuple(times))
 
@@ -115,11 +115,11 @@ def test_units_are_measured_in_the_running_pipeline() -> None:
     profile = measured_profile(plan, plan.costs, [measured_step(plan, true)])
     measured = units_of(replace(plan, profile=profile))
     assert measured is not None
-    for found, expected in zip(measured.units, true.units, strict=True):
+    for actual, expected in zip(measured.units, true.units, strict=True):
         times = [float(time) for time in (expected.forward, expected.backward_input, expected.backward_weight)]
         # Both halves of a layer are one segment, so that their backwards are known together.
-        accuracy = 0.15 if found.layer is not None else 1e-6
-        assert [found.forward, found.backward_input, found.backward_weight] == pytest.approx(times, rel=accuracy)
+        accuracy = 0.15 if actual.layer is not None else 1e-6
+        assert [actual.forward, actual.backward_input, actual.backward_weight] == pytest.approx(times, rel=accuracy)
 
 
 def test_without_times_of_units_the_profile_stays() -> None:

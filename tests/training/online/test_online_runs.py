@@ -106,24 +106,24 @@ def test_ctrl_c_ends_the_search_too(plan: Any) -> None:
 
 def searching(pid: int) -> list[int]:
     """The searches among a process's descendants."""
-    found: list[int] = []
+    searches: list[int] = []
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for child in map(int, children):
             if b"debubble.training.online.scheduler" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-            found += searching(child)
+                searches.append(child)
+            searches += searching(child)
     except FileNotFoundError:
-        return found
-    return found
+        return searches
+    return searches
 
 
 def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan: Any, tmp_path: Path) -> None:
-    given = Plan.load(plan)
-    ordered(given, "1f1b").save(tmp_path / "plan.online.json")
+    planned = Plan.load(plan)
+    ordered(planned, "1f1b").save(tmp_path / "plan.online.json")
     options = TrainOptions(plan=plan, online=True)
     assert plan_of(options, resuming=True).schedule.name == "1f1b"
     assert plan_of(options, resuming=False).schedule.name == "gpipe"
     assert plan_of(replace(options, online=False), resuming=True).schedule.name == "gpipe"
-    replace(ordered(given, "1f1b"), model_on_cluster=on_cpus(LLAMA)).save(tmp_path / "plan.online.json")
+    replace(ordered(planned, "1f1b"), model_on_cluster=on_cpus(LLAMA)).save(tmp_path / "plan.online.json")
     assert plan_of(options, resuming=True).schedule.name == "gpipe"  # What another plan had adopted.

@@ -36,9 +36,9 @@ def large_plan() -> Plan:
 
 def slowed(plan: Plan, device: int, *, factor: float = 3.0) -> Plan:
     """The plan with the costs of a run in which a device is so much slower than planned."""
-    held = plan.schedule.placement.stages_of[device]
+    stages = plan.schedule.placement.stages_of[device]
     times = {
-        name: [t * factor if s in held else t for s, t in enumerate(getattr(plan.costs, name))]
+        name: [t * factor if s in stages else t for s, t in enumerate(getattr(plan.costs, name))]
         for name in ("forward", "backward_input", "backward_weight")
     }
     return replace(plan, costs=plan.costs.replace(**times))
@@ -50,14 +50,14 @@ def seconds(plan: Plan) -> tuple[float, float]:
 
 def test_units_leave_a_slow_device_for_the_fastest_of_all_partitions() -> None:
     plan = slowed(even_plan(2), 0)
-    found = better_partition(plan, seconds)
-    assert found is not None
-    assert sum(found.lengths) == sum(plan.lengths)
-    assert found.lengths[0] < plan.lengths[0]
-    assert [u.layer for stage in found.partition for u in stage] == [u.layer for stage in plan.partition for u in stage]
+    moved = better_partition(plan, seconds)
+    assert moved is not None
+    assert sum(moved.lengths) == sum(plan.lengths)
+    assert moved.lengths[0] < plan.lengths[0]
+    assert [u.layer for stage in moved.partition for u in stage] == [u.layer for stage in plan.partition for u in stage]
     # Every other partition is reached from that one by moving one unit or more: none of them is faster.
-    assert better_partition(found, seconds) is None
-    assert seconds(found) < seconds(plan)
+    assert better_partition(moved, seconds) is None
+    assert seconds(moved) < seconds(plan)
     assert better_partition(replace(plan, model_on_cluster=None), seconds) is None
 
 
@@ -81,10 +81,10 @@ def test_units_move_where_memory_is_left() -> None:
     peaks = plan.simulate().peak_memory
     limits = [float(peak) * (0.8 if device == 1 else 2) for device, peak in enumerate(peaks)]
     tight = replace(plan, costs=plan.costs.with_limit(limits))
-    found = list(better_orders(tight, effort=1.0, steps_left=1000))[-1]
-    assert found.makespan_before == float("inf")
-    held = found.plan.simulate().peak_memory
-    assert all(float(peak) <= limit for peak, limit in zip(held, limits, strict=True))
+    better = list(better_orders(tight, effort=1.0, steps_left=1000))[-1]
+    assert better.makespan_before == float("inf")
+    peak_memory = better.plan.simulate().peak_memory
+    assert all(float(peak) <= limit for peak, limit in zip(peak_memory, limits, strict=True))
 
 
 def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:

@@ -99,9 +99,9 @@ def test_post_validated_steps_go_on_with_the_shorter_span(tmp_path: Path) -> Non
     assert events_of(controller)[:2] == [(3, "search"), (3, "adopted")]
     assert controller.plan.simulate().span < plan.simulate().span
     # The switch settles the update of the step before it, whose result the next step then does not give.
-    found = {result.step: result.loss for result in answers[0] if result is not None}
+    losses = {result.step: result.loss for result in answers[0] if result is not None}
     expected = trained(replace(plan, options=replace(plan.options, post_validation=False)))[0]
-    assert [found[step] for step in sorted(found)] == [expected[step] for step in sorted(found)]
+    assert [losses[step] for step in sorted(losses)] == [expected[step] for step in sorted(losses)]
 
 
 @pytest.mark.slow
