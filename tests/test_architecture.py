@@ -43,7 +43,7 @@ def test_class_names_are_unique() -> None:
     assert [name for name, number in names.items() if number > 1] == []
 
 
-def test_every_paper_has_the_same_parts() -> None:
+def test_papers_have_the_same_files() -> None:
     folders = [file.parent for file in (Path(db.__file__).parent / "papers").glob("*/__init__.py")]
     assert {folder.name for folder in folders} == {"obscura", "optpipe", "scope", "chronospipe"}
     for folder in folders:

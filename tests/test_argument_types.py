@@ -74,7 +74,7 @@ def test_values_of_the_annotated_types_pass() -> None:
     assert taking(np.int64(3), 2, "a", Path("b"), free="x", word=3, more={}) == 3  # type: ignore[arg-type]
 
 
-def test_what_python_refuses_raises_its_own_error() -> None:
+def test_errors_of_python_are_not_replaced() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'count'"):
         taking()  # type: ignore[call-arg]
 

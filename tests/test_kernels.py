@@ -26,7 +26,7 @@ def double(pair):
 
 
 @pytest.mark.slow
-def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Path) -> None:
+def test_kernel_cached_by_another_version_is_recompiled(tmp_path: Path) -> None:
     """In a process of its own, twice: the second one finds a file that names a class that is gone.
 
     The names differ in length: Python knows a changed source by its second and its size.
@@ -42,7 +42,7 @@ def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Pa
 
 
 @pytest.mark.parametrize("decorator", ["jit", pytest.param("inlined", marks=pytest.mark.slow)])
-def test_a_kernel_that_calls_another_is_compiled_anew_when_that_one_changes(tmp_path: Path, decorator: str) -> None:
+def test_kernel_is_recompiled_when_its_callee_changes(tmp_path: Path, decorator: str) -> None:
     """In a process of its own for each version of the other one and of a constant."""
     head = f"from debubble.kernels import {decorator}\n"
     (tmp_path / "kernel.py").write_text(

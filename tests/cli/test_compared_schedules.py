@@ -50,7 +50,7 @@ def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) ->
     assert compared["schedules"][1]["step_time"] == pytest.approx(alone["step_time"])
 
 
-def test_schedules_are_compared_with_the_costs_of_one_model(json_of: Any, tmp_path: Path) -> None:
+def test_schedules_are_compared_with_costs_of_one_model(json_of: Any, tmp_path: Path) -> None:
     """The costs of 8 stages are those of a V's chunks, and of 4 stages with the sums of two neighbours each."""
     eight = {"forward": list(range(1, 9)), "communication": [0, 0.5] * 4, "activation": 2, "static": 3, "stages": 8}
     four = {"forward": [3, 7, 11, 15], "backward_input": 2, "backward_weight": 2, "communication": 0.5, "activation": 4}
@@ -67,7 +67,7 @@ def test_schedules_are_compared_with_the_costs_of_one_model(json_of: Any, tmp_pa
     assert compared[0]["remarks"][-1] == "A stage of zb-h1 is 2 stages of the costs file."
 
 
-def test_an_order_of_ones_own_is_compared_with_schedules(run: Any, json_of: Any, tmp_path: Path) -> None:
+def test_csv_order_is_compared_with_schedules(run: Any, json_of: Any, tmp_path: Path) -> None:
     """It says the devices and micro-batches of all."""
     (path := tmp_path / "own.csv").write_text(to_csv(db.schedules["interleaved"](devices=2, micro_batches=4, chunks=2)))
     call = ("simulate", "--csv", str(path), "--schedule", "interleaved,1f1b")
@@ -103,7 +103,7 @@ def test_stages_are_joined_only_where_the_sum_is_exact(run: Any, tmp_path: Path)
         (("3", "--chunks", "2"), "--devices 3 --chunks 2 makes 6: give --devices that divide 8.\n"),
     ],
 )
-def test_a_plan_of_too_few_stages_is_told_its_chunks(
+def test_plan_with_too_few_stages_suggests_chunks(
     run: Any, tmp_path: Path, options: tuple[str, ...], rest: str
 ) -> None:
     (tmp_path / "c.json").write_text('{"stages": 8}')
@@ -118,7 +118,7 @@ def test_a_plan_of_too_few_stages_is_told_its_chunks(
         ("bpipe", (), "The schedule 'bpipe' offloads, but the costs have no 'offload' time.", 2),
     ],
 )
-def test_a_schedule_that_cannot_run_leaves_the_others_compared(
+def test_infeasible_schedule_does_not_stop_the_comparison(
     run: Any, tmp_path: Path, schedule: str, options: tuple[str, ...], reason: str, code: int
 ) -> None:
     (tmp_path / "costs.json").write_text('{"forward": 1, "activation": 1}')
@@ -138,7 +138,7 @@ def test_every_schedule_that_does_not_fit_is_named(run: Any) -> None:
     assert run(*call, "1f1b,no-such")[0] == 2
 
 
-def test_abstract_costs_out_of_memory_name_what_can_be_given(run: Any, tmp_path: Path) -> None:
+def test_abstract_costs_out_of_memory_suggest_a_remedy(run: Any, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text('{"activation": 1}')
     call = ("simulate", "--schedule", "1f1b", "--costs", str(tmp_path / "costs.json"), "--devices", "4")
     code, _, said = run(*call, "--memory-limit", "2")

@@ -209,7 +209,7 @@ def check(kind: str, seed: int, files: dict[str, Any], folder: Path, read: Calla
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_whole_file_is_taken(
+def test_undamaged_file_is_accepted(
     kind: str, files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / ("file.yaml" if kind == "cluster" else "file.json")
@@ -221,7 +221,7 @@ def test_a_whole_file_is_taken(
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_damaged_file_is_answered_or_refused_in_one_sentence(
+def test_damaged_file_is_answered_or_refused_in_a_sentence(
     kind: str, files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes = {check(kind, seed, files, tmp_path, capsys.readouterr) for seed in range(CASES)}
@@ -245,7 +245,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("option", "value", "command"), EDITS)
-def test_an_edited_plan_is_told_before_anything_is_done(
+def test_edited_plan_is_reported_first(
     run: Any, tmp_path: Path, option: str, value: int, command: tuple[str, ...]
 ) -> None:
     plan = db.plan("llama-tiny", "2xL40S-48GB", planner="dapple", micro_batches=4)

@@ -8,7 +8,7 @@ import torch
 from debubble.profiler.device_memory import WorkspaceMeter, context_bytes
 
 
-def test_a_workspace_is_what_an_operation_frees_itself(device: torch.device) -> None:
+def test_workspace_is_what_an_operation_frees(device: torch.device) -> None:
     meter = WorkspaceMeter(device)
     with meter.operation():
         retained, temporary = (torch.empty(2**20, dtype=torch.uint8, device=device) for _ in range(2))

@@ -13,7 +13,7 @@ from tests.support.cuda_cases import lag
 SIZE = (1 << 20) + 12345
 
 
-def test_a_buffer_holds_what_was_copied_to_it(device: Any) -> None:
+def test_buffer_holds_what_was_copied_to_it(device: Any) -> None:
     lanes = lanes_of(device)
     content = torch.randint(0, 256, (SIZE,), dtype=torch.uint8, device=device)
     buffer, back = lanes.host.take(SIZE), torch.empty_like(content)
@@ -46,7 +46,7 @@ def test_a_buffer_that_came_back_is_read_before_it_is_written(device: Any) -> No
 
 
 @pytest.mark.cuda
-def test_pinned_buffers_have_their_size_and_are_used_again(gpu: Any) -> None:
+def test_pinned_buffers_keep_their_size_and_are_reused(gpu: Any) -> None:
     host = lanes_of(gpu).host
     assert isinstance(host, PinnedMemory)
     first, other = host.take(SIZE), host.take(2 * SIZE)

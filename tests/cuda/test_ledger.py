@@ -28,7 +28,7 @@ def counted() -> Any:
 
 @pytest.mark.parametrize("strategy", ["none", "norm", "full"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
-def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, config: Any, strategy: str) -> None:
+def test_ledger_matches_the_allocators_requested_bytes(gpu: Any, config: Any, strategy: str) -> None:
     stage, ledger = inner_stage(config, strategy, device=gpu, dtype=torch.float32)
 
     def forward() -> Any:
@@ -50,7 +50,7 @@ def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, con
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])
-def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu: Any, share: float) -> None:
+def test_offload_returns_bytes_and_reload_takes_them(gpu: Any, share: float) -> None:
     stage, ledger = inner_stage(LLAMA, device=gpu, dtype=torch.float32)
     pinned: dict[Any, Any] = {}
 

@@ -26,7 +26,7 @@ def planned(name: Any, config: Any, *, devices: int = 2) -> Any:
 
 @pytest.mark.parametrize("lagging", [False, on_gpu(True)], ids=["prompt", "late"])
 @pytest.mark.parametrize("name", [name if name in ("bpipe", "zb-v") else on_gpu(name) for name in SCHEDULES])
-def test_a_schedules_step_has_the_gradients_of_one_process(device: Any, name: Any, lagging: bool) -> None:
+def test_step_has_the_gradients_of_one_process(device: Any, name: Any, lagging: bool) -> None:
     plan = planned(name, LLAMA_TIED if name in ("1f1b", "zb-v") else LLAMA, devices=4 if name == "bpipe" else 2)
     tokens = tokens_of(plan.model, rows=2 * plan.micro_batches)
     expected = reference_gradients(plan.model, tokens, device=device, micro_batches=plan.micro_batches)
@@ -89,7 +89,7 @@ def test_replicas_on_one_device_sum_their_gradients(device: Any, zero: int) -> N
 
 
 @pytest.mark.cuda
-def test_threads_whose_backwards_would_wait_on_a_gpu_are_refused(gpu: Any) -> None:
+def test_threads_with_blocking_gpu_backwards_are_refused(gpu: Any) -> None:
     plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=2)
     rows = tokens_of(LLAMA, rows=8).chunk(2)
     with pytest.raises(DebubbleError, match=r"(run them as processes|Rank . has stopped)"):
@@ -128,7 +128,7 @@ def test_steps_inside_the_step_train_as_on_the_cpu(device: Any, where: str) -> N
     assert actual[0][-1] < actual[0][0]
 
 
-def test_a_trace_has_every_lane_in_order_on_one_clock(device: Any) -> None:
+def test_trace_has_all_lanes_in_order_on_one_clock(device: Any) -> None:
     schedule = offloading(schedule_of("1f1b", devices=1))
     plan = plan_of(schedule, LLAMA, costs=StageCosts.of(stages=1, offload=1))
 

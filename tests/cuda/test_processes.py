@@ -31,9 +31,7 @@ def one_step(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> Non
         pytest.param("zb-v", 4, 1, marks=pytest.mark.cuda),
     ],
 )
-def test_a_step_has_the_gradients_of_one_process(
-    device: Any, name: str, devices: int, data: int, tmp_path: Path
-) -> None:
+def test_step_has_the_gradients_of_one_process(device: Any, name: str, devices: int, data: int, tmp_path: Path) -> None:
     plan = plan_of(schedule_of(name, devices=devices, micro_batches=2 * devices), LLAMA_TIED, data=data)
     plan.save(tmp_path / "plan.json")
     tokens = tokens_of(LLAMA_TIED, rows=2 * devices * data)
@@ -58,7 +56,7 @@ def train(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [on_gpu({"data": 2, "zero": 2}), {"tensor": 2}, on_gpu({"context": 2})], ids=str)
-def test_ranks_whose_backwards_meet_train_as_one_process(device: Any, options: Any, tmp_path: Path) -> None:
+def test_ranks_that_communicate_in_backward_match_one_process(device: Any, options: Any, tmp_path: Path) -> None:
     schedule, tokens = schedule_of("1f1b", devices=1, micro_batches=2), tokens_of(LLAMA, rows=4)
     told = []
     for name, options_of_run in {"divided": options, "alone": {}}.items():

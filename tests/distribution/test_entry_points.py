@@ -107,7 +107,7 @@ def run(members: dict[str, str], folder: Path, *arguments: str) -> subprocess.Co
     return subprocess.run([*PYTHON, *arguments], env=environment, capture_output=True, text=True)
 
 
-def test_a_distribution_adds_a_member_to_every_room(tmp_path: Path) -> None:
+def test_distribution_adds_a_member_to_every_registry(tmp_path: Path) -> None:
     done = run(MEMBERS, tmp_path, "-c", SCRIPT)
 
     assert done.stdout == "6 mine mine\n1B1\n1f1b 1 scene\n", done.stderr
@@ -136,7 +136,7 @@ def test_a_member_that_fails_is_named_in_a_sentence(call: str, sentence: str, tm
 
 
 @pytest.mark.slow
-def test_members_that_fail_leave_the_other_planners_their_answers(tmp_path: Path) -> None:
+def test_failing_members_do_not_stop_other_planners(tmp_path: Path) -> None:
     script = """
 import debubble as db
 plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=2, sequence_length=128, effort=0.1)

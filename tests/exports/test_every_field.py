@@ -173,7 +173,7 @@ SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
 
 
 @pytest.mark.parametrize("target", list(exports))
-def test_a_share_of_one_micro_batch_is_written_or_reported(target: str) -> None:
+def test_fraction_of_one_micro_batch_is_written_or_reported(target: str) -> None:
     schedule = replace(ONE_F_ONE_B, recompute_fraction={0: (0.5, *[1] * 7)})
 
     assert said(priced(full(0, 1), schedule=schedule), target) != said(priced(full(0, 1)), target)
@@ -229,7 +229,7 @@ def test_a_unit_is_written_refused_or_reported(changed: Plan, target: str) -> No
     assert said(changed, target) != said(priced(), target)
 
 
-def test_exports_of_a_plain_plan_report_what_a_user_must_set() -> None:
+def test_exports_of_a_plain_plan_report_required_settings() -> None:
     reported = {target: exports[target](priced()).losses for target in exports}
 
     silent = [target for target, losses in reported.items() if not losses]

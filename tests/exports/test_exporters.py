@@ -63,7 +63,7 @@ class TestMegatron:
 
         assert layout(stages) == "Et*3|t|t*2|L"
 
-    def test_the_file_is_a_bash_array_whose_words_are_the_arguments(self, tmp_path: Path) -> None:
+    def test_file_is_a_bash_array_of_arguments(self, tmp_path: Path) -> None:
         words = sourced(priced(full(0, 2), data=2, tensor=2, zero=1), tmp_path)
 
         assert words == [
@@ -83,7 +83,7 @@ class TestMegatron:
             "--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1",
         ]  # fmt: skip
 
-    def test_a_plan_without_a_model_says_nothing_of_sizes_that_nobody_gave(self, tmp_path: Path) -> None:
+    def test_plan_without_a_model_exports_no_sizes(self, tmp_path: Path) -> None:
         words = sourced(one_f_one_b([2, 2]), tmp_path)
 
         assert [word for word in words if word.startswith("--")] == [
@@ -102,12 +102,12 @@ class TestMegatron:
         assert words[words.index("--mtp-num-layers") + 1] == "1"
         assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*2|t*2mL"
 
-    def test_equally_many_whole_layers_per_stage_lose_nothing(self, tmp_path: Path) -> None:
+    def test_equal_full_layers_per_stage_lose_nothing(self, tmp_path: Path) -> None:
         made = exports["megatron"](priced(full(0, 2)))
 
         assert made.losses == ()
 
-    def test_the_stage_that_needs_most_decides_for_all_at_a_predicted_price(self) -> None:
+    def test_most_recomputing_stage_decides_at_a_predicted_price(self) -> None:
         made = exports["megatron"](priced(full(0, 1, 2)))
         slowed = float(priced(full(0, 1, 2, 3)).simulate().makespan / priced(full(0, 1, 2)).simulate().makespan)
 
@@ -123,7 +123,7 @@ class TestMegatron:
         assert "--recompute-modules core_attn\n" in made.files["megatron-arguments.sh"]
         assert made.losses == ()
 
-    def test_norms_that_transformer_engine_fuses_are_not_left_to_layernorm(self) -> None:
+    def test_norms_fused_by_transformer_engine_recompute_with_mlp(self) -> None:
         """`layernorm` does nothing in its dense layers, and `mlp` recomputes more than both norms of a layer."""
         made = exports["megatron"](priced(lambda layer: ("norm", "norm")))
 
@@ -137,7 +137,7 @@ class TestMegatron:
         assert "--recompute-modules layernorm moe\n" in made.files["megatron-arguments.sh"]
         assert made.losses == ()
 
-    def test_where_costs_are_unknown_modules_must_cover_what_is_planned(self) -> None:
+    def test_unpriced_modules_must_cover_the_planned_ones(self) -> None:
         covered = exports["megatron"](one_f_one_b([2, 2], lambda layer: ("core", "activation")))
         uncovered = exports["megatron"](one_f_one_b([2, 2], lambda layer: ("norm", "activation")))
 
@@ -154,7 +154,7 @@ def sourced(plan: Plan, folder: Path) -> list[str]:
 
 
 class TestMindFormers:
-    def test_offsets_are_what_a_chunk_has_more_than_its_even_share(self) -> None:
+    def test_offsets_are_the_excess_over_an_even_share(self) -> None:
         made = exports["mindformers"](interleaved([3, 3, 3, 2, 3, 3, 3, 2], order="interleaved-less-memory"))
         config = yaml.safe_load(made.files["plan.yaml"])
 
@@ -170,7 +170,7 @@ class TestMindFormers:
         assert yaml.safe_load(made.files["plan.yaml"])["recompute_config"]["recompute"] == [[1, 0], [2, 0]]
         assert made.losses == ()
 
-    def test_patterns_reach_over_the_whole_layers_before_them(self) -> None:
+    def test_patterns_cover_the_full_layers_before_them(self) -> None:
         strategy = {0: ("full", "full"), 1: ("norm", "activation+multiply"), 2: ("none", "none")}
         made = exports["mindformers"](one_f_one_b([3, 1], lambda layer: strategy.get(layer, ("none", "none"))))
 
@@ -240,7 +240,7 @@ class TestDeepSpeed:
             (1, ["layer 2", "layer 3", "layer 4", "head"], ["layer 2", "layer 4"]),
         ],
     )
-    def test_every_stage_checkpoints_the_planned_layers_and_no_others(
+    def test_stages_checkpoint_exactly_the_planned_layers(
         self, stage: int, forwards: list[str], checkpointed: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = exports["deepspeed"](one_f_one_b([2, 3], full(1, 2, 4)))
@@ -259,7 +259,7 @@ class TestDeepSpeed:
         assert module.checkpointed() == checkpointed
         assert made.losses == ()
 
-    def test_layers_recompute_where_others_of_their_stage_do_not(self) -> None:
+    def test_layers_of_one_stage_may_recompute_differently(self) -> None:
         made = exports["deepspeed"](priced(full(1)))
 
         assert made.losses == (
@@ -278,7 +278,7 @@ class TestDeepSpeed:
             "bf16": {"enabled": True},
         }
 
-    def test_an_optimizer_on_hosts_that_is_not_deepspeeds_own_is_allowed_and_is_the_plans(self) -> None:
+    def test_custom_host_optimizer_is_allowed_for_deepspeed(self) -> None:
         made = exports["deepspeed"](priced(data=2, zero=1, host_optimizer=1, optimizer="momentum"))
 
         config = json.loads(made.files["ds_config.json"])
@@ -299,14 +299,14 @@ class TestDeepSpeed:
             ((4,), "deepspeed,gradient_bytes=4", "DeepSpeed sums gradients in bf16 without ZeRO from 0.17.6 on"),
         ],
     )
-    def test_gradients_that_are_others_without_zero_are_reported(
+    def test_different_gradients_without_zero_are_reported(
         self, layers: tuple[int, ...], framework: str, said: str
     ) -> None:
         losses = exports["deepspeed"](priced(layers=layers, data=2, framework=framework)).losses
 
         assert any(said in loss for loss in losses)
 
-    def test_gradients_in_fp32_are_asked_for_where_they_are_priced_and_not_kept_in_bf16_too(self) -> None:
+    def test_fp32_gradients_are_requested_where_priced(self) -> None:
         written = exports["deepspeed"](priced(framework="deepspeed,gradient_bytes=4")).files["ds_config.json"]
         config = json.loads(written)
 
@@ -314,12 +314,12 @@ class TestDeepSpeed:
         assert config["bf16"] == {"enabled": True, "immediate_grad_update": True}
         assert config["zero_optimization"] == {"stage": 1}
 
-    def test_checkpoints_behind_a_frozen_embedding_are_not_reentrant(self) -> None:
+    def test_checkpoints_after_a_frozen_embedding_do_not_reenter(self) -> None:
         made = exports["deepspeed"](priced(full(0), lora=8))
 
         assert json.loads(made.files["ds_config.json"])["pipeline"] == {"use_reentrant": False}
 
-    def test_without_a_pipeline_the_config_has_any_zero_level_and_layers_recompute_by_a_function(self) -> None:
+    def test_config_without_a_pipeline_has_any_zero_stage(self) -> None:
         made = exports["deepspeed"](priced(full(1, 2), layers=(4,), data=2, zero=3))
 
         assert sorted(made.files) == ["ds_config.json", "planned_layers.py"]
@@ -360,13 +360,13 @@ class TestTorchHosts:
         assert recipe["distributed"]["defer_fsdp_grad_sync"] is False
         assert "pipeline" not in recipe["distributed"]
 
-    def test_automodel_gathers_weights_next_to_divided_experts_again(self) -> None:
+    def test_automodel_gathers_weights_again_with_sharded_experts(self) -> None:
         plan = priced(layers=(4,), data=2, expert=2, zero=3, config=MIXTRAL)
         recipe = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])
 
         assert recipe["distributed"]["moe"] == {"reshard_after_forward": True}
 
-    def test_gradients_that_torchtitan_reduces_more_often_than_planned_are_said_with_their_price(self) -> None:
+    def test_extra_torchtitan_reductions_are_reported_with_price(self) -> None:
         made = exports["torchtitan"](priced(layers=(4,), data=2, zero=1))
 
         assert "'fsdp_reshard_after_forward': 'never'" in made.files["plan.py"]
@@ -393,7 +393,7 @@ class TestTorchHosts:
             ("torchtitan,tensor_overlap=true", "{'enable': True, 'enable_async_tensor_parallel': True}"),
         ],
     )
-    def test_the_recipe_compiles_what_is_priced_as_compiled(self, framework: str, compiling: str) -> None:
+    def test_recipe_compiles_what_is_priced_as_compiled(self, framework: str, compiling: str) -> None:
         made = exports["torchtitan"](priced(tensor=2, framework=framework))
 
         assert f"COMPILE = {compiling}" in made.files["plan.py"]
@@ -409,7 +409,7 @@ class TestTorchHosts:
 
         assert "'pipeline_parallel_schedule': 'ZBVZeroBubble'" in made.files["plan.py"]
 
-    def test_automodel_gets_hugging_face_names_and_one_switch_for_recomputation(self) -> None:
+    def test_automodel_has_hf_names_and_one_recompute_switch(self) -> None:
         made = exports["automodel"](priced(full(0), layers=(1, 1)))
 
         distributed = yaml.safe_load(made.files["plan.yaml"])["distributed"]
@@ -465,7 +465,7 @@ class TestTorchHosts:
             {"model_type": "cohere"},
         ],
     )
-    def test_automodel_refuses_models_that_its_stages_would_compute_otherwise(self, entries: dict[str, object]) -> None:
+    def test_automodel_refuses_models_that_it_computes_differently(self, entries: dict[str, object]) -> None:
         with pytest.raises(ExportError, match="would train another model over a pipeline"):
             exports["automodel"](replace(one_f_one_b([1, 1]), model_on_cluster=on_cpus({**LLAMA, **entries})))
 
@@ -504,7 +504,7 @@ class TestTorchHosts:
         assert any("so they are one B on stage" in loss and "predicted to take" in loss for loss in made.losses)
 
     @pytest.mark.parametrize(("counted", "warned"), [(False, True), (True, False)])
-    def test_memory_until_w_is_told_unless_counted(self, counted: bool, warned: bool) -> None:
+    def test_memory_until_w_is_reported_unless_counted(self, counted: bool, warned: bool) -> None:
         plan = priced(layers=(1, 1), schedule=SPLIT)
         assert plan.model_on_cluster is not None
         units = half_layers(*plan.model_on_cluster, plan.options, pipeline=2, target="torchtitan")
@@ -513,7 +513,7 @@ class TestTorchHosts:
 
         assert ("torch's I and W hold more memory in between than the plan counts on" in str(made.losses)) is warned
 
-    def test_whole_layers_are_exported_as_layers(self) -> None:
+    def test_half_layers_in_pairs_are_exported_as_layers(self) -> None:
         units = [
             PlannedUnit("embedding", None),
             *(PlannedUnit("layer", i, "full") for i in range(2)),
@@ -533,7 +533,7 @@ class TestTorchHosts:
 
 
 class TestOffload:
-    def test_it_is_reported_with_what_it_costs_when_the_plan_fits_without(self) -> None:
+    def test_dropped_offload_is_reported_if_the_plan_fits(self) -> None:
         made = exports["torch"](offloading())
 
         assert made.files["schedule.csv"] == "0F0,0F1,0B1,0B0\n"
@@ -563,7 +563,7 @@ class TestStates:
             assert "--ckpt-format fsdp_dtensor" in script
             assert "export CUDA_DEVICE_MAX_CONNECTIONS=32" in script
 
-    def test_megatron_has_one_queue_for_tensor_parallelism_before_blackwell(self) -> None:
+    def test_megatron_tensor_parallelism_uses_one_queue_on_hopper(self) -> None:
         script = exports["megatron"](priced(tensor=2)).files["megatron-arguments.sh"]
         assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in script
         assert "CUDA_DEVICE" not in exports["megatron"](priced()).files["megatron-arguments.sh"]
@@ -580,7 +580,7 @@ class TestStates:
         assert "--optimizer-cpu-offload\n    --optimizer-offload-fraction 0.5\n" in script
         assert "--use-precision-aware-optimizer\n    --overlap-cpu-optimizer-d2h-h2d\n" in script
 
-    def test_optimizer_states_return_from_the_host_only_where_there_is_room(self) -> None:
+    def test_host_states_are_dropped_only_if_memory_suffices(self) -> None:
         one_f_one_b = db.schedules["1f1b"](devices=2, micro_batches=8)
         schedule = with_operations(one_f_one_b, ("0P0", "0F0"), ("0D7", ""), ("0S7", ""))
         limit = float(priced(schedule=schedule, on_host=[0]).simulate().peak_memory[0])
@@ -607,7 +607,7 @@ def test_several_slowdowns_are_added_up() -> None:
     assert timed[-1].startswith("With all of this the step is predicted to take ")
 
 
-def test_a_plan_from_stage_costs_is_refused_where_layers_are_needed() -> None:
+def test_plan_from_stage_costs_is_refused_where_layers_matter() -> None:
     """They are missed before another order is: the targets that take any order would refuse the plan as well."""
     for schedule in (db.schedules["1f1b"], db.schedules["zb-h1"]):
         abstract = replace(
@@ -657,7 +657,7 @@ REFUSED: dict[str, tuple[Plan, str, str]] = {
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_a_refusal_says_why_and_how_to_plan_for_the_target(name: str) -> None:
+def test_refusal_explains_how_to_plan_for_the_target(name: str) -> None:
     plan, target, said = REFUSED[name]
 
     with pytest.raises(ExportError, match=said):

@@ -91,7 +91,7 @@ def test_torchtitan_compiles_what_is_priced_as_compiled(
     assert (compiling.enable, compiling.enable_async_tensor_parallel) == (True, overlapped)
 
 
-def test_torchtitan_leaves_what_is_priced_as_it_is_written_uncompiled(tmp_path: Path) -> None:
+def test_torchtitan_does_not_compile_what_is_priced_eager(tmp_path: Path) -> None:
     trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
     written(priced(framework="torchtitan@2024.06"), "torchtitan", tmp_path)
 
@@ -244,7 +244,7 @@ def trained(folder: Path, script: str, *, ranks: int) -> list[Any]:
     return [yaml.safe_load((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def test_deepspeed_recomputes_the_planned_layers_and_trains_alike(tmp_path: Path) -> None:
+def test_deepspeed_recomputes_planned_layers_with_equal_losses(tmp_path: Path) -> None:
     """Layers 0 and 3 run twice per micro-batch; in front of layer 0 is the embedding, whose input has no gradient."""
     pytest.importorskip("deepspeed", exc_type=ImportError)
     results = []

@@ -65,7 +65,7 @@ def arguments(plan: Plan) -> list[str]:
     return script.partition("DEBUBBLE_MODEL_ARGS=(\n")[2].partition("\n)")[0].split()
 
 
-def test_a_mixture_says_its_experts_and_how_they_are_chosen() -> None:
+def test_mixture_arguments_include_experts_and_routing() -> None:
     words = arguments(priced(config=QWEN3_MOE))
 
     assert words[words.index("--num-experts") :] == [
@@ -91,7 +91,7 @@ def test_scaling_of_llama_3_is_written_with_its_factor() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_argument_of_a_model_is_one_of_megatrons(name: str) -> None:
+def test_model_arguments_exist_in_megatron(name: str) -> None:
     flags = {word for word in arguments(priced(config=CONFIGS[name])) if word.startswith("--")}
 
     assert flags <= known_flags()
@@ -106,7 +106,7 @@ def test_every_argument_of_a_model_is_one_of_megatrons(name: str) -> None:
         ({"model_type": "gemma", "num_key_value_heads": 8}, "are not written for models of the family 'gemma'"),
     ],
 )
-def test_a_model_that_is_not_written_is_told(changes: dict[str, Any], said: str) -> None:
+def test_unsupported_model_is_reported(changes: dict[str, Any], said: str) -> None:
     plan = priced(config={**LLAMA, **changes})
 
     made = exports["megatron"](plan)
@@ -115,7 +115,7 @@ def test_a_model_that_is_not_written_is_told(changes: dict[str, Any], said: str)
     assert said in loss
 
 
-def test_rotary_scaling_that_is_not_written_is_told() -> None:
+def test_unsupported_rotary_scaling_is_reported() -> None:
     scaled = {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
 
     (loss,) = exports["megatron"](priced(config=scaled)).losses

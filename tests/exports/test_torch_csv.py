@@ -119,7 +119,7 @@ def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_r
         ("ScheduleDualPipeV", [0, 7], db.Placement.v_shape(4)),
     ],
 )
-def test_torchs_own_orders_are_read_and_simulated(
+def test_torch_orders_are_read_and_simulated(
     tmp_path: Path, stages_on_rank_0: Any, name: str, chunks: list[int], placement: db.Placement
 ) -> None:
     from torch.distributed.pipelining import schedules

@@ -38,6 +38,6 @@ def test_the_head_has_its_older_name() -> None:
 
 
 @pytest.mark.parametrize(("layers", "mode"), [((), "none"), ((0, 1, 2, 3), "full"), ((0,), None)])
-def test_it_says_what_recomputes_or_is_left_out(layers: tuple[int, ...], mode: str | None) -> None:
+def test_config_has_the_recomputation_mode_or_none(layers: tuple[int, ...], mode: str | None) -> None:
     text = exports["torchtitan"](priced(full(*layers))).files.get("plan.toml")
     assert (None if text is None else tomllib.loads(text)["activation_checkpoint"]["mode"]) == mode

@@ -30,7 +30,7 @@ def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
     )
 
 
-def test_a_layer_that_two_stages_share_moves_to_one_of_them() -> None:
+def test_layer_shared_by_two_stages_moves_to_one() -> None:
     """The first stage holds two and a half layers; the head makes the second the slower one."""
     made = exports["megatron"](plan(6))
 

@@ -44,7 +44,7 @@ def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> Non
     assert on[0].step_time == hints[0].step_time < now.step_time
 
 
-def test_an_optimizer_on_the_host_is_advised_to_be_left_out(tmp_path: Path) -> None:
+def test_removing_a_host_optimizer_is_advised(tmp_path: Path) -> None:
     offload = "--use-distributed-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 1.0"
     now, hints = advice(tmp_path, f"{TENSOR} --sequence-parallel --tp-comm-overlap {offload}", "16xA100-80GB")
     [left_out] = [hint for hint in hints if hint.settings == {"--optimizer-cpu-offload": None}]
@@ -53,7 +53,7 @@ def test_an_optimizer_on_the_host_is_advised_to_be_left_out(tmp_path: Path) -> N
     assert left_out.words(now).startswith("leave out --optimizer-cpu-offload: ")
 
 
-def test_measured_runs_correct_a_job_with_a_switch_on_alike(tmp_path: Path) -> None:
+def test_measured_corrections_apply_equally_with_a_switch_on(tmp_path: Path) -> None:
     """What a switch gains is not what another correction does."""
     (tmp_path / "job.sh").write_text(SCRIPT.replace("EXTRA", f"{TENSOR} --sequence-parallel"))
     importer, facts = imports["megatron"], UserFacts(cluster=db.Cluster.parse("16xA100-80GB"))
@@ -70,7 +70,7 @@ def test_measured_runs_correct_a_job_with_a_switch_on_alike(tmp_path: Path) -> N
     assert corrected == pytest.approx(plain)
 
 
-def test_smaller_micro_batches_are_priced_as_their_framework_sums_gradients(tmp_path: Path) -> None:
+def test_smaller_micro_batches_use_the_frameworks_grad_dtype(tmp_path: Path) -> None:
     """Automodel's gradients stay whole where there is more than one micro-batch, as halves of one are."""
     text = """
 model: {{pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}}
@@ -91,7 +91,7 @@ dataset: {{seq_length: 4096}}
     assert told[1].peak_memory == Figures.from_plan(plans[1]).peak_memory
 
 
-def test_what_saves_most_is_advised_where_nothing_lets_a_job_fit(tmp_path: Path) -> None:
+def test_largest_saving_is_advised_if_nothing_makes_it_fit(tmp_path: Path) -> None:
     now, hints = advice(tmp_path, f"{TENSOR} --num-layers 256", "16xRTX4080-16GB")
 
     assert list(hints[0].settings) == ["--sequence-parallel", *FULL]
@@ -121,7 +121,7 @@ def test_the_largest_micro_batches_that_fit_are_advised(tmp_path: Path) -> None:
     assert [hint.settings["micro-batch size"] for hint in hints if "micro-batch size" in hint.settings] == [1]
 
 
-def test_a_job_with_nothing_to_switch_on_is_told_nothing(tmp_path: Path) -> None:
+def test_job_without_switches_gets_no_advice(tmp_path: Path) -> None:
     assert advice(tmp_path, "", "4xA100-80GB")[1] == ()
 
 
@@ -137,7 +137,7 @@ def test_the_answer_has_the_advice_in_a_line(run: Any, tmp_path: Path) -> None:
     assert "\nWould help: --sequence-parallel --tp-comm-overlap: " in out
 
 
-def test_torchtitan_is_advised_to_recompute_what_does_not_fit(tmp_path: Path, run: Any) -> None:
+def test_recomputation_that_fits_is_advised_for_torchtitan(tmp_path: Path, run: Any) -> None:
     config = (
         '[model]\nname = "llama3"\nflavor = "8B"\n[compile]\nenable = true\n[activation_checkpoint]\nmode = "none"\n'
     )
@@ -154,7 +154,7 @@ def test_deepspeed_is_advised_of_the_zero_level_that_fits(tmp_path: Path, run: A
     assert "\nWould help: zero_optimization.stage 3: fits with " in out
 
 
-def test_deepspeed_is_advised_not_to_offload_what_fits(tmp_path: Path) -> None:
+def test_dropping_needless_offload_is_advised_for_deepspeed(tmp_path: Path) -> None:
     config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
     config["zero_optimization"] = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
     path, importer = tmp_path / "ds.json", imports["deepspeed"]
@@ -201,14 +201,12 @@ def test_switches_are_those_that_megatron_takes(
         ({"--ckpt-format": "torch_dcp"}, {"--ckpt-format": None}, [OTHER_CHECKPOINTS]),
     ],
 )
-def test_other_checkpoints_are_told_where_their_writer_changes(
-    job: dict[str, Any], changed: dict[str, Any], said: list[str]
-) -> None:
+def test_checkpoint_format_change_is_noted(job: dict[str, Any], changed: dict[str, Any], said: list[str]) -> None:
     assert list(notes(job, changed)) == said
 
 
 @pytest.mark.parametrize(("local", "told"), [(2, True), (16, False)])
-def test_one_pass_in_place_of_several_is_told(tmp_path: Path, run: Any, local: int, told: bool) -> None:
+def test_single_pass_instead_of_accumulation_is_advised(tmp_path: Path, run: Any, local: int, told: bool) -> None:
     (tmp_path / "job.toml").write_text(
         f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = {local}\nglobal_batch_size = 16\n'
         'seq_len = 4096\n[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = "GPipe"\n'

@@ -67,13 +67,13 @@ def test_overrides_of_a_recipe_are_read(tmp_path: Path, script: str, args: str |
         (f"{RUN}\n{RUN} model.context_parallel_size=2", "starts several recipes of Megatron-Bridge: give a copy"),
     ],
 )
-def test_what_a_launch_leaves_open_is_asked_for(tmp_path: Path, script: str, said: str) -> None:
+def test_options_missing_from_a_launch_are_requested(tmp_path: Path, script: str, said: str) -> None:
     with pytest.raises(InputError) as refusal:
         job(tmp_path, script)
     assert said in str(refusal.value)
 
 
-def test_what_the_recipe_has_is_told(tmp_path: Path) -> None:
+def test_use_of_recipe_defaults_is_reported(tmp_path: Path) -> None:
     assert (
         "What the launch leaves to its recipe is predicted by Megatron-Bridge's defaults"
         in job(tmp_path, RUN).unread[0]
@@ -106,7 +106,7 @@ def test_performance_scripts_turn_fsdp_on(tmp_path: Path) -> None:
     assert job(tmp_path, f"{script} --use_megatron_fsdp True").options.zero == 3
 
 
-def test_a_recipe_may_stand_in_a_command_that_ranks_run(tmp_path: Path) -> None:
+def test_recipe_may_be_in_a_command_of_ranks(tmp_path: Path) -> None:
     text = PERFORMANCE.replace("setup_experiment", "custom_setup_experiment")
     script = (
         f'run=$(cat <<- EOM\n  cd /opt ;\n  nice \\\n  {text}\nEOM\n)\necho "$run" > run.sh\ntorchrun bash run.sh\n'

@@ -70,7 +70,7 @@ def test_every_file_of_the_corpus_is_in_the_table() -> None:
     assert {path.name for path in CORPUS.iterdir() if path.is_file()} == used
 
 
-def test_an_order_for_other_stages_than_the_layers_have_is_refused(tmp_path: Path) -> None:
+def test_order_with_a_wrong_number_of_stages_is_refused(tmp_path: Path) -> None:
     text = (CORPUS / "primus_v_half.yaml").read_text().replace("num_virtual_stages_per_pipeline_rank: 2", "lr: 1.0")
     (tmp_path / "job.yaml").write_text(text)
     cluster = db.Cluster.parse("8xH100-80GB")

@@ -37,16 +37,14 @@ def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("batch", "pipeline", "data"), [("", 1, 4), ('"train_batch_size": 8,', 2, 2)])
-def test_the_batch_of_a_deepspeed_configuration_tells_the_pipeline(
-    batch: str, pipeline: int, data: int, tmp_path: Path
-) -> None:
+def test_pipeline_follows_from_the_deepspeed_batch(batch: str, pipeline: int, data: int, tmp_path: Path) -> None:
     text = f'{{{batch} "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}}'
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert (read.pipeline, read.options.data) == (pipeline, data)
 
 
-def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Path) -> None:
+def test_deepspeed_stages_follow_the_partition_method(tmp_path: Path) -> None:
     text = '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8, "bf16": {"enabled": true}}'
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], pipeline=4, sequence_length=4096)
 
@@ -64,7 +62,7 @@ def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Pa
         ({"gradient_accumulation_steps": 4}, 1, 4),
     ],
 )
-def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
+def test_missing_deepspeed_batch_entries_are_derived(
     config: dict[str, int], size: int, number: int, tmp_path: Path
 ) -> None:
     text = json.dumps({**config, "zero_optimization": {"stage": 2}})
@@ -84,7 +82,7 @@ def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
         ),
     ],
 )
-def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_configurations_that_deepspeed_refuses_are_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         job(
             "deepspeed", tmp_path, "a.json", json.dumps({**config, "zero_optimization": {"stage": 2}}),
@@ -95,9 +93,7 @@ def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tm
 @pytest.mark.parametrize(
     ("entry", "pipeline", "told"), [('"train_batch_size": 8', 2, True), ('"pipeline": {"stages": 4}', 4, False)]
 )
-def test_a_pipeline_that_only_the_batch_tells_is_remarked(
-    entry: str, pipeline: int, *, told: bool, tmp_path: Path
-) -> None:
+def test_pipeline_derived_from_the_batch_is_noted(entry: str, pipeline: int, *, told: bool, tmp_path: Path) -> None:
     text = f'{{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, {entry}}}'
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama-tiny"], sequence_length=128)
 
@@ -113,7 +109,7 @@ def test_deepspeed_runs_no_pipeline_with_divided_gradients(tmp_path: Path) -> No
         )  # fmt: skip
 
 
-def test_a_script_of_deepspeed_says_what_to_give(tmp_path: Path) -> None:
+def test_deepspeed_script_asks_for_the_missing_files(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config ds.json\n")
 
     with pytest.raises(InputError, match=r"give the JSON that its --deepspeed_config names, .* --sequence-length"):
@@ -125,7 +121,7 @@ OFFLOADS = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "
 }}"""
 
 
-def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Path) -> None:
+def test_deepspeed_offload_is_predicted_or_warned_about(tmp_path: Path) -> None:
     read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert read.options.host_optimizer == 1
@@ -135,7 +131,7 @@ def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Pa
     assert ratio.endswith("ratio is not 1: all optimizer states are predicted on the host.")
 
 
-def test_states_that_hosts_lack_memory_for_do_not_fit(tmp_path: Path) -> None:
+def test_states_larger_than_host_memory_do_not_fit(tmp_path: Path) -> None:
     facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
     read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts)
     told = [
@@ -172,7 +168,7 @@ def test_deepspeed_without_zero_sums_gradients_in_bf16(
 
 
 @pytest.mark.parametrize(("at_once", "said"), [(False, 1), (True, 0)])
-def test_gradients_that_deepspeed_keeps_in_two_dtypes_are_warned_of(at_once: bool, said: int, tmp_path: Path) -> None:
+def test_gradients_in_two_dtypes_are_warned_about(at_once: bool, said: int, tmp_path: Path) -> None:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True, "immediate_grad_update": at_once},
@@ -210,7 +206,7 @@ def test_live_parameters_that_may_exceed_the_limit_are_warned_of(tmp_path: Path)
     )
 
 
-def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -> None:
+def test_invalid_offload_is_removed_under_another_zero_stage() -> None:
     names = {
         "zero_optimization.stage": 3, "zero_optimization.offload_optimizer.device": "cpu",
         "zero_optimization.offload_param.device": "cpu",
@@ -222,7 +218,7 @@ def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -
     assert len([*imports["deepspeed"].conflicts(names, {"zero_optimization.stage": 0})]) == 2
 
 
-def test_a_user_says_that_all_layers_are_checkpointed(tmp_path: Path) -> None:
+def test_user_option_checkpoints_all_layers(tmp_path: Path) -> None:
     facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
 
     read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts, recompute="full")

@@ -377,7 +377,7 @@ def test_a_form_is_refused(name: str, tmp_path: Path) -> None:
         FORMS[name].job(tmp_path)
 
 
-def test_the_summary_says_whose_defaults_it_rests_on(tmp_path: Path) -> None:
+def test_summary_names_the_source_of_defaults(tmp_path: Path) -> None:
     assert FORMS["primus' base configuration"].job(tmp_path).summary == (
         "computes in bf16 (default of Primus), gradients in fp32 (default of Primus), sequence parallelism on (default"
         " of Primus), ZeRO-1 (default of Primus), micro-batches of 2 (default of Primus), a global batch of 16 (default"
@@ -385,7 +385,7 @@ def test_the_summary_says_whose_defaults_it_rests_on(tmp_path: Path) -> None:
     )
 
 
-def test_a_pipeline_that_accumulates_drains_after_each_pass(tmp_path: Path) -> None:
+def test_accumulating_pipeline_drains_after_every_pass(tmp_path: Path) -> None:
     form = FORMS["torchtitan's accumulation"]
     once = Form("torchtitan", "once.toml", form.text.replace("global_batch_size = 16\n", ""))
     cluster = db.Cluster.parse("4xH200")
@@ -404,7 +404,7 @@ def test_a_job_that_is_predicted_not_to_fit_is_exported(tmp_path: Path) -> None:
     assert "--pipeline-model-parallel-layout" in made.files["megatron-arguments.sh"]
 
 
-def test_adapters_of_other_modules_are_told(tmp_path: Path) -> None:
+def test_adapters_of_some_modules_are_reported(tmp_path: Path) -> None:
     text = f"{BRIDGE}peft: {{_target_: megatron.bridge.peft.dora.DoRA, dim: 8, target_modules: [linear_fc1]}}\n"
     job = Form("megatron", "run.yaml", text).job(tmp_path)
     assert job.warnings == ("peft._target_ is DoRA, and the prediction counts on LoRA.",)

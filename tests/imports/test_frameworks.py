@@ -154,7 +154,7 @@ def test_a_configuration_is_read(name: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_torchtitan_compiles_is_priced(written: str, priced: str, tmp_path: Path) -> None:
+def test_torchtitan_compile_is_priced(written: str, priced: str, tmp_path: Path) -> None:
     read = job("torchtitan", tmp_path, "llama3.toml", TITAN + written, cluster="16xH100-80GB")
 
     assert read.options.framework == priced
@@ -197,7 +197,7 @@ def test_automodel_steps_the_weights_that_it_loads(
 
 
 @pytest.mark.parametrize(("flavor", "known"), [("deepseek_v3/671B", "deepseek-v3"), ("llama4/17bx16e", "llama4-scout")])
-def test_torchtitan_has_names_of_its_own_for_models(flavor: str, known: str, tmp_path: Path) -> None:
+def test_torchtitan_model_flavors_are_known(flavor: str, known: str, tmp_path: Path) -> None:
     name, size = flavor.split("/")
     text = f'[model]\nname = "{name}"\nflavor = "{size}"\n[training]\nseq_len = 4096\n'
 
@@ -206,7 +206,7 @@ def test_torchtitan_has_names_of_its_own_for_models(flavor: str, known: str, tmp
     assert (read.vision, read.mtp_layers) == (None, 0)
 
 
-def test_automodels_gradients_stay_whole_until_the_last_micro_batch(tmp_path: Path) -> None:
+def test_automodel_keeps_full_gradients_until_the_last_pass(tmp_path: Path) -> None:
     """They are summed in fp32, and a rank's quarter is then kept in 16 bits."""
 
     def states(more: str) -> float:
@@ -239,7 +239,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_a_configuration_that_torchtitan_saved_has_its_policy_of_checkpoints(name: str, tmp_path: Path) -> None:
+def test_saved_torchtitan_checkpoint_policy_is_read(name: str, tmp_path: Path) -> None:
     policy, layers = POLICIES[name]
     read = job("torchtitan", tmp_path, "config.json", json.dumps({**SAVED, "activation_checkpoint": policy}))
 
@@ -262,7 +262,7 @@ OWN_CELLS = {("none", "activation+multiply")}
         ("false", 0, set()),
     ],
 )
-def test_mindformers_recomputes_its_own_cells(
+def test_mindformers_select_recompute_is_read(
     said: str, layers: int, ways: set[tuple[str, str]], tmp_path: Path
 ) -> None:
     text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", f"select_recompute: {said}")
@@ -308,7 +308,7 @@ def test_every_setting_that_is_not_read_is_named(framework: str, tmp_path: Path)
     assert free in taken
 
 
-def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
+def test_csv_reports_that_only_its_order_is_given(tmp_path: Path) -> None:
     read = job("torch", tmp_path, "a.csv", "0F0,0B0\n", cluster="1xA100-80GB", model=db.models["llama-tiny"],
                sequence_length=128)  # fmt: skip
 
@@ -322,7 +322,7 @@ def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
         ({"micro_batches": 8}, "a.csv has 1 where --micro-batches says 8: leave --micro-batches out."),
     ],
 )
-def test_what_is_given_and_the_order_decides_is_refused(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_options_that_contradict_the_order_are_refused(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         job("torch", tmp_path, "a.csv", "0F0,0B0\n", model=db.models["llama-tiny"], sequence_length=128, **facts)
 
@@ -386,20 +386,18 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
         ("mindformers", "a.yaml", MINDFORMERS.replace("bfloat16", "bfloat8"), "compute_dtype is 'bfloat8', and only"),
     ],
 )
-def test_what_is_missing_is_said_in_a_sentence(framework: str, name: str, text: str, said: str, tmp_path: Path) -> None:
+def test_missing_entries_are_one_sentence(framework: str, name: str, text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         job(framework, tmp_path, name, text)
 
 
-def test_an_automodel_optimizer_of_another_kind_is_told(tmp_path: Path) -> None:
+def test_unknown_automodel_optimizer_is_reported(tmp_path: Path) -> None:
     read = job("automodel", tmp_path, "a.yaml", AUTOMODEL + "optimizer: {_target_: torch.optim.Adagrad}\n")
     assert "optimizer._target_ is Adagrad, and the prediction counts on AdamW." in read.warnings
 
 
 @pytest.mark.parametrize(("ranks", "experts"), [(1, (1, None)), (4, (4, 1))])
-def test_torchtitans_expert_parallel_ranks_have_whole_experts(
-    ranks: int, experts: tuple[int, int | None], tmp_path: Path
-) -> None:
+def test_torchtitan_expert_ranks_have_full_experts(ranks: int, experts: tuple[int, int | None], tmp_path: Path) -> None:
     text = TITAN.replace("pipeline_parallel_degree = 4", f"expert_parallel_degree = {ranks}")
     read = job("torchtitan", tmp_path, "a.toml", text, model=db.models["qwen3-30b-a3b"])
     assert (read.options.expert, read.options.expert_tensor) == experts
@@ -422,6 +420,6 @@ def test_the_importer_of_another_frameworks_file_is_named(
 
 
 @pytest.mark.parametrize("framework", list(imports))
-def test_no_file_is_said_in_a_sentence(framework: str) -> None:
+def test_missing_file_is_one_sentence(framework: str) -> None:
     with pytest.raises(InputError):
         imports[framework].settings(Path(""))

@@ -65,6 +65,6 @@ def test_a_trace_of_debubble_has_its_typical_step(tmp_path: Path) -> None:
     assert read_figures([tmp_path / "trace.json"], small_plan()).step == measured.typical.seconds
 
 
-def test_a_log_without_steps_says_what_to_give(tmp_path: Path) -> None:
+def test_log_without_steps_asks_for_the_step(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give --step SECONDS"):
         read(tmp_path, "nothing")

@@ -58,7 +58,7 @@ LOG = """ [2026-01-01] iteration 10/ 100 | elapsed time per iteration (ms): 900.
 """
 
 
-def test_megatrons_timers_scale_all_stages_alike(tmp_path: Path) -> None:
+def test_megatron_timers_scale_all_stages_equally(tmp_path: Path) -> None:
     plan = priced()
     busiest = [
         1e3 * plan.micro_batches * max(map(float, times))
@@ -101,7 +101,7 @@ def test_a_trace_of_an_older_torch_is_refused_for_its_names(tmp_path: Path) -> N
         read_measurements([tmp_path / "rank0.json"])
 
 
-def test_a_trace_without_operations_says_what_it_should_have(tmp_path: Path) -> None:
+def test_trace_without_operations_names_what_is_expected(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
 
     with pytest.raises(InputError, match=r"neither operations of torch's pipelining .* nor Megatron-LM's timers"):

@@ -100,7 +100,7 @@ def test_an_unknown_schedules_method_is_refused(tmp_path: Path) -> None:
         "--peft-type lora --lora-dim 16 --lora-in-init-method xavier",
     ],
 )  # fmt: skip
-def test_adapters_are_read_by_the_words_of_forks(tmp_path: Path, words: str) -> None:
+def test_adapter_arguments_of_forks_are_read(tmp_path: Path, words: str) -> None:
     read = job(tmp_path, words)
     assert (read.options.lora, read.rest.unknown) == (16, ())
 
@@ -109,7 +109,7 @@ def test_a_rank_of_zero_has_no_adapters(tmp_path: Path) -> None:
     assert job(tmp_path, "--lora-rank 0").options.lora == 0
 
 
-def test_layers_of_adapters_are_named_if_they_are_others(tmp_path: Path) -> None:
+def test_adapters_of_some_layers_are_reported(tmp_path: Path) -> None:
     read = job(tmp_path, "--lora-r 8 --lora-target-modules linear_proj")
     assert "Adapters are on linear_proj, and the prediction counts on all linear layers." in read.unread
 
@@ -122,7 +122,7 @@ def test_a_list_of_layers_per_stage_is_read(tmp_path: Path) -> None:
     assert tuple(job(tmp_path, "--num-layer-list 5,3").layers) == (5, 3)
 
 
-def test_a_list_of_stages_gives_way_to_a_layout() -> None:
+def test_layer_list_is_replaced_by_a_layout() -> None:
     assert list(conflicts({"--num-layer-list": "5,3"}, {LAYOUT: "Et|tL"})) == ["--num-layer-list"]
 
 
@@ -144,18 +144,18 @@ def test_stages_that_do_more_than_train_are_warned_of(tmp_path: Path) -> None:
     )
 
 
-def test_its_own_arguments_are_not_taken_for_others_misspelt(tmp_path: Path) -> None:
+def test_mindspeed_arguments_are_not_treated_as_typos(tmp_path: Path) -> None:
     read = job(tmp_path, "--use-fused-rmsnorm --context-parallel-algo ulysses_cp_algo")
     assert read.rest.warnings == ()
     assert {"--use-fused-rmsnorm", "--context-parallel-algo"} <= {*read.rest.unknown}
 
 
-def test_tensor_ranks_that_extend_expert_ranks_have_whole_experts(tmp_path: Path) -> None:
+def test_extended_expert_ranks_have_full_experts(tmp_path: Path) -> None:
     degrees = "--tensor-model-parallel-size 2 --expert-model-parallel-size 2 --moe-tp-extend-ep"
     options = job(tmp_path, f"{EXPERTS} {degrees}").options
     assert (options.expert, options.expert_tensor) == (4, 1)
 
 
-def test_gemmas_further_parts_are_not_read(tmp_path: Path) -> None:
+def test_gemma_layer_specs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--spec describes layers that are not read here"):
         job(tmp_path, "--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec --post-norm --input-embeds-norm")

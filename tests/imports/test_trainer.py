@@ -28,7 +28,7 @@ def job(folder: Path, args: str, config: dict[str, Any] = AUTO, **facts: Any) ->
 
 
 @pytest.mark.parametrize("between", [" ", "="])
-def test_arguments_fill_in_what_is_auto(tmp_path: Path, between: str) -> None:
+def test_trainer_arguments_replace_auto(tmp_path: Path, between: str) -> None:
     words = WORDS.split()
     read = job(
         tmp_path, " ".join(f"{name}{between}{value}" for name, value in zip(words[::2], words[1::2], strict=True))
@@ -43,7 +43,7 @@ def test_a_flag_of_the_trainer_needs_no_value(tmp_path: Path) -> None:
     assert job(tmp_path, WORDS.replace("--bf16 True", "--bf16")).options.dtype == "bf16"
 
 
-def test_what_the_user_gives_takes_the_place_of_arguments(tmp_path: Path) -> None:
+def test_user_options_override_arguments(tmp_path: Path) -> None:
     read = job(tmp_path, WORDS, model=db.models["llama3-8b"], sequence_length=4096, recompute="none")
     assert (read.model, read.options.sequence_length, read.strategies) == (db.models["llama3-8b"], 4096, {})
 
@@ -71,12 +71,12 @@ def test_the_optimizer_of_the_configuration_is_that_of_the_job(tmp_path: Path) -
     assert not any(sentence.startswith("--optim") for sentence in read.unread)
 
 
-def test_a_configuration_that_says_otherwise_is_refused(tmp_path: Path) -> None:
+def test_contradicting_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="per_gpu is 1, and --per_device_train_batch_size 2, which the Trainer ref"):
         job(tmp_path, WORDS, {**AUTO, "train_micro_batch_size_per_gpu": 1})
 
 
-def test_what_arguments_leave_open_is_asked_for(tmp_path: Path) -> None:
+def test_missing_trainer_arguments_are_requested(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"leaves gradient_accumulation_steps to your trainer \('auto'\)"):
         job(tmp_path, WORDS.replace("--gradient_accumulation_steps 4", ""))
 
@@ -94,7 +94,7 @@ def test_arguments_of_the_trainer_that_cost_nothing_are_known(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("argument", ["--max_seq_length", "--max_length", "--block_size"])
-def test_the_length_is_told_by_the_name_that_it_was_given(tmp_path: Path, argument: str) -> None:
+def test_sequence_length_is_reported_by_its_argument(tmp_path: Path, argument: str) -> None:
     words = WORDS.replace("--max_seq_length", argument)
     as_given, other = job(tmp_path, words), job(tmp_path, words, sequence_length=4096)
 

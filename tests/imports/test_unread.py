@@ -46,7 +46,7 @@ def test_nothing_that_may_cost_is_taken_to_be_free(framework: str) -> None:
         ("mindformers", "callbacks", []),
     ],
 )
-def test_what_is_known_to_cost_nothing_is_free(framework: str, name: str, value: Any) -> None:
+def test_harmless_entries_are_free(framework: str, name: str, value: Any) -> None:
     assert is_harmless(name, value, imports[framework].harmless)
 
 
@@ -72,13 +72,13 @@ def unread(framework: str, config: dict[str, Any], folder: Path, **overrides: An
 
 
 @pytest.mark.parametrize("section", ["float8", "mx", "compile", "comm", "parallelism", "training", "mine"])
-def test_entries_that_torchtitan_lacks_are_told(section: str, tmp_path: Path) -> None:
+def test_unknown_torchtitan_entries_are_reported(section: str, tmp_path: Path) -> None:
     said = unread("torchtitan", {**TITAN, section: {**TITAN.get(section, {}), "zork": 7}}, tmp_path)
 
     assert f"Not known to torchtitan, and not in the prediction: {section}.zork." in said
 
 
-def test_a_misspelt_entry_of_a_section_that_costs_nothing_is_told(tmp_path: Path) -> None:
+def test_typo_in_a_harmless_section_is_reported(tmp_path: Path) -> None:
     said = imported_jobs.job(
         "torchtitan", tmp_path, "job.json", json.dumps({**TITAN, "checkpoint": {"enable_checkpiont": True}}),
         cluster="8xA100-80GB",
@@ -100,7 +100,7 @@ def test_entries_of_float8_cost_nothing_without_it(tmp_path: Path) -> None:
         ({"zero_optimization": {"stage": 1, "zork": 7}}, "zero_optimization.zork"),
     ],
 )
-def test_entries_that_deepspeed_lacks_are_told(entry: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_unknown_deepspeed_entries_are_reported(entry: dict[str, Any], name: str, tmp_path: Path) -> None:
     said = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
 
     assert f"Not known to DeepSpeed, and not in the prediction: {name}." in said

@@ -134,7 +134,9 @@ def test_deepspeed_refuses_a_wrong_value(config: dict[str, Any], said: str, tmp_
         ({"bfloat16": {"enabled": True}, "zero_optimization": {"stage": 2.0}}, "bf16", 2),
     ],
 )
-def test_pydantic_converts_deepspeeds_words(config: dict[str, Any], dtype: str, zero: int, tmp_path: Path) -> None:
+def test_deepspeed_values_are_converted_like_pydantic(
+    config: dict[str, Any], dtype: str, zero: int, tmp_path: Path
+) -> None:
     options = deepspeed(tmp_path, train_micro_batch_size_per_gpu=1, **config).options
 
     assert (options.dtype, options.zero) == (dtype, zero)
@@ -163,7 +165,7 @@ def test_automodel_refuses_a_wrong_value(old: str, new: str, said: str, tmp_path
     assert said in str(refusal.value)
 
 
-def test_automodels_loader_converts_words(tmp_path: Path) -> None:
+def test_automodel_values_are_converted_like_its_loader(tmp_path: Path) -> None:
     job = automodel(tmp_path, "pp_size: 1", "pp_size: '2', dp_size: none, activation_checkpointing: 'true'")
 
     assert (job.pipeline, job.options.data, len(job.strategies)) == (2, 4, 32)
@@ -238,7 +240,7 @@ def test_a_block_of_no_layers_recomputes_none(tmp_path: Path) -> None:
     ("words", "heads"),
     [("--num-key-value-heads 2", 2), ("--attention-head-type multiquery", 1), ("--attention-head-type multihead", 32)],
 )
-def test_forks_say_the_heads_of_keys_alone(tmp_path: Path, words: str, heads: int) -> None:
+def test_kv_head_arguments_of_forks_are_read(tmp_path: Path, words: str, heads: int) -> None:
     script = SCRIPT.replace("--group-query-attention --num-query-groups 8", words)
 
     assert imported_jobs.job("megatron", tmp_path, "a.sh", script).model.kv_heads == heads
@@ -248,7 +250,7 @@ def test_a_word_that_costs_nothing_may_stay_open(tmp_path: Path) -> None:
     assert megatron(tmp_path, "--ckpt-format $FORMAT").warnings == ()
 
 
-def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
+def test_model_option_replaces_model_sizes(tmp_path: Path) -> None:
     text = "python train.py ${MODEL_ARGS[@]} --bf16 --micro-batch-size 1 --seq-length 64"
 
     with pytest.raises(InputError, match=r"and \$\{MODEL_ARGS\[@\]\} is not told; .*, or the model with --model"):
@@ -266,7 +268,7 @@ def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_an_exported_model_loses_is_told(tmp_path: Path, words: str, said: str) -> None:
+def test_losses_of_an_exported_model_are_reported(tmp_path: Path, words: str, said: str) -> None:
     assert any(line.startswith(said) for line in megatron(tmp_path, words).unread)
     assert not any("rotary" in line for line in megatron(tmp_path, "--rotary-percent 1.0").unread)
 
@@ -312,7 +314,7 @@ def test_primus_turbo_sends_tokens_once(turbo: bool, tmp_path: Path) -> None:
     assert ("dispatches_once=true" in read.options.framework) == turbo
 
 
-def test_null_in_primus_leaves_out_what_the_base_has(tmp_path: Path) -> None:
+def test_null_in_primus_removes_the_base_entry(tmp_path: Path) -> None:
     sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 128, kv_channels: 32"
     kinds = "swiglu: true, normalization: RMSNorm, position_embedding_type: rope"
     (tmp_path / "mine.yaml").write_text(f"{{{sizes}, {kinds}}}")

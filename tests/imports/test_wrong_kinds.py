@@ -102,7 +102,7 @@ def is_told(framework: str, settings: Settings, name: str, path: Any, facts: Use
 
 
 @pytest.mark.parametrize("framework", list(ACCEPTED))
-def test_a_wrong_kind_of_value_is_told_by_its_entry(framework: str) -> None:
+def test_wrong_type_is_reported_by_its_entry(framework: str) -> None:
     importer = imports[framework]
     untold: dict[tuple[str, str], str] = {}
     told: set[tuple[str, str]] = set()
@@ -124,7 +124,7 @@ def test_a_wrong_kind_of_value_is_told_by_its_entry(framework: str) -> None:
 
 
 @pytest.mark.parametrize("name", [f"--{name}" for name in VALUED.split()])
-def test_a_wrong_value_of_an_argument_is_told(name: str, tmp_path: Any) -> None:
+def test_wrong_argument_value_is_reported(name: str, tmp_path: Any) -> None:
     path = tmp_path / "run.sh"
     path.write_text(EXPERTS)
     settings = imports["megatron"].read(path, None)
@@ -138,7 +138,7 @@ def test_a_wrong_value_of_an_argument_is_told(name: str, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [f"--{name}" for name in SWITCHES.split()])
-def test_a_value_after_a_switch_is_told(name: str, tmp_path: Any) -> None:
+def test_value_after_a_switch_is_reported(name: str, tmp_path: Any) -> None:
     path = tmp_path / "run.sh"
     path.write_text(EXPERTS)
     settings = imports["megatron"].read(path, None)

@@ -113,7 +113,7 @@ def test_the_counted_peak_is_within_a_percent_of_the_arena(units: Any) -> None:
         assert 0.99 * arena.size <= peak <= arena.size
 
 
-def test_whole_reloads_lie_at_their_planned_addresses(units: Any) -> None:
+def test_full_reloads_use_their_planned_addresses(units: Any) -> None:
     for arena, *_ in ran(scheduled("1f1b", units, change=offloading)):
         reloads = sum(t.size for t in arena.plan.tensors if t.allocated_by.kind is Kind.L)
         assert 0.99 * reloads < arena.placed <= reloads
@@ -125,7 +125,7 @@ def test_activations_a_percent_larger_than_planned_are_refused(units: Any) -> No
         run_threads(plan, lambda pipeline: pipeline.step(batch_for(plan)), arena=True)
 
 
-def test_another_plan_has_an_arena_of_its_own(units: Any) -> None:
+def test_second_plan_has_a_separate_arena(units: Any) -> None:
     first, second = scheduled("gpipe", units), scheduled("1f1b", units)
 
     def one(pipeline: Any) -> Any:

@@ -94,7 +94,7 @@ def test_the_plan_combines_all_means(plan: Any) -> None:
     assert {Kind.R, Kind.O, Kind.L, Kind.P, Kind.D, Kind.S} <= kinds_of(plan)
 
 
-def test_the_plan_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
+def test_plan_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
     expected = reference_losses(LLAMA8, micro_batches=plan.micro_batches, steps=STEPS, length=LENGTH)
     for losses, *_ in trained:
         assert losses == pytest.approx(expected, rel=1e-5)
@@ -106,7 +106,7 @@ def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, trained: Any, l
         assert static < peak <= limit
 
 
-def test_the_host_steps_all_chunks_beside_compute(plan: Any, trained: Any) -> None:
+def test_host_steps_all_chunks_during_compute(plan: Any, trained: Any) -> None:
     assert on_lanes(trained[0][3], (Lane.HOST,)) == {f"{stage}S7" for stage in range(8)}
     assert overlapping(plan, lanes=(Lane.HOST,))
 
@@ -160,7 +160,7 @@ def updated(plan: Any, *, clip: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any) -> None:
+def test_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any) -> None:
     clip = 0.1
     assert {Kind.P, Kind.D, Kind.S} <= kinds_of(tiny)
     expected = updated(stepped_afterwards(tiny), clip=clip)

@@ -75,7 +75,7 @@ def test_the_page_has_the_limit_and_the_counted_peaks(plan: Any, ran: Any, limit
         assert min_peak <= peak <= limit if stage in swapping else peak == min_peak
 
 
-def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any, ran: Any) -> None:
+def test_swaps_overlap_compute_and_compare_reads_the_trace(plan: Any, ran: Any) -> None:
     _, _, trace = ran[0]
     assert overlapping(plan)
     assert overlapping(plan) <= on_lanes(trace)

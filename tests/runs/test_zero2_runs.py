@@ -64,7 +64,7 @@ def test_the_planner_reduces_gradients_inside_the_step() -> None:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_plans_losses_are_those_of_one_process(divided: Any) -> None:
+def test_plan_losses_match_one_process(divided: Any) -> None:
     expected = reference_losses(EVEN, micro_batches=8, steps=STEPS)
     for losses, *_ in divided:
         assert losses == pytest.approx(expected, rel=1e-5)
@@ -94,7 +94,7 @@ def test_divided_states_may_be_the_hosts() -> None:
     assert divided[2] * 2 == undivided[2]
 
 
-def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path: Path) -> None:
+def test_checkpoint_of_sharded_states_has_full_parameters(tmp_path: Path) -> None:
     def save(pipeline: Any) -> Any:
         pipeline.step(tokens_of(EVEN, rows=4))
         pipeline.optimizer_step()

@@ -71,7 +71,7 @@ def test_addresses_that_are_not_free_are_refused() -> None:
         arena.begin(Op.parse("0F2"))
 
 
-def test_what_is_there_after_its_end_is_refused() -> None:
+def test_bytes_counted_after_their_release_are_refused() -> None:
     arena = arena_of_units()
     run(arena, "0F0", "0B0")
     arena.count(OWNER, 1)
@@ -79,7 +79,7 @@ def test_what_is_there_after_its_end_is_refused() -> None:
         arena.end(Op.parse("0B0"))
 
 
-def test_after_an_input_gradient_there_is_what_w_needs() -> None:
+def test_input_gradient_leaves_only_what_w_needs() -> None:
     arena = split()
     run(arena, "0F0", "0I0")
     arena.count(OWNER, UNIT // 4)
@@ -88,7 +88,7 @@ def test_after_an_input_gradient_there_is_what_w_needs() -> None:
         arena.count(OWNER, 1)
 
 
-def test_gathered_parameters_have_a_capacity_of_their_own() -> None:
+def test_gathered_parameters_have_a_separate_capacity() -> None:
     schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
     arena = arena_of(schedule, gathered=UNIT, parameter_gather=1, static=UNIT)
     run(arena, "0UNSHARD_F0")
@@ -117,7 +117,7 @@ def test_more_than_a_planned_tensor_has_no_place() -> None:
     assert place(1) is None
 
 
-def test_neither_what_a_w_may_free_nor_a_gpus_bytes_have_a_place() -> None:
+def test_freed_by_w_and_gpu_bytes_get_no_address() -> None:
     schedule = offloading(db.schedules["zb-h1"](devices=2, micro_batches=2))
     arena = arena_of(schedule, activation=UNIT, activation_after_input=UNIT // 4, offload=1)
     on_gpu = Arena(reloaded().plan, device=torch.device("cuda", 0))

@@ -68,7 +68,7 @@ MASKS: dict[str, Any] = {"window": 6, "documents": torch.arange(18).expand(2, -1
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_neither_masks_nor_scores_are_kept(mask: str) -> None:
+def test_masks_and_scores_are_not_saved(mask: str) -> None:
     q, k, v = inputs(18)
     saved: list[torch.Tensor] = []
     with saved_tensors_hooks(saved.append, lambda tensor: tensor):
@@ -78,7 +78,7 @@ def test_neither_masks_nor_scores_are_kept(mask: str) -> None:
 
 
 @pytest.mark.parametrize("mask", ["window", "documents"])
-def test_a_backward_under_masks_does_not_attend_again(mask: str) -> None:
+def test_masked_backward_does_not_recompute_attention(mask: str) -> None:
     y = attention(*inputs(18), **{mask: MASKS[mask]})
     with ScoresOfKernels() as scores:
         y.sum().backward()

@@ -64,7 +64,7 @@ def take_steps_ahead(pipeline: Any) -> None:
     ],
     ids=["zero-3", "tensor", "ahead", "host ahead", "device ahead"],
 )
-def test_averages_are_those_of_one_process(averaged_model: Any, plan: Any, take: Any) -> None:
+def test_averages_match_a_single_process(averaged_model: Any, plan: Any, take: Any) -> None:
     tokens = tokens_of(LLAMA, rows=plan.micro_batches, seed=9)
 
     def one(pipeline: Any) -> Any:
@@ -109,12 +109,12 @@ def test_averages_count_as_static_memory() -> None:
     assert [a - b for a, b in zip(averaged, plain, strict=True)] == sizes
 
 
-def test_averages_need_an_optimizer_of_the_pipelines_own() -> None:
+def test_averages_require_the_pipelines_optimizer() -> None:
     with pytest.raises(InputError, match="Averages of the weights follow `optimizer_step`"):
         run_threads(plan_for(), lambda _: None, ema_decay=DECAY)
 
 
-def test_without_averages_nothing_can_take_the_place_of_parameters() -> None:
+def test_averaged_needs_averages() -> None:
     def one(pipeline: Pipeline) -> None:
         with pipeline.averaged():
             pass

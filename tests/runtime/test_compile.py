@@ -82,12 +82,12 @@ def schedule(name: str, devices: int) -> Any:
     return db.schedules[name](devices=devices, micro_batches=4)
 
 
-def test_compiled_units_have_the_gradients_of_others() -> None:
+def test_compiled_units_have_the_same_gradients() -> None:
     check_threads(plan_of(schedule("zb-v", 2), SMALL, strategy="norm+activation+multiply"), SMALL)
 
 
 @pytest.mark.slow
-def test_two_ranks_split_recompute_and_offload_with_compiled_units(tmp_path: Path) -> None:
+def test_two_ranks_split_recompute_and_offload_compiled(tmp_path: Path) -> None:
     plans = [
         plan_of(schedule("zb-v", 2), LLAMA),
         plan_of(schedule("1f1b", 2), LLAMA, strategy="norm+activation+multiply"),
@@ -97,7 +97,7 @@ def test_two_ranks_split_recompute_and_offload_with_compiled_units(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_two_ranks_run_transformers_layers_compiled_whole() -> None:
+def test_two_ranks_run_compiled_transformers_layers() -> None:
     check_threads(plan_of(schedule("1f1b", 2), GENERIC["olmo2"], strategy="full"), GENERIC["olmo2"])
 
 
@@ -111,7 +111,7 @@ def test_two_ranks_train_with_compiled_kernels(tmp_path: Path, family: Any) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, GENERIC["olmo2"]], ids=["own units", "transformers"])
-def test_layers_that_are_alike_share_their_graphs(config: Any) -> None:
+def test_identical_layers_share_compiled_graphs(config: Any) -> None:
     graphs = []
     for layers in (1, 2):
         torch._dynamo.reset()
@@ -124,14 +124,14 @@ def test_layers_that_are_alike_share_their_graphs(config: Any) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_units_keep_what_others_do() -> None:
+def test_compiled_units_save_the_same_activations() -> None:
     tokens = tokens_of(SMALL, rows=ROWS, length=LENGTH)
     plan = plan_of(schedule("gpipe", 1), SMALL, strategy="full")
     plain, compiled = (step_alone(plan, compile=c, tokens=tokens)[2] for c in (False, "aot_eager"))
     assert compiled == plain
 
 
-def test_modules_that_are_compiled_whole_do_not_split_backwards() -> None:
+def test_compiled_modules_refuse_split_backwards() -> None:
     with pytest.raises(InputError, match="no backward is split: plan a schedule of whole backwards"):
         run_threads(plan_of(schedule("zb-h1", 2), GENERIC["olmo2"]), lambda _: None, compile=True)
 

@@ -164,7 +164,7 @@ def test_a_plan_names_the_entry_that_takes_it_from_the_units() -> None:
 
 
 @pytest.mark.parametrize("options", [{"lora": 2}, {"quantize": "nf4"}, {"context": 2}], ids=str)
-def test_what_needs_the_units_names_the_entry(options: dict[str, Any]) -> None:
+def test_refusal_names_the_config_entry_that_prevents_units(options: dict[str, Any]) -> None:
     refusal = beyond_runtime(RunOptions(**options), ModelConfig.from_hf({**LLAMA, "hidden_act": "mish"}))
     assert refusal is not None
     assert "runs with transformers' modules because its config has 'hidden_act: 'mish''" in refusal

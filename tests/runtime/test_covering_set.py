@@ -20,7 +20,7 @@ ROWS = 8
 ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 
 
-def test_the_cases_cover_what_they_say() -> None:
+def test_cases_cover_every_family_and_recomputation() -> None:
     ways = {(recompute, offloads) for recompute in RECOMPUTATIONS for offloads in (False, True)}
     assert {(c.schedule, c.family) for c in CASES} == {(s, f) for s in db.schedules for f in FAMILIES}
     assert {(c.schedule, c.recompute, c.offloads) for c in CASES} == {(s, *way) for s in db.schedules for way in ways}
@@ -28,7 +28,7 @@ def test_the_cases_cover_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("first_family", [0, 1])
-def test_one_case_per_schedule_meets_every_family_and_every_way(first_family: int) -> None:
+def test_one_case_per_schedule_covers_families_and_options(first_family: int) -> None:
     cases = one_per_schedule(first_family=first_family)
     assert {c.family for c in cases} == set(FAMILIES)
     assert len({(c.recompute, c.offloads) for c in cases}) == 2 * len(RECOMPUTATIONS)

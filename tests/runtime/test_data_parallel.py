@@ -57,13 +57,13 @@ def losses(plan: Any, make: Any) -> Any:
     return run_threads(plan, lambda pipeline: train(pipeline, batches), optimizer=make)[0]
 
 
-def test_optimizers_of_whole_parameters_are_right_without_zero() -> None:
+def test_full_parameter_optimizers_are_correct_without_zero() -> None:
     # torch's Muon iterates in bf16, which makes much of the rounding of other sums.
     assert losses(plan(data=2, zero=0), muon) == pytest.approx(losses(plan(data=1, zero=0), muon), rel=3e-4)
 
 
 @pytest.mark.parametrize("make", [muon, partial(Adafactor, lr=0.02)])
-def test_optimizers_of_whole_parameters_are_refused_with_zero(make: Any) -> None:
+def test_full_parameter_optimizers_are_refused_with_zero(make: Any) -> None:
     with pytest.raises(InputError, match=r"(Muon|Adafactor) needs whole parameters, .*: plan with --zero 0"):
         losses(plan(data=2, zero=1), make)
 
@@ -81,7 +81,7 @@ def test_the_users_optimizer_is_refused_before_its_first_step() -> None:
 
 
 @pytest.mark.parametrize("make", [partial(SGD, lr=1e-2), partial(Own, lr=1e-2)])
-def test_optimizers_of_single_elements_step_rows_as_they_step_wholes(make: Any) -> None:
+def test_elementwise_optimizers_step_shards_correctly(make: Any) -> None:
     assert losses(plan(data=2, zero=1), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=1e-5)
 
 
@@ -113,7 +113,7 @@ def test_zero_2_sums_matrices_after_every_micro_batch(zero: int, times: int, mon
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_the_counted_peak_is_the_predicted_one(zero: int) -> None:
+def test_counted_peak_matches_the_prediction(zero: int) -> None:
     """It is within 0.5%, without the room for operators while they run."""
     degrees: dict[str, Any] = {"dtype": "fp32", "sequence_length": 64, "data": 2, "zero": zero}
     model, cluster = db.Model.from_hf(CONFIG), db.Cluster.parse("4xCPU")

@@ -57,7 +57,7 @@ def test_the_loss_is_transformers_in_evaluation_mode(name: str, devices: int) ->
 
 
 @pytest.mark.parametrize("options", [{"data": 2, "zero": 2}, {"tensor": 2}])
-def test_replicas_and_divided_ranks_evaluate_all_batches_together(options: Any) -> None:
+def test_replicas_and_tensor_ranks_evaluate_all_batches(options: Any) -> None:
     model, batches = hf_model(LLAMA_TIED), batches_of(LLAMA_TIED, rows=8)
     plan = plan_of(schedule_1f1b(), LLAMA_TIED, **options)
 
@@ -94,7 +94,7 @@ def test_after_an_update_the_loss_is_that_of_the_next_step(plan: Plan, ahead: bo
         assert evaluated == pytest.approx(stepped, rel=1e-15 if plan.options.dtype == "fp64" else 1e-7)
 
 
-def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
+def test_evaluation_does_not_change_training() -> None:
     """Dropout masks, gradients that add up, and what was measured of the step before."""
     plan, tokens = plan_of(schedule("zb-v", 2), DROPPING), tokens_of(DROPPING, rows=4)
 
@@ -114,7 +114,7 @@ def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
         assert all(torch.equal(gradients[name], expected[name]) for name in expected)
 
 
-def test_nothing_is_kept_for_a_backward() -> None:
+def test_evaluation_saves_nothing_for_a_backward() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
     def work(pipeline: Any) -> tuple[int, int]:

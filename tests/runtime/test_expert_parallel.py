@@ -38,7 +38,7 @@ def plan_for(
 @pytest.mark.parametrize(
     ("config", "name", "strategy"), [(FOUR, "zb-v", "full"), (QWEN3_MOE, "pipeoffload", "activation")]
 )
-def test_two_ranks_of_experts_train_as_one_process(config: Any, name: str, strategy: str) -> None:
+def test_two_expert_ranks_train_as_one_process(config: Any, name: str, strategy: str) -> None:
     plan = plan_for(config, name, strategy=strategy)
     assert_as_alone(plan, config, tokens_of(config, rows=4))
 
@@ -52,7 +52,7 @@ def test_two_ranks_of_experts_train_as_one_process(config: Any, name: str, strat
     ],
     ids=str,
 )
-def test_expert_parallelism_goes_with_the_other_kinds(options: Any) -> None:
+def test_expert_parallelism_combines_with_other_kinds(options: Any) -> None:
     plan = plan_for(**options)
     assert_as_alone(plan, FOUR, tokens_of(FOUR, rows=2 * plan.options.data))
 
@@ -66,7 +66,7 @@ def test_a_rank_has_its_experts_alone() -> None:
         assert shapes["model.layers.0.mlp.experts.down_proj"] == (2, 32, 48)
 
 
-def test_a_rank_whose_experts_nobody_chooses_meets_the_others() -> None:
+def test_rank_with_unused_experts_still_communicates() -> None:
     """The routers choose the first two experts for every token, which are one rank's."""
     tokens = tokens_of(FOUR, rows=4)
 
@@ -134,7 +134,7 @@ def test_the_auxiliary_loss_is_that_of_transformers() -> None:
 
 
 @pytest.mark.slow
-def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
+def test_four_gloo_ranks_match_one_process(tmp_path: Path) -> None:
     plan = plan_for(name="zb-h1", strategy="full")
     gloo_ranks.assert_norm_over_gloo(plan, tokens_of(FOUR, rows=2), tmp_path)
 
@@ -149,7 +149,7 @@ def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
         (FOUR, {"tensor": 2, "expert_tensor": 1}, "make the plan with --tensor 2 --expert-tensor 2"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(config: Any, options: Any, message: str) -> None:
+def test_indivisible_experts_are_refused(config: Any, options: Any, message: str) -> None:
     plan = plan_for(config, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda _: None)

@@ -102,7 +102,7 @@ def test_eight_bits_change_the_gradients() -> None:
 
 
 @installed
-def test_modules_of_the_users_own_are_converted_by_torchao() -> None:
+def test_torchao_converts_custom_modules() -> None:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.float8_linear import Float8Linear
 

@@ -70,7 +70,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(steps_on_host: bool
         assert value == 2.0**16
 
 
-def test_what_cannot_skip_a_step_is_refused() -> None:
+def test_fp16_needs_an_optimizer_that_can_skip_a_step() -> None:
     with pytest.raises(InputError, match="give Pipeline an `optimizer`, call `optimizer_step`"):
         run_threads(plan_for("fp16"), lambda _: None)
     with pytest.raises(InputError, match="cannot update before the norm is known"):

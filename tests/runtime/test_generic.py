@@ -44,11 +44,11 @@ def test_split_backwards_give_transformers_gradients(family: Any) -> None:
     ("family", "name", "strategy"),
     [("cohere", "zb-v", "none"), ("falcon", "pipeoffload", "full"), ("gpt_oss", "1f1b", "full")],
 )
-def test_every_way_to_run_gives_transformers_gradients(family: str, name: str, strategy: str) -> None:
+def test_every_schedule_has_transformers_gradients(family: str, name: str, strategy: str) -> None:
     check(GENERIC[family], db.schedules[name](devices=2, micro_batches=4), strategy=strategy)
 
 
-def test_a_stage_has_its_own_parameters_alone() -> None:
+def test_stage_holds_only_its_parameters() -> None:
     config = GENERIC["granite"]
     units = [build_stage(config, [unit])[0] for unit in ModelConfig.from_hf(config).units]
     names = [{*unit.hf_parameters()} for unit in units]
@@ -61,7 +61,7 @@ def test_a_stage_has_its_own_parameters_alone() -> None:
     assert all(p.is_meta or p.dim() < 2 for p in (*parts.model.parameters(), *parts.layers.parameters()))
 
 
-def test_a_model_starts_alike_whatever_the_partition() -> None:
+def test_initial_weights_do_not_depend_on_the_partition() -> None:
     config = GENERIC["cohere"]
     units = ModelConfig.from_hf(config).units
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ JITTER = {
     [(DROPOUT, GENERIC["phi"]), (JITTER, {**JITTER, "input_jitter_noise": 0.0})],
     ids=["phi", "phimoe"],
 )
-def test_random_numbers_depend_on_neither_order_nor_recomputation(config: Any, still: Any) -> None:
+def test_random_numbers_ignore_order_and_recomputation(config: Any, still: Any) -> None:
     def step(name: Any, devices: Any, strategy: Any, config: Any = config) -> Any:
         plan = plan_of(db.schedules[name](devices=devices, micro_batches=4), config, strategy=strategy)
         return gradients_of(plan, tokens_of(config, rows=4))
@@ -124,17 +124,17 @@ def test_random_numbers_depend_on_neither_order_nor_recomputation(config: Any, s
 
 
 @pytest.mark.parametrize("family", slow_unless(GENERIC, "smollm3", "qwen2_moe"))
-def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, tmp_path: Path) -> None:
+def test_checkpoint_round_trip_changes_nothing(family: Any, tmp_path: Path) -> None:
     assert_checkpoint_returns(GENERIC[family], tmp_path)
 
 
-def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
+def test_unit_outside_the_model_is_refused() -> None:
     for planned in (PlannedUnit("layer", 4), PlannedUnit("attention", 0)):
         with pytest.raises(InputError, match=f"no unit of type '{planned.type}' and layer {planned.layer}"):
             build_stage(GENERIC["olmo2"], [planned])
 
 
-def test_offload_leaves_what_all_micro_batches_share() -> None:
+def test_offload_keeps_tensors_shared_by_micro_batches() -> None:
     planned, ledger = PlannedUnit("layer", 0), Ledger()
     (unit,) = build_stage(GENERIC["cohere2"], [planned])
     unit.attach_ledger(ledger)
@@ -164,7 +164,7 @@ def test_offload_leaves_what_all_micro_batches_share() -> None:
         ({}, {"lora": 2}, "no LoRA for 'olmo2'"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_a_sentence(config: Any, options: Any, message: str) -> None:
+def test_unsupported_models_are_refused_with_a_sentence(config: Any, options: Any, message: str) -> None:
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), {**GENERIC["olmo2"], **config}, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: None)
@@ -182,7 +182,7 @@ def test_a_model_that_is_no_row_of_layers_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_steps_ahead_with_divided_states_lose_as_synchronous_ones() -> None:
+def test_post_validated_zero_steps_match_synchronous_losses() -> None:
     config = GENERIC["qwen2_moe"]
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=2), config, dtype="bf16", data=2, zero=2)
     tokens = tokens_of(config, rows=2)
@@ -242,7 +242,7 @@ with ThreadPoolExecutor(4) as ranks:
     assert printed.split() == ["Olmo2ForCausalLM"] * 4
 
 
-def test_masks_of_the_newest_shapes_alone_are_kept() -> None:
+def test_only_masks_of_recent_shapes_are_cached() -> None:
     parts = ModelParts(GENERIC["starcoder2"])
     context = LayerContext(parts.around)
 

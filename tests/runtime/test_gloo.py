@@ -22,7 +22,7 @@ def check(plans: Any, folder: Any) -> None:
     gloo_ranks.assert_gradients_over_gloo(plans, batches, folder)
 
 
-def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
+def test_two_gloo_ranks_match_one_process(tmp_path: Path) -> None:
     """Among them are activations that go to a peer, and two devices that share a link."""
 
     def made(name: Any) -> Any:
@@ -48,11 +48,11 @@ def test_a_run_switches_to_an_order_of_a_shared_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_schedule_over_four_gloo_ranks_equals_one_process(tmp_path: Path) -> None:
+def test_all_schedules_on_four_gloo_ranks_match_one_process(tmp_path: Path) -> None:
     check([replace(case, devices=4).plan() for case in one_per_schedule(first_family=1)], tmp_path)
 
 
-def test_the_death_of_a_peer_is_told_at_once(tmp_path: Path) -> None:
+def test_death_of_a_peer_is_reported_at_once(tmp_path: Path) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA_TIED)
     plan.save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(

@@ -29,7 +29,7 @@ def plan(config: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", slow_unless(FAMILIES, "llama-tied", "gpt2", "mixtral"))
-def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, tmp_path: Path) -> None:
+def test_checkpoint_round_trip_changes_nothing(family: Any, tmp_path: Path) -> None:
     assert_checkpoint_returns(FAMILIES[family], tmp_path, shard_size="1GB" if family == "gpt2" else "20KB")
 
 
@@ -107,7 +107,7 @@ def test_a_quantised_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [LLAMA, GENERIC["olmo2"]], ids=["own", "transformers"])
-def test_a_parameter_that_the_model_lacks_is_named(config: Any, tmp_path: Path) -> None:
+def test_unknown_parameter_is_named(config: Any, tmp_path: Path) -> None:
     written(config, tmp_path, {f"{QUERY}.bias": torch.ones(32)})
     with pytest.raises(InputError, match=f"has '{QUERY}.bias', which the plan's model lacks"):
         loaded(config, tmp_path)
@@ -149,7 +149,7 @@ def test_a_base_models_names_are_taken(config: Any, tmp_path: Path) -> None:
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_base_model_lacks_the_head_of_untied_tables(tmp_path: Path) -> None:
+def test_base_model_has_no_head_for_untied_embeddings(tmp_path: Path) -> None:
     model = written(LLAMA, tmp_path / "whole")
     model.base_model.save_pretrained(tmp_path / "base")
     with pytest.raises(InputError, match=r"has no parameter 'lm_head\.weight'"):

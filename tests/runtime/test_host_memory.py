@@ -36,7 +36,7 @@ def test_gradients_are_the_same_from_files_as_from_memory(tmp_path: Path) -> Non
     assert all(torch.equal(gradients[name], expected[name]) for name in expected)
 
 
-def test_a_buffer_keeps_what_was_written_and_is_used_again(tmp_path: Path) -> None:
+def test_buffer_keeps_its_content_and_is_reused(tmp_path: Path) -> None:
     files = DiskMemory(tmp_path)
     first, second = files.take(10_000), files.take(10_000)
     first.fill_(7)
@@ -60,7 +60,7 @@ def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_killed_process_leaves_no_files(tmp_path: Path) -> None:
     program = (
         "import os, signal; from pathlib import Path; from debubble.runtime.memory.host import DiskMemory\n"
         f"DiskMemory(Path({str(tmp_path)!r})).take(1 << 20).fill_(1); os.kill(os.getpid(), signal.SIGKILL)"
@@ -69,7 +69,7 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk: Any) -> None:
+def test_full_disk_raises_one_sentence(small_disk: Any) -> None:
     files = DiskMemory(small_disk)
     buffer = files.take(700_000)
     with pytest.raises(OffloadError, match="cannot hold another 500000 of activations next to 700000: No space left"):

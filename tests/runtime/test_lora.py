@@ -46,7 +46,7 @@ def test_adapters_get_pefts_gradients_and_nothing_else_any(family: str, name: st
         {"target_modules": ["q_proj", "v_proj"]}, {"rank_pattern": {"q_proj": 2}},
         {"target_modules": ["o_proj"], "layers_to_transform": [1]}, {"use_rslora": True},
 ])  # fmt: skip
-def test_adapters_are_where_pefts_config_says_and_scaled_as_it_says(entries: Any) -> None:
+def test_adapters_have_the_names_and_scale_of_peft(entries: Any) -> None:
     model, tokens = peft_model(LLAMA, **entries), tokens_of(LLAMA, rows=2)
     expected = loss_of(model, tokens, micro_batches=2)
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, lora=3)
@@ -72,7 +72,7 @@ def test_steps_lose_like_pefts() -> None:
     assert expected[-1] < expected[0]
 
 
-def test_adapters_that_the_pipeline_makes_open_in_peft_and_return(tmp_path: Path) -> None:
+def test_adapters_made_by_the_pipeline_load_in_peft(tmp_path: Path) -> None:
     config = GPT2
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="fp32", lora=4)
     tokens = tokens_of(config, rows=2)
@@ -115,7 +115,7 @@ def test_experts_and_routers_get_no_adapters() -> None:
     assert {n.split(".")[4] for n in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-def test_frozen_layers_keep_what_adapters_need_and_have_no_states() -> None:
+def test_frozen_layers_save_adapter_inputs_and_no_states() -> None:
     """The input of a frozen expert or router is not kept; nothing but adapters has an fp32 master."""
     schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
 
@@ -134,7 +134,7 @@ def test_frozen_layers_keep_what_adapters_need_and_have_no_states() -> None:
     assert lora[1] == parameters * 2 + sum(lora[2]) * (2 + 4 + 4)
 
 
-def test_two_replicas_with_divided_states_train_adapters_alike() -> None:
+def test_replicas_with_zero_train_the_same_adapters() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
 
     batches = [tokens_of(LLAMA_TIED, rows=4, seed=seed) for seed in range(2)]

@@ -50,7 +50,7 @@ def batch_of(config: Any, *, rows: Any) -> Any:
     [(GPT2, "zb-v", "full"), (MIXTRAL, "1f1b", "none"), (GENERIC["olmo2"], "zb-v", "none")],
     ids=["gpt2", "mixtral", "olmo2"],
 )
-def test_gradients_are_those_of_one_process(config: Any, schedule: str, strategy: str) -> None:
+def test_gradients_match_a_single_process(config: Any, schedule: str, strategy: str) -> None:
     made = db.schedules[schedule](devices=2, micro_batches=4)
     check(config, plan_of(made, config, strategy=strategy))
 
@@ -181,7 +181,7 @@ class Weighted(nn.Module):
         (Weighted(), "The loss has parameters to train"),
     ],
 )
-def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
+def test_invalid_losses_are_refused(loss: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4)), loss=loss)
@@ -194,7 +194,7 @@ def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
         ({"tensor": 2}, smoothed, "plan with --tensor 1"),
     ],
 )
-def test_a_loss_is_refused_where_what_it_reads_is_divided(options: Any, loss: Any, message: str) -> None:
+def test_loss_is_refused_where_its_inputs_are_sharded(options: Any, loss: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda _: None, loss=loss)

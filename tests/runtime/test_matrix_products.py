@@ -53,6 +53,6 @@ def test_products_are_made_or_added_where_they_are_to_be(a: Tensor, b: Tensor) -
     assert_near(total, exact)
 
 
-def test_where_onednn_is_switched_off_products_are_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_torch_computes_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert torch.equal(product(GRADIENT, WEIGHT), GRADIENT @ WEIGHT)

@@ -47,7 +47,7 @@ def kept_by(unit: Any) -> Any:
         ("full", X),
     ],
 )
-def test_an_mlp_keeps_what_its_strategy_says(strategy: str, expected: Any) -> None:
+def test_mlp_saves_what_its_strategy_specifies(strategy: str, expected: Any) -> None:
     assert kept_by(PlannedUnit("mlp", 0, strategy)) == expected
 
 
@@ -59,11 +59,11 @@ def test_an_mlp_keeps_what_its_strategy_says(strategy: str, expected: Any) -> No
         ("full", X),
     ],
 )
-def test_attention_keeps_what_its_strategy_says(strategy: str, expected: Any) -> None:
+def test_attention_saves_what_its_strategy_specifies(strategy: str, expected: Any) -> None:
     assert kept_by(PlannedUnit("attention", 0, strategy)) == expected
 
 
-def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
+def test_fused_recomputation_holds_one_layer_at_a_time() -> None:
     """A layer whose halves both recompute in full keeps one input."""
     ledger = Ledger()
     units = [replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]]
@@ -78,14 +78,14 @@ def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
     assert ledger.bytes == 0
 
 
-def test_halves_that_are_not_of_one_layer_keep_an_input_each() -> None:
+def test_halves_of_different_layers_keep_an_input_each() -> None:
     ledger = Ledger()
     stage = stage_of(PlannedUnit("mlp", 0, "full"), PlannedUnit("attention", 1, "full"), ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), SavePolicy(recomputing=99))
     assert ledger.bytes == 2 * X
 
 
-def test_a_deeper_micro_batch_keeps_what_its_strategy_says() -> None:
+def test_deeper_micro_batch_saves_by_its_strategy() -> None:
     ledger = Ledger()
     stage = stage_of(PlannedUnit("mlp", 0, "norm", "full"), ledger=ledger)
     saved_bytes = []
@@ -138,7 +138,7 @@ def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
     assert actual == pytest.approx(db.simulate(schedule, costs).peak_memory, abs=X)
 
 
-def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
+def test_offload_lowers_the_peak_as_simulated() -> None:
     order = "0F0 0O0 0F1 0O1 0F2 0L1 0B2 0L0 0B1 0B0"
     schedule = Schedule.of("offload", Placement.linear(1), 3, [order.split()])
     plan = plan_of(schedule, LLAMA)
@@ -193,6 +193,6 @@ def times_of_units(strategy: str) -> dict[tuple[str, int, int], int]:
         ("full", {("B", 0, 0): 1, ("B", 0, 1): 2, ("B", 1, 0): 2, ("B", 1, 2): 2, ("B", 1, 4): 2, ("B", 1, 6): 1}),
     ],
 )
-def test_forwards_are_timed_unit_by_unit_and_backwards_by_what_recomputes(strategy: str, backwards: Any) -> None:
+def test_times_are_per_forward_unit_and_recompute_span(strategy: str, backwards: Any) -> None:
     forwards = {("F", 0, i): 1 for i in range(3)} | {("F", 1, i): 1 for i in range(7)}
     assert times_of_units(strategy) == forwards | backwards

@@ -38,7 +38,7 @@ def test_a_missing_entry_is_named() -> None:
         ReferenceModel({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
 
 
-def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
+def test_unit_outside_the_model_is_refused() -> None:
     with pytest.raises(InputError, match="layer 9, but the model has 4 layers"):
         build_stage(LLAMA, [PlannedUnit("mlp", 9)])
     with pytest.raises(InputError, match="cannot build a unit of type 'dense'"):
@@ -46,7 +46,7 @@ def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
-def test_autocast_changes_units_as_it_does_in_one_process(family: str) -> None:
+def test_autocast_matches_a_single_process(family: str) -> None:
     config = FAMILIES[family]
     batch = tokens_of(config, rows=4)
 

@@ -123,7 +123,7 @@ def step(model: nn.Module, *, strategy: str = "none") -> tuple[float, dict[str, 
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_a_module_that_draws_recomputes_what_it_drew(name: str) -> None:
+def test_random_module_recomputes_the_same_numbers(name: str) -> None:
     model = sequence(RANDOM[name])
     loss, gradients = step(copy.deepcopy(model))
     again_loss, recomputed = step(copy.deepcopy(model), strategy="full")
@@ -221,7 +221,7 @@ def test_a_saved_tensor_that_changes_in_place_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("reentrant", "strategy"), [(False, "none"), (True, "full")])
-def test_a_checkpointed_part_may_have_dropout(reentrant: bool, strategy: str) -> None:
+def test_checkpointed_submodule_may_have_dropout(reentrant: bool, strategy: str) -> None:
     def inner() -> nn.Module:
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
 

@@ -134,7 +134,7 @@ class FourBits(nn.Module):
 
 
 @pytest.mark.parametrize(("name", "devices", "strategy"), [("1f1b", 2, "full"), ("zb-h1", 4, "none")])
-def test_adapters_train_beside_buffers_of_four_bits(name: str, devices: int, strategy: str) -> None:
+def test_adapters_train_alongside_four_bit_buffers(name: str, devices: int, strategy: str) -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(3) for layer in (FourBits(), nn.GELU())]
     model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *layers, nn.Linear(WIDTH, VOCABULARY)).double()
@@ -159,7 +159,7 @@ def test_a_model_with_a_list_of_units_runs() -> None:
     assert loss == step(sequential(), plan)[0]
 
 
-def test_a_table_of_the_first_and_the_last_stage_is_one_on_a_device() -> None:
+def test_shared_table_is_one_parameter_per_device() -> None:
     check(shared(), plan_for(db.schedules["zb-v"](devices=2, micro_batches=4), [2, 2, 3, 1]))
 
 
@@ -198,7 +198,7 @@ def widening() -> Any:
         (sequential, [4, 4], {"lora": 2}, "neither tensor parallelism nor LoRA"),
     ],
 )
-def test_what_does_not_fit_the_plan_is_refused(make: Any, counts: Any, options: Any, message: str) -> None:
+def test_modules_that_do_not_fit_the_plan_are_refused(make: Any, counts: Any, options: Any, message: str) -> None:
     plan = plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), counts, **options)
     with pytest.raises(InputError, match=message):
         step(make(), plan)
@@ -259,12 +259,12 @@ def checkpointed(*, reentrant: bool) -> Any:
 
 
 @pytest.mark.parametrize(("reentrant", "strategy"), [(False, "full"), (True, "none")])
-def test_a_module_may_checkpoint_a_part_of_itself(reentrant: bool, strategy: str) -> None:
+def test_module_may_checkpoint_a_submodule(reentrant: bool, strategy: str) -> None:
     schedule = db.schedules["zb-h1"](devices=2, micro_batches=4)
     check(checkpointed(reentrant=reentrant), plan_for(schedule, [3, 2], strategy=strategy))
 
 
-def test_autocast_computes_as_it_does_in_one_process() -> None:
+def test_autocast_matches_a_single_process() -> None:
     model = sequential().float()
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(tokens()[:, :-1])

@@ -62,7 +62,7 @@ def assert_goes_on_alike(before: Any, after: Any, **arguments: Any) -> None:
 
 
 @pytest.mark.parametrize(("devices", "dtype"), [(2, "bf16"), (4, "fp32")])
-def test_a_run_goes_on_as_if_its_units_had_always_been_there(devices: int, dtype: str) -> None:
+def test_moved_units_continue_as_if_always_there(devices: int, dtype: str) -> None:
     assert_goes_on_alike(*divisions(devices, dtype=dtype))
 
 
@@ -79,7 +79,7 @@ def test_a_run_goes_on_as_if_its_units_had_always_been_there(devices: int, dtype
     ],
     ids=["tied", "experts", "lora", "zero-2", "tensor", "tensor-zero", "context"],
 )
-def test_every_kind_of_run_goes_on_alike(config: Any, options: Any) -> None:
+def test_moved_units_continue_in_every_kind_of_run(config: Any, options: Any) -> None:
     assert_goes_on_alike(*divisions(2, config, dtype="fp32", **options))
 
 
@@ -169,7 +169,7 @@ def test_a_learning_rates_schedule_holds_on_to_its_optimizers() -> None:
     assert run_threads(before, one, optimizer=partial(AdamW, lr=0.01)) == [0.005, 0.005]
 
 
-def test_what_a_step_keeps_is_counted_as_in_a_run_of_that_plan() -> None:
+def test_memory_after_a_move_is_that_of_the_new_plan() -> None:
     before, after = divisions(2, dtype="bf16")
 
     def memory(*next_plans: Any) -> Any:
@@ -228,7 +228,7 @@ class Signs(torch.optim.Optimizer):
             parameter.data.sub_(0.01 * parameter.grad.sign() + 0.001 * state["count"].codes)
 
 
-def test_states_in_a_class_of_their_own_move() -> None:
+def test_states_of_a_tensor_subclass_move() -> None:
     assert_goes_on_alike(*divisions(2, dtype="fp32"), optimizer=Signs)
 
 
@@ -245,7 +245,7 @@ def test_units_move_between_four_gloo_ranks(options: Any, tmp_path: Path) -> Non
         assert_same_run(*torch.load(told / f"rank{rank}.pt"))
 
 
-def test_a_device_without_room_for_its_new_units_says_so() -> None:
+def test_move_without_memory_is_reported() -> None:
     before, after = divisions(2, dtype="fp32")
     made: list[AdamW] = []
 

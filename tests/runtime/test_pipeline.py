@@ -55,7 +55,7 @@ def reference_losses(config: Any, *, micro_batches: Any, steps: Any, max_norm: A
 
 
 @pytest.mark.parametrize(("name", "config"), [("zb-h1", LLAMA_TIED), ("zb-v", GPT2)], ids=["zb-h1", "zb-v"])
-def test_adamw_steps_lose_like_those_of_one_process(name: str, config: Any) -> None:
+def test_adamw_losses_match_a_single_process(name: str, config: Any) -> None:
     plan = plan_of(db.schedules[name](devices=2, micro_batches=4), config, dtype="fp32")
     expected = reference_losses(config, micro_batches=4, steps=4, max_norm=1.0)
     assert losses_of(plan, steps=4, max_norm=1.0) == pytest.approx(expected, rel=1e-5)
@@ -189,7 +189,7 @@ def test_a_hugging_face_model_trains_in_place() -> None:
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_frozen_parameters_get_no_gradient_and_the_others_the_same() -> None:
+def test_frozen_parameters_have_no_gradient() -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA)).double()
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA)
@@ -224,7 +224,7 @@ def test_the_trace_has_every_instruction_of_the_program() -> None:
     assert {sample.device for sample in step.memory} == {0, 1}
 
 
-def test_the_trace_says_what_devices_did_around_their_programs() -> None:
+def test_trace_shows_phases_around_the_programs() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
     def one(pipeline: Any) -> Any:
@@ -260,7 +260,7 @@ def test_batches_that_do_not_fit_are_refused() -> None:
             run_threads(plan, lambda pipeline, batch=batch: pipeline.step(batch))
 
 
-def test_ranks_with_other_batches_are_told_which() -> None:
+def test_rank_with_a_different_batch_is_named() -> None:
     plan = plan_of(schedule_1f1b(devices=3), LLAMA)
     with pytest.raises(InputError, match="Ranks 1, 2 have other tokens or targets than rank 0 of the same replica"):
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, seed=pipeline.device)))
@@ -268,7 +268,7 @@ def test_ranks_with_other_batches_are_told_which() -> None:
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, length=12 + pipeline.device % 2)))
 
 
-def test_replicas_have_batches_of_their_own_and_their_ranks_the_same() -> None:
+def test_replicas_may_differ_in_batches_but_not_their_ranks() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, data=2)
 
     def one(pipeline: Any) -> None:
@@ -279,7 +279,7 @@ def test_replicas_have_batches_of_their_own_and_their_ranks_the_same() -> None:
         run_threads(plan, one)
 
 
-def test_ranks_with_different_plans_are_told_which() -> None:
+def test_rank_with_a_different_plan_is_named() -> None:
     def one(transport: Any) -> None:
         Pipeline(None, plan_of(schedule_1f1b(micro_batches=4 + transport.rank), LLAMA), transport=transport)
 
@@ -287,7 +287,7 @@ def test_ranks_with_different_plans_are_told_which() -> None:
         ThreadTransport.run(2, one)
 
 
-def test_ranks_may_know_their_model_by_name_or_by_its_config_alone() -> None:
+def test_model_by_name_or_by_config_makes_the_same_plan() -> None:
     named = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xCPU"), planner="dapple", micro_batches=2)
     assert named.model_on_cluster is not None
     model = db.Model.from_hf(dict(named.model_on_cluster.model.config))
@@ -313,7 +313,7 @@ def test_plans_that_cannot_run_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe-v"])
-def test_a_schedule_read_from_a_csv_equals_one_process(name: str, tmp_path: Path) -> None:
+def test_schedule_from_a_csv_matches_one_process(name: str, tmp_path: Path) -> None:
     (tmp_path / "schedule.csv").write_text(to_csv(schedule_of(name, devices=4, micro_batches=8)))
     plan = plan_of(read(tmp_path / "schedule.csv"), LLAMA_TIED)
     assert_same_gradients(plan, LLAMA_TIED, tokens_of(LLAMA_TIED, rows=8, length=6))

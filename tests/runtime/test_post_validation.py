@@ -177,7 +177,7 @@ def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
         assert (settled.norm, settled.rolled_back) == (step.norm, 0)
 
 
-def test_a_step_that_is_taken_again_has_its_own_learning_rate() -> None:
+def test_repeated_step_uses_its_learning_rate() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
     def with_rates(step_of: Any) -> Any:
@@ -248,7 +248,7 @@ def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
     assert [copied for copied, _ in run(on_host, more)] == [0, 0]
 
 
-def test_what_runs_ahead_is_what_no_backward_precedes() -> None:
+def test_early_operations_are_those_before_any_backward() -> None:
     schedule = host_stepped(schedule_1f1b(devices=2, micro_batches=3))
     program = db.lower(schedule, plan_of(schedule, LLAMA).costs)
     names = {program.instructions[i].op.name for i in speculative_instructions(program)}
@@ -256,7 +256,7 @@ def test_what_runs_ahead_is_what_no_backward_precedes() -> None:
 
 
 @pytest.mark.parametrize(("name", "order"), [("1f1b", (3, 2, 1, 0)), ("zb-h2", (0, 1, 2, 3))])
-def test_the_norm_is_handed_on_in_the_order_in_which_devices_finish(name: str, order: Any) -> None:
+def test_norm_is_passed_on_in_finish_order(name: str, order: Any) -> None:
     schedule = db.schedules[name](devices=4, micro_batches=8)
     assert finish_order(db.lower(schedule, db.StageCosts.of(stages=4))) == order
 
@@ -291,7 +291,7 @@ def test_batches_of_another_shape_need_to_be_settled_first() -> None:
     ],
     ids=["clipping", "the norm", "a second step"],
 )
-def test_what_comes_too_late_for_stages_that_have_stepped_is_refused(stepped: Any, then: Any, message: str) -> None:
+def test_late_requests_after_inner_steps_are_refused(stepped: Any, then: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(plan_of(stepped(schedule_1f1b()), LLAMA), lambda p: (p.step(tokens_of(LLAMA, rows=4)), then(p)))
 
@@ -314,7 +314,7 @@ def test_a_synchronous_update_with_an_inf_gradient_is_skipped(stepped: Any, max_
         assert all(torch.equal(after[name], before[name]) for name in after)
 
 
-def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
+def test_device_starts_next_step_before_others_finish() -> None:
     """ZB-H2's first device is done long before its last: whose last W here waits for the first's next forward."""
     plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
     begun = threading.Event()
@@ -343,7 +343,7 @@ def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
     assert run(plan, work) == [0] * 4
 
 
-def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
+def test_trace_of_overlapping_steps_uses_one_clock() -> None:
     plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
 
     def work(pipeline: Any) -> Any:
@@ -360,7 +360,7 @@ def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
         assert event_of[f"{stage + 1}I0"].end <= event_of[f"{stage}I0"].start
 
 
-def test_frozen_parameters_have_no_part_in_the_norm() -> None:
+def test_frozen_parameters_do_not_affect_the_norm() -> None:
     transformers = pytest.importorskip("transformers")
     schedule = db.schedules["zb-h1"](devices=2, micro_batches=4)
     trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.0.input_layernorm.weight"}
@@ -385,7 +385,7 @@ def own_norm(model: Any, trained: Any) -> Any:
     return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))
 
 
-def test_other_batches_of_steps_that_overlap_are_found_in_the_end() -> None:
+def test_different_batches_are_detected_in_overlapping_steps() -> None:
     def work(pipeline: Any) -> None:
         pipeline.post_validated_step(tokens_of(LLAMA, rows=4))
         pipeline.post_validated_step(tokens_of(LLAMA, rows=4, seed=pipeline.device))

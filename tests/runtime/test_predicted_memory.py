@@ -65,7 +65,7 @@ def plans(draw: Any, config: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", slow_unless(FAMILIES, "qwen3-moe", "gpt2"))
-def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> None:
+def test_counted_activation_peak_matches_the_prediction(family: str) -> None:
     """It is within 1%: what differs are numbers per token, the scales of norms, most of a narrow layer."""
     config = FAMILIES[family]
 
@@ -99,7 +99,7 @@ def divided(family: str, strategy: str, slices: int, *, more: float = 1.0) -> Pl
 @pytest.mark.parametrize(
     ("family", "strategy", "slices"), [("llama", "projections", 4), ("gpt2", "full", 2), ("qwen3", "core", 2)]
 )
-def test_slices_keep_at_most_what_is_predicted(family: str, strategy: str, slices: int) -> None:
+def test_slices_keep_at_most_the_predicted_bytes(family: str, strategy: str, slices: int) -> None:
     """The gradients of keys and values are counted for a whole stage, and come layer by layer."""
     plan = divided(family, strategy, slices)
 

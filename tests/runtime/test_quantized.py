@@ -84,7 +84,7 @@ WIDE: dict[str, Any] = {
     ],
     ids=["llama", "gemma2", "gpt2", "divided llama", "divided gpt2"],
 )
-def test_adapters_learn_beside_the_weights_that_codes_stand_for(
+def test_adapters_train_on_dequantized_weights(
     config: Any, schedule: str, devices: int, options: dict[str, Any]
 ) -> None:
     model, tokens = hf_model(config), tokens_of(config, rows=4)
@@ -208,7 +208,7 @@ def test_units_with_quantised_weights_move() -> None:
     assert_goes_on_alike(before, after)
 
 
-def test_what_cannot_be_quantised_is_refused() -> None:
+def test_unsupported_quantization_is_refused() -> None:
     def refusal(config: Any = LLAMA, **options: Any) -> str:
         return str(beyond_runtime(RunOptions(**{"lora": 4, "quantize": "nf4", **options}), ModelConfig.from_hf(config)))
 

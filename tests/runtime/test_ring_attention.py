@@ -58,7 +58,7 @@ def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor], within: f
 
 
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, HEADS), (3, 1), (4, 2)])
-def test_a_ring_attends_as_one_rank_does(size: int, kv_heads: int) -> None:
+def test_ring_attention_matches_one_rank(size: int, kv_heads: int) -> None:
     wholes = whole_sequences(kv_heads=kv_heads)
     assert_equal(by_ranks(size, wholes, attention), by_one(wholes), 1e-14)
 
@@ -84,7 +84,7 @@ class RingAlone(ThreadTransport):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_keys_go_around_once_and_with_their_gradients_again(size: int) -> None:
+def test_keys_circulate_once_and_again_with_gradients(size: int) -> None:
     wholes = whole_sequences(kv_heads=2)
 
     def one(transport: ThreadTransport) -> tuple[int, int]:
@@ -131,7 +131,7 @@ def test_under_autocast_a_ring_computes_in_that_dtype() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_scores_that_are_written_out_attend_as_the_fused_kernel_does(causal: bool) -> None:
+def test_unfused_score_gradients_match_the_fused_kernel(causal: bool) -> None:
     q, k, v = whole_sequences()[:3]
     scores = Scores(scale=0.3, causal=causal)
     fused, written = attend_to_block(q, k, v, scores), attend_unfused(q, k, v, scores)

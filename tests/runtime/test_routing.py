@@ -43,7 +43,7 @@ def test_offload_changes_nothing() -> None:
     check(FAMILIES["qwen3-moe"], db.schedules["pipeoffload"](devices=2, micro_batches=4))
 
 
-def test_the_loss_has_a_part_of_its_own() -> None:
+def test_loss_includes_the_routers_term() -> None:
     """What `check` compares is not zero, and no sum of losses per layer."""
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
     tokens = tokens_of(MIXTRAL, rows=2)

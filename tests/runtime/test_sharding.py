@@ -31,7 +31,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_full_gradients_and_their_norm_are_those_of_one_process(family: Any, answers: Any) -> None:
+def test_full_gradients_and_norm_match_one_process(family: Any, answers: Any) -> None:
     _, expected = reference_gradients(FAMILIES[family], TOKENS, micro_batches=2)
     distinct = {id(gradient): gradient for gradient in expected.values()}.values()
     norm = torch.stack([gradient.square().sum() for gradient in distinct]).sum().sqrt()
@@ -42,7 +42,7 @@ def test_full_gradients_and_their_norm_are_those_of_one_process(family: Any, ans
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_checkpoint_of_two_ranks_opens_divided_and_whole(answers: Any) -> None:
+def test_torch_checkpoint_loads_sharded_and_full(answers: Any) -> None:
     folder, told = answers
     expected = told["llama"][0]["before"]
     state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
@@ -52,7 +52,7 @@ def test_torchs_checkpoint_of_two_ranks_opens_divided_and_whole(answers: Any) ->
         assert torch.equal(state[name], tensor), name
 
 
-def test_an_optimizer_that_needs_whole_matrices_has_them(answers: Any) -> None:
+def test_optimizer_of_full_matrices_gets_them(answers: Any) -> None:
     """Muon makes an update orthogonal: that of a shard is not the shard of the whole's."""
     model = ReferenceModel(LLAMA, dtype=torch.float64)
     _, gradients = reference_gradients(LLAMA, TOKENS, micro_batches=2)

@@ -74,7 +74,7 @@ def plans() -> Any:
 
 
 @pytest.mark.parametrize("name", ["zb-v", "recomputed", "offloaded"])
-def test_a_device_alone_has_the_gradients_and_peak_of_the_pipeline(name: str) -> None:
+def test_single_rank_matches_pipeline_gradients_and_peak(name: str) -> None:
     plan = plans()[name]
     tokens, program = tokens_of(plan.model, rows=8), lower(plan.schedule, plan.costs)
     for device, (expected, peak, received) in enumerate(together(plan, tokens)):
@@ -104,7 +104,7 @@ def test_a_message_is_received_no_earlier_than_it_arrives() -> None:
     assert received >= 0.2
 
 
-def test_a_device_that_offloads_to_another_one_cannot_run_alone() -> None:
+def test_device_that_offloads_to_a_peer_cannot_run_alone() -> None:
     schedule = db.schedules["bpipe"](devices=4, micro_batches=8)
     plan = plan_of(schedule, LLAMA)
     with pytest.raises(InputError, match="cannot run alone"):

@@ -45,7 +45,7 @@ def assert_as_whole(plan: Plan, config: Any, *, packed: bool = False) -> None:
 
 
 @pytest.mark.parametrize(("name", "slices"), [("seq1f1b", 8), ("seq1f1b-zb", 3), ("seq1f1b-interleaved", 1)])
-def test_gradients_are_those_of_whole_sequences(name: str, slices: int) -> None:
+def test_sliced_gradients_match_full_sequences(name: str, slices: int) -> None:
     assert_as_whole(plan_for(sliced(name, slices=slices), LLAMA), LLAMA)
 
 
@@ -76,7 +76,7 @@ def test_every_family_trains_in_slices(family: str, packed: bool) -> None:
     ],
     ids=["projections", "split", "interleaved", "explicit"],
 )
-def test_what_recomputes_finds_the_keys_before_it(schedule: Schedule, strategy: str) -> None:
+def test_recomputation_uses_the_keys_of_earlier_slices(schedule: Schedule, strategy: str) -> None:
     assert_as_whole(plan_for(schedule, LLAMA, strategy=strategy), LLAMA)
 
 
@@ -86,7 +86,7 @@ def test_slices_leave_for_the_host_without_their_keys() -> None:
 
 
 @pytest.mark.parametrize(("options", "hosted"), [({"tensor": 2}, {0, 1}), ({"data": 2, "zero": 2}, set())], ids=str)
-def test_sliced_steps_change_parameters_as_whole_ones(options: dict[str, Any], hosted: set[int]) -> None:
+def test_sliced_steps_change_parameters_as_full_ones(options: dict[str, Any], hosted: set[int]) -> None:
     plan = plan_for(sliced(slices=3).with_host_steps(hosted), LLAMA, **options)
     assert_as_alone(plan, LLAMA, batch_of(LLAMA, rows=2 * plan.options.data))
 
@@ -99,7 +99,7 @@ def test_bf16_slices_sum_the_gradients_of_keys_in_fp32() -> None:
     torch.testing.assert_close(answers[0].double(), loss, rtol=2e-2, atol=0)
 
 
-def test_evaluation_and_generation_are_of_whole_sequences() -> None:
+def test_evaluation_and_generation_use_full_sequences() -> None:
     plan, unsliced = plan_for(sliced(slices=3), LLAMA), plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA)
     batch, prompts = batch_of(LLAMA), tokens_of(LLAMA, rows=3, length=2)
 
@@ -119,7 +119,7 @@ def test_fewer_tokens_than_slices_are_refused() -> None:
         run_threads(plan, lambda pipeline: pipeline.step(batch))
 
 
-def test_a_loss_with_entries_of_its_own_is_refused() -> None:
+def test_loss_with_custom_entries_is_refused() -> None:
     def own_loss(logits: Tensor, targets: Tensor, *, weights: Tensor) -> Tensor:
         return logits.square().sum()
 

@@ -85,7 +85,7 @@ def test_a_reload_holds_no_unit_that_a_backward_has_freed() -> None:
 
 
 @pytest.mark.parametrize("to_recompute", [False, True])
-def test_a_reload_brings_back_first_what_is_needed_first(to_recompute: bool) -> None:
+def test_reload_returns_tensors_in_order_of_need(to_recompute: bool) -> None:
     stage, buffer, _ = offloaded_stage()
     moved, brought = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()], []
     assert not any(saved.on_device for unit in moved for saved in unit)
@@ -99,7 +99,7 @@ def test_a_reload_brings_back_first_what_is_needed_first(to_recompute: bool) -> 
     assert brought == [([True] * n + [False] * (count - n))[::order] for n in range(1, count + 1)]
 
 
-def test_a_backward_waits_for_one_unit_of_its_reload_at_a_time() -> None:
+def test_backward_waits_for_one_reloaded_unit_at_a_time() -> None:
     plain, moved = new_stage(), new_stage()
     x = torch.randn(X, dtype=torch.float64)
     y = plain.forward(0, x, MicroBatch())

@@ -82,14 +82,14 @@ def test_two_by_two_ranks_give_transformers_gradients(family: Any) -> None:
     "family",
     slow_unless(["granite", "starcoder2", "smollm3", "cohere2", "gpt_neox", "phi", "helium"], "smollm3", "gpt_neox"),
 )
-def test_transformers_modules_are_divided_by_their_own_plan(family: str) -> None:
+def test_transformers_modules_use_their_sharding_plan(family: str) -> None:
     model = hf_model(GENERIC[family])
     strategy = "none" if family == "gpt_neox" else "full"
     plan = plan_of(schedule("zb-h1"), model.config.to_dict(), strategy=strategy, tensor=2)
     assert_trains_as_alone(model, plan, tokens_of(GENERIC[family], rows=4), within=exactly)
 
 
-def test_training_loses_like_one_process() -> None:
+def test_training_losses_match_one_process() -> None:
     make = partial(torch.optim.AdamW, lr=3e-3)
     batches = [tokens_of(TIED, rows=4, seed=seed) for seed in range(3)]
     plan = plan_of(schedule(micro_batches=2), TIED, tensor=2, data=2, zero=2)
@@ -111,7 +111,7 @@ def test_a_rank_has_its_shards_alone_and_its_activations() -> None:
     assert kept_part < undivided_activation
 
 
-def test_offload_moves_what_a_rank_keeps() -> None:
+def test_offload_moves_the_ranks_shards() -> None:
     tokens = tokens_of(MIXTRAL, rows=4)
     plan = plan_of(schedule("pipeoffload"), MIXTRAL, tensor=2)
     answers = run_threads(plan, lambda p: (p.step(tokens), p.measured.peak_offloaded))
@@ -126,7 +126,7 @@ DROPPING["llama"] = {**LLAMA, "attention_dropout": 0.3}
 
 
 @pytest.mark.parametrize(("family", "strategy"), [("gpt2", "full"), ("llama", "none")])
-def test_divided_ranks_drop_what_whole_ones_do(family: Any, strategy: str) -> None:
+def test_dropout_of_tensor_ranks_matches_one_rank(family: Any, strategy: str) -> None:
     tokens = tokens_of(DROPPING[family], rows=2)
 
     def one(pipeline: Any) -> Any:
@@ -148,16 +148,16 @@ def test_divided_adapters_get_pefts_gradients(family: str, targets: Any) -> None
 
 
 @pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
-def test_a_checkpoint_goes_in_and_out_unchanged(config: Any, tmp_path: Path) -> None:
+def test_checkpoint_round_trip_changes_nothing(config: Any, tmp_path: Path) -> None:
     assert_checkpoint_returns(config, tmp_path, tensor=2)
 
 
-def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
+def test_four_gloo_ranks_match_one_process(tmp_path: Path) -> None:
     gloo_ranks.assert_norm_over_gloo(plan_of(schedule("zb-h1"), TIED, tensor=2), tokens_of(TIED, rows=4), tmp_path)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3", "mixtral"])
-def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
+def test_units_are_sharded_by_transformers_plan(family: str) -> None:
     config = FAMILIES[family]
     theirs = transformers.AutoConfig.for_model(**config).base_model_tp_plan
     assert theirs is not None
@@ -170,7 +170,7 @@ def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 13), (torch.bfloat16, 12)])
-def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int) -> None:
+def test_loss_of_sharded_logits_matches_full_logits(dtype: Any, size: int) -> None:
     full_logits = torch.randn(2, 5, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     targets = torch.tensor([[0, 3, 11, -100, 6], [5, 5, -100, 2, 8]])
     logits = full_logits.clone().requires_grad_()
@@ -204,6 +204,6 @@ def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int)
         ({**GENERIC["phi"], "num_key_value_heads": 1}, "1 key-value heads cannot be divided among 2"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(config: Any, message: str) -> None:
+def test_indivisible_tensor_sizes_are_refused(config: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run_threads(plan_of(schedule(), config, tensor=2), lambda _: None, ranks=4)

@@ -20,7 +20,7 @@ OF_TENSORS = ("_version", "_is_view", "_post_accumulate_grad_hooks")
 OF_MODULES = ("_buffers", "_compiled_call_impl")
 
 
-def test_no_other_file_names_what_is_private() -> None:
+def test_private_torch_names_are_used_in_one_file() -> None:
     root = Path(debubble.runtime.__file__).parent
     named = {
         (file.name, name)

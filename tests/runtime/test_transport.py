@@ -12,7 +12,7 @@ from debubble.runtime.distributed.thread_transport import PeerError, ThreadTrans
 from debubble.runtime.distributed.transport import Channel, on_lane
 
 
-def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:
+def test_early_failure_of_a_rank_ends_its_peers() -> None:
     told = []
 
     def one(transport: Any) -> None:
@@ -29,7 +29,7 @@ def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:
     assert told == [1]
 
 
-def test_ranks_that_wait_for_each_other_are_told_which_has_failed() -> None:
+def test_waiting_ranks_hear_which_rank_failed() -> None:
     told = []
 
     def one(transport: Any) -> None:
@@ -47,7 +47,7 @@ def test_ranks_that_wait_for_each_other_are_told_which_has_failed() -> None:
     assert sorted(told) == [0, 1]
 
 
-def test_exchanged_tensors_are_not_kept() -> None:
+def test_exchanged_tensors_are_released() -> None:
     def one(transport: Any) -> Any:
         tensor = torch.zeros(1)
         seen = weakref.ref(tensor)
@@ -61,7 +61,7 @@ def test_exchanged_tensors_are_not_kept() -> None:
     assert ThreadTransport.run(2, one) == [True, True]
 
 
-def test_collectives_of_two_lanes_never_meet_each_other() -> None:
+def test_collectives_of_two_lanes_do_not_mix() -> None:
     both, rounds = (0, 1), range(100)
 
     def one(transport: Any) -> Any:

@@ -60,12 +60,12 @@ def batch_of(pipeline: Any, config: Any, *, seed: int = 0) -> Any:
     ],
     ids=["tied", "recomputing experts", "tensor", "context", "divided experts"],
 )
-def test_losses_and_gradients_are_those_of_one_process(schedule: Any, config: Any, options: Any) -> None:
+def test_losses_and_gradients_match_one_process(schedule: Any, config: Any, options: Any) -> None:
     plan = zero3(schedule, config, **options)
     assert_as_alone(plan, config, tokens_of(config, rows=8))
 
 
-def test_modules_of_ones_own_are_divided_too() -> None:
+def test_custom_modules_are_sharded() -> None:
     """Plain autograd keeps views of their parameters from the forward to the backward."""
     plan = plan_for(interleaved(), [2, 2, 2, 2], data=2, zero=3)
     plan = replace(plan, costs=plan.costs.replace(gathered=1, static=2))
@@ -114,7 +114,7 @@ def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None
 
 
 @pytest.mark.slow
-def test_a_post_validated_step_that_is_taken_back_gathers_again() -> None:
+def test_rolled_back_step_gathers_parameters_again() -> None:
     plan = zero3(schedule_1f1b(), LLAMA, dtype="fp32", data=2)
 
     def ahead(pipeline: Any) -> Any:

@@ -129,7 +129,7 @@ def test_a_schedule_that_is_shown_follows_the_devices(page: Any) -> None:
     assert figures(page, other_than=slow).endswith("of 72.00 GiB")
 
 
-def test_memory_that_is_too_small_is_said_beside_the_sliders(page: Any) -> None:
+def test_insufficient_memory_is_shown_next_to_the_sliders(page: Any) -> None:
     page.fill("#search [name=model]", "llama2-7b")
     drag(page, "memory", 10)
     error = page.locator("#trial .error:not(:empty)")
@@ -138,7 +138,7 @@ def test_memory_that_is_too_small_is_said_beside_the_sliders(page: Any) -> None:
     assert "GiB" in error.inner_text()
 
 
-def test_on_a_phone_the_forms_stand_above_the_report(page: Any) -> None:
+def test_forms_are_above_the_report_on_a_phone(page: Any) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     last, report = page.locator("#trial [name=recompute]").bounding_box(), page.locator("#page").bounding_box()
 

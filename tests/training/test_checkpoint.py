@@ -65,13 +65,13 @@ def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path: Path) -> None:
         (torch.bfloat16, "bf16", None),
     ],
 )
-def test_other_dtypes_of_masters_are_said(tmp_path: Path, written: Any, masters: str, said: str | None) -> None:
+def test_changed_master_dtypes_are_noted(tmp_path: Path, written: Any, masters: str, said: str | None) -> None:
     save(tmp_path, {"model.head.weight": TensorShard.unsharded(torch.zeros(2, dtype=written))}, 1)
     note = checkpoint.precision_note(checkpoint_folder.latest(tmp_path), masters)
     assert note is None if said is None else said in str(note)
 
 
-def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path) -> None:
+def test_checkpoint_excludes_changes_during_the_write(tmp_path: Path) -> None:
     content = state(2.5)
     saver = Saver(tmp_path, keep=1)
     saver.save(content, progress(1))
@@ -81,7 +81,7 @@ def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("first", "size"), [(0, 5), (1, 3), (2, 0)])
-def test_any_rows_can_be_read_of_what_was_written_whole(tmp_path: Path, first: int, size: int) -> None:
+def test_any_rows_of_a_full_tensor_can_be_read(tmp_path: Path, first: int, size: int) -> None:
     table = [[i, i + 0.5] for i in range(5)]
     save(tmp_path, {"model.table": rows(0, table, row_count=5)}, 1)
     wanted = {"model.table": rows(first, [[-1.0, -1.0]] * size, row_count=5)}
@@ -89,7 +89,7 @@ def test_any_rows_can_be_read_of_what_was_written_whole(tmp_path: Path, first: i
     assert wanted["model.table"].tensor.tolist() == table[first : first + size]
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=2)
     for step in (2, 4, 10):
         saver.save(state(step), progress(step))
@@ -201,7 +201,7 @@ def test_a_checkpoint_without_a_manifest_is_loaded_unchecked(tmp_path: Path) -> 
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [1.5, 2.5]
 
 
-def test_tensors_that_cannot_be_read_are_damage_and_no_other_model(tmp_path: Path) -> None:
+def test_unreadable_tensors_are_reported_as_damage(tmp_path: Path) -> None:
     newest = without_manifest(tmp_path)
     zero(newest / SHARD)
     with pytest.raises(DamagedError, match=r"step-000001 is damaged: its tensors cannot be read \(UnpicklingError\)"):
@@ -231,7 +231,7 @@ def crafted(folder: Any, *, listed: bool) -> Any:
 @pytest.mark.parametrize(
     ("read", "listed"), [(checkpoint.verify, True), (lambda newest: checkpoint.load(newest, state(0)), False)]
 )
-def test_metadata_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path, read: Any, listed: bool) -> None:
+def test_metadata_with_code_is_refused_and_not_run(tmp_path: Path, read: Any, listed: bool) -> None:
     newest = crafted(tmp_path, listed=listed)
     with pytest.raises(DamagedError, match=r"\.metadata names (posix|nt)\.system, which no checkpoint does"):
         read(newest)
@@ -247,7 +247,7 @@ def verified(rank: Any, folder: Any, newest: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "progress.json"])
-def test_all_ranks_hear_of_damage_that_one_has_read(tmp_path: Path, name: str) -> None:
+def test_all_ranks_report_damage_that_one_read(tmp_path: Path, name: str) -> None:
     """Two ranks read three files: the shard and the progress are not the same rank's."""
     save(tmp_path, state(1), 1)
     newest = checkpoint_folder.latest(tmp_path)

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
+def test_searching_planners_ignore_a_local_random_module(folder: Path) -> None:
     (folder / "costs.json").write_text('{"stages": 2, "memory_limit": 2}')
     call = ["plan", "--costs", "costs.json", "--devices", "2", "--micro-batches", "4", "--effort", "0.1", "--json"]
     done = subprocess.run([*DEBUBBLE, *call], cwd=folder, capture_output=True, text=True, check=True)
@@ -31,7 +31,7 @@ def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
     assert not (folder / "imported").exists()
 
 
-def test_a_dataset_in_the_current_folder_is_found_after_the_library(folder: Path) -> None:
+def test_dataset_in_the_current_folder_is_imported_last(folder: Path) -> None:
     (folder / "mine.py").write_text("import random\ndef data(plan):\n    return [random.randrange(9)]\n")
     script = "from debubble.training.user_code import named_dataset; print(len(named_dataset('mine:data')(None)))"
     done = subprocess.run([*PYTHON, "-c", script], cwd=folder, capture_output=True, text=True)

@@ -52,7 +52,7 @@ def test_every_item_comes_once_per_epoch() -> None:
     assert tokens(samples, 0, count=5)[:, 0].tolist() != tokens(samples, 5, count=5)[:, 0].tolist()
 
 
-def test_a_sample_is_the_same_however_it_is_asked_for() -> None:
+def test_sample_does_not_depend_on_how_it_is_read() -> None:
     expected = tokens(items(), 0, count=8)
     torch.manual_seed(1)
     parts = torch.cat([tokens(items(), 0, count=3), tokens(items(), 3, count=5)])
@@ -94,19 +94,19 @@ def test_items_may_have_the_entries_of_a_batch(name: str) -> None:
         ([], "no items"),
     ],
 )
-def test_what_are_no_items_of_tokens_is_refused(items: Any, message: str) -> None:
+def test_items_that_are_no_tokens_are_refused(items: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         DatasetSamples(dataset=items, sequence_length=2).batch(0, count=len(items))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32])
-def test_items_of_any_whole_numbers_are_tokens(dtype: Any) -> None:
+def test_items_of_any_integer_dtype_are_tokens(dtype: Any) -> None:
     batch = tokens(DatasetSamples(dataset=[np.array([7, 8, 9], dtype)], sequence_length=2), 0, count=1)
     assert (batch.dtype, batch.tolist()) == (torch.int64, [[7, 8, 9]])
 
 
 @pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "sys:path"])
-def test_a_dataset_that_is_not_there_is_one_sentence(name: str) -> None:
+def test_missing_dataset_is_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match=f"--dataset {name}"):
         named_dataset(name)
 

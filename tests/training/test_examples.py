@@ -49,7 +49,7 @@ def test_the_example_of_another_frameworks_loop_learns(
     assert losses[-1] < losses[0]
 
 
-def test_the_readmes_first_snippet_runs_and_prints_what_it_says(
+def test_first_readme_snippet_prints_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a built-in model in place of the reader's config, and a planner that does not search."""

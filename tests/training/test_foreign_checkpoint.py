@@ -61,7 +61,7 @@ def test_an_optimizer_that_only_a_checkpoint_names_is_refused(tmp_path: Path) ->
     assert resumed(tmp_path, optimizer="evil:Optimizer").optimizer == "evil:Optimizer"
 
 
-def test_settings_of_a_checkpoint_count_where_none_are_given(tmp_path: Path) -> None:
+def test_checkpoint_settings_are_defaults(tmp_path: Path) -> None:
     checkpoint(tmp_path, recipe={"clip": 0.5, "steps": 7, "optimizer": "sgd"})
     options = resumed(tmp_path, steps=9)
     assert (options.clip, options.steps, options.optimizer) == (0.5, 9, "sgd")

@@ -45,16 +45,14 @@ def test_ranks_run_and_the_launching_process_is_unchanged(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("forked_processes")
-def test_the_first_failure_is_named_and_no_process_stays(tmp_path: Path) -> None:
+def test_first_failure_is_named_and_all_processes_end(tmp_path: Path) -> None:
     with pytest.raises(RankFailedError) as caught:
         launch("tests.support.launched_rank", f"raise {tmp_path}", ranks=2)
     assert str(caught.value) == "Rank 1 failed: ValueError: one plus one is three"
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 
-def test_modules_in_the_folder_of_the_launch_are_none_of_the_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_folder_modules_are_not_imported_by_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pathlib.py").write_text("raise ImportError('not the library')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
@@ -104,7 +102,7 @@ def test_a_rank_that_a_signal_stops_ends_the_run(tmp_path: Path) -> None:
     ("sent", "heard"),
     [(signal.SIGTERM, signal.SIGTERM), (signal.SIGQUIT, signal.SIGQUIT), (signal.SIGINT, signal.SIGTERM)],
 )
-def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signals, heard: signal.Signals) -> None:
+def test_run_ended_by_a_signal_names_it(tmp_path: Path, sent: signal.Signals, heard: signal.Signals) -> None:
     os.mkfifo(tmp_path / "waiting")
 
     def send() -> None:
@@ -140,7 +138,7 @@ def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytes
         launcher.start("launched_rank", "end", ranks=4)
 
 
-def test_only_rank_0_says_that_their_number_is_another(
+def test_only_rank_0_reports_a_wrong_number_of_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("debubble.torchrun.REFUSAL_SECONDS", 0.0)
@@ -151,7 +149,7 @@ def test_only_rank_0_says_that_their_number_is_another(
     assert capsys.readouterr() == ("", "")
 
 
-def test_variables_that_another_program_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftover_launcher_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.setenv(name, "0")
     with pytest.raises(InputError, match=r"has RANK, WORLD_SIZE, as a rank has, but not .*: unset them"):
@@ -189,7 +187,7 @@ def test_nothing_listens_to_the_network(tmp_path: Path) -> None:
     assert addresses == [set(), {loopback}, {loopback}]
 
 
-def test_a_rank_whose_launcher_is_gone_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_its_launcher_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     other = str(os.getppid())
     command = [*PYTHON, processes.__file__, other, "counted_rank", str(tmp_path)]

@@ -65,7 +65,7 @@ def steps(brief_search: None, folder: Path) -> LengthSteps:
     return steps_of(folder)
 
 
-def test_a_micro_batch_is_one_row_whose_sequences_are_apart() -> None:
+def test_micro_batch_is_one_row_of_separate_sequences() -> None:
     data = PackedSequences(sequences=[[5, 6, 7], [8, 9]], micro_batches=1, micro_batch_size=2)
     [row] = data.batch(0, replica=0, ranks=[0])
     assert row["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
@@ -79,7 +79,7 @@ def test_an_epoch_has_every_sequence_once() -> None:
     assert sorted(lengths) == sorted(map(len, data.sequences))
 
 
-def test_replicas_have_different_micro_batches_of_one_step() -> None:
+def test_replicas_have_different_micro_batches_of_a_step() -> None:
     data = sequences(replicas=2)
     tokens = [data.batch(0, replica=replica, ranks=range(4)) for replica in (0, 1)]
     counted = [[int((row["targets"] != -100).sum()) for row in rows] for rows in tokens]
@@ -87,7 +87,7 @@ def test_replicas_have_different_micro_batches_of_one_step() -> None:
     assert [row["input_ids"].shape for row in tokens[0]] == [row["input_ids"].shape for row in tokens[1]]
 
 
-def test_a_class_has_room_for_all_its_steps() -> None:
+def test_size_class_fits_all_its_steps() -> None:
     data = sequences()
     size_classes = classes(plan_for(), data, steps=STEPS)
     assert 1 < len(size_classes) <= planning.MAX_CLASSES
@@ -98,14 +98,14 @@ def test_a_class_has_room_for_all_its_steps() -> None:
         )
 
 
-def test_a_step_runs_by_the_fastest_plan_with_room(steps: LengthSteps) -> None:
+def test_step_uses_the_fastest_plan_that_fits(steps: LengthSteps) -> None:
     times = [float(plan.simulate().makespan) for plan in steps.plans]
     assert times == sorted(times)
     chosen = {steps.plans.index(steps.plan_of(step * 8)) for step in range(STEPS)}
     assert len(chosen) > 1
 
 
-def test_the_longest_micro_batch_stands_where_the_plan_has_it(steps: LengthSteps) -> None:
+def test_longest_micro_batch_is_in_its_planned_position(steps: LengthSteps) -> None:
     for step in range(STEPS):
         plan = steps.plan_of(step * 8)
         rows = steps.sequences.batch(step, replica=0, ranks=ranks_of(plan))
@@ -183,7 +183,7 @@ def on_two_ranks(folder: Path, *, dtype: str = "fp64", replicas: int = 1) -> lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path, replicas: int) -> None:
+def test_two_ranks_match_gradients_of_one_process(tmp_path: Path, replicas: int) -> None:
     data = sequences(replicas=replicas)
     for step, ranks in enumerate(on_two_ranks(tmp_path, replicas=replicas)):
         rows = [row for replica in range(replicas) for row in data.batch(step, replica=replica, ranks=range(4))]
@@ -221,7 +221,7 @@ def test_no_device_holds_more_than_the_plan_of_its_step(tmp_path: Path) -> None:
         ({"lengths": None}, "give the sequences with --lengths, or plan without"),
     ],
 )
-def test_what_does_not_go_with_lengths_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_options_that_conflict_with_lengths_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     plan_for(lengths={LONGEST: 1, 8: 9}).save(tmp_path / "plan.json")
     (tmp_path / "data.jsonl").write_text('{"input_ids": [1, 2, 3]}')
     options = {"plan": tmp_path / "plan.json", "lengths": tmp_path / "data.jsonl", **changes}
@@ -230,7 +230,7 @@ def test_what_does_not_go_with_lengths_is_refused(tmp_path: Path, changes: dict[
 
 
 @pytest.mark.slow
-def test_train_takes_sequences_of_their_own_lengths(run: Any, forked_processes: None, tmp_path: Path) -> None:
+def test_train_accepts_sequences_of_different_lengths(run: Any, forked_processes: None, tmp_path: Path) -> None:
     # One device has one order, which takes no search.
     plan_for("1xCPU").save(tmp_path / "plan.json")
     lines = [json.dumps({"input_ids": tokens}) for tokens in sequences().sequences]

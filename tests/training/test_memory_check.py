@@ -33,14 +33,14 @@ def failed_at(name: str, plan: db.Plan) -> DeviceMemoryError:
     return DeviceMemoryError(instruction, RuntimeError("Tried to allocate 2.00 GiB.\nAnd more lines"))
 
 
-def test_the_prediction_is_what_the_plan_holds_at_the_operation(plan: Any) -> None:
+def test_prediction_is_the_planned_memory_at_the_operation(plan: Any) -> None:
     static = float(plan.costs.static_of(0))
     activation = float(plan.costs.activation[0])
     assert predicted_at(failed_at("0F0", plan), plan) == pytest.approx(static + activation)
     assert predicted_at(failed_at("0F1", plan), plan) == pytest.approx(static + 2 * activation)
 
 
-def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan: Any) -> None:
+def test_shortage_names_operation_bytes_and_a_fitting_plan(plan: Any) -> None:
     error = explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 2**20)
     said = str(error)
     assert said.startswith("Device 0 ran out of memory at 0F1, micro-batch 1: Tried to allocate 2.00 GiB.  It held ")
@@ -52,7 +52,7 @@ def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan: Any) ->
 
 
 @pytest.mark.slow
-def test_advice_for_a_measured_plan_counts_with_what_was_measured() -> None:
+def test_advice_for_a_measured_plan_uses_measured_memory() -> None:
     """MLPs that take and keep far more than computed costs have it: planned with these, a step would take nothing."""
     mlp = {
         "type": "mlp", "count": 8, "forward": 0.1, "backward_input": 0.1, "backward_weight": 0.1, "static": 10**6,
@@ -88,7 +88,7 @@ def run_short_of_memory(told: Connection) -> None:
         told.send(str(error))
 
 
-def test_a_shortage_that_torchs_allocator_tells_is_named() -> None:
+def test_shortage_reported_by_torchs_allocator_is_named() -> None:
     processes: Any = multiprocessing.get_context(forked.START_METHOD)
     heard, told = processes.Pipe(duplex=False)
     process = processes.Process(target=run_short_of_memory, args=(told,))
@@ -112,7 +112,7 @@ def offloading(plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_a_host_without_room_for_offloaded_activations_is_refused(
+def test_host_too_small_for_offloaded_activations_is_refused(
     plan_file: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     plan = offloading(Plan.load(plan_file(1)))

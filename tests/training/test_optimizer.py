@@ -78,7 +78,7 @@ def test_an_optimizer_is_named_by_its_class_and_its_arguments(options: TrainOpti
 
 
 @pytest.mark.parametrize("name", ["adam", "momentum", "sgd"])
-def test_a_plans_optimizer_is_the_one_that_steps(name: str, options: TrainOptions) -> None:
+def test_planned_optimizer_is_used(name: str, options: TrainOptions) -> None:
     options = planned_for(name, options)
     make = maker_of(options, check(options))
     optimizer = make([nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))])
@@ -98,12 +98,12 @@ def test_a_plans_optimizer_is_the_one_that_steps(name: str, options: TrainOption
         ({"optimizer_settings": {"momentum": 1}}, "cannot step a matrix and a vector: .*'momentum'"),
     ],
 )
-def test_what_cannot_step_is_refused_before_the_launch(entries: Any, message: str, options: TrainOptions) -> None:
+def test_optimizer_that_cannot_step_is_refused_before_launch(entries: Any, message: str, options: TrainOptions) -> None:
     with pytest.raises(InputError, match=message):
         check(replace(options, **entries))
 
 
-def test_states_beyond_what_the_plan_counts_are_refused(options: TrainOptions) -> None:
+def test_states_larger_than_planned_are_refused(options: TrainOptions) -> None:
     planned = planned_for("momentum", options)
     with pytest.raises(InputError, match="adamw keeps 8 bytes per parameter, but the plan counts 4 for momentum"):
         check(replace(planned, optimizer="adamw"))
@@ -177,7 +177,7 @@ def test_states_that_no_checkpoint_holds_are_refused() -> None:
         check_optimizer("mine:Remembering", Remembering, planned="sgd", saved=True)
 
 
-def test_a_rate_that_is_a_tensor_stays_one() -> None:
+def test_tensor_learning_rate_stays_the_same_tensor() -> None:
     """Optimizers that compile their step read the tensor itself."""
     rate = torch.tensor(0.5)
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA)

@@ -84,7 +84,7 @@ def options(options: TrainOptions) -> TrainOptions:
     ],
     ids=["momentum", "adafactor", "8 bits", "counting groups"],
 )
-def test_a_resumed_run_goes_on_bit_for_bit(optimizer: str, options: TrainOptions, tmp_path: Path) -> None:
+def test_resumed_run_is_bitwise_identical(optimizer: str, options: TrainOptions, tmp_path: Path) -> None:
     options = replace(options, optimizer=optimizer)
     uninterrupted = train_alone(options)
     checkpoints = tmp_path / "checkpoints"
@@ -120,7 +120,7 @@ def test_8_bits_are_resumed_but_not_under_another_division(tmp_path: Path) -> No
         load(checkpoint, divided)
 
 
-def test_an_optimizer_makes_its_states_without_a_change_of_parameters() -> None:
+def test_states_are_created_without_changing_parameters() -> None:
     parameter = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.5)
     initialize_states(optimizer)

@@ -41,7 +41,7 @@ def test_a_checkpoint_has_settled_parameters(options: Any, tmp_path: Path) -> No
     assert losses(train_alone(replace(ahead, resume=True))) == losses(train_alone(options))[4:]
 
 
-def test_ranks_that_update_ahead_say_what_they_took_back(options: Any, train: Any, plan_file: Any) -> None:
+def test_ranks_report_updates_that_they_rolled_back(options: Any, train: Any, plan_file: Any) -> None:
     """The last device's gradients are within the limit in the first step, all together are not."""
     short = replace(options, steps=4, clip=1.5)
     more = ["--clip", "1.5", "--steps", "4", "--post-validation", "--json"]
@@ -67,7 +67,7 @@ def test_devices_validate_afterwards_where_copies_are_planned(options: Any) -> N
     assert not validates_after(None, replace(plan, schedule=hosted))  # Steps on hosts alone ask for no copies.
 
 
-def test_a_plan_that_steps_inside_the_step_on_the_device_needs_it(options: Any) -> None:
+def test_plan_with_inner_device_steps_needs_post_validation(options: Any) -> None:
     plan = Plan.load(options.plan)
     stepping = replace(plan.schedule, orders=((*plan.schedule.orders[0], Op(Kind.S, 0, 3)),))
     inside = replace(plan, schedule=stepping)
@@ -77,7 +77,7 @@ def test_a_plan_that_steps_inside_the_step_on_the_device_needs_it(options: Any) 
             validates_after(wanted, inside)
 
 
-def test_copies_that_a_plan_has_no_room_for_are_refused() -> None:
+def test_rollback_copies_without_memory_are_refused() -> None:
     def plan(**limit: Any) -> Any:
         return db.plan(
             db.models["llama-tiny"], db.Cluster.parse("2xCPU"), planner="dapple", sequence_length=128, dtype="fp32",

@@ -72,14 +72,14 @@ def test_the_next_batch_is_made_before_it_is_asked_for(prefetch: Any) -> None:
     assert dataset.made[3].wait(timeout=30)
 
 
-def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for(prefetch: Any) -> None:
+def test_invalid_batch_is_reported_when_requested(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 1)
     prefetched.batch(4, count=1)
     with pytest.raises(InputError, match=r"^Item 5 is broken\.$"):
         prefetched.batch(5, count=1)
 
 
-def test_random_numbers_of_the_training_are_its_own(prefetch: Any) -> None:
+def test_training_keeps_its_random_numbers(prefetch: Any) -> None:
     seed_generators()
     expected = [drawn() for _ in range(4)]
     seed_generators()
@@ -91,7 +91,7 @@ def test_random_numbers_of_the_training_are_its_own(prefetch: Any) -> None:
     assert actual == expected
 
 
-def test_a_dataset_that_cannot_be_sent_to_another_process_is_refused() -> None:
+def test_dataset_that_cannot_be_pickled_is_refused() -> None:
     class Local(Noisy): ...
 
     with pytest.raises(InputError, match="define its class and all that it refers to at the top of a module"):
@@ -149,7 +149,7 @@ class Raising(Noisy):
         raise KeyError("text")
 
 
-def test_what_a_dataset_raises_is_named_and_where(prefetch: Any) -> None:
+def test_exception_of_a_dataset_is_named_with_its_line(prefetch: Any) -> None:
     prefetched = prefetch(InOrder(dataset=Raising(), sequence_length=1), 1)
     with pytest.raises(UserCodeError) as caught:
         prefetched.batch(2, count=1)
@@ -157,7 +157,7 @@ def test_what_a_dataset_raises_is_named_and_where(prefetch: Any) -> None:
     assert 'raise KeyError("text")' in caught.value.traceback
 
 
-def test_a_rank_says_when_the_process_starts(prefetch: Any) -> None:
+def test_rank_reports_the_phase_of_the_reader_process(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 2)
     phases = [prefetched.phase]
     prefetched.batch(0, count=1)

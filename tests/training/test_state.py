@@ -25,7 +25,7 @@ def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_two_devices_save_together_what_one_saves_whatever_is_tied(plan_file: Any, tied: bool) -> None:
+def test_two_devices_save_the_same_state_as_one(plan_file: Any, tied: bool) -> None:
     (alone,) = names(Plan.load(plan_file(1)), tied=tied)
     first, last = names(Plan.load(plan_file(2)), tied=tied)
     assert first | last == alone
@@ -50,7 +50,7 @@ EXPERTS = {**MIXTRAL, "num_local_experts": 6}
         ({**GPT2, "n_embd": 128, "n_head": 2, "n_layer": 1}, {"lora": 3, "quantize": "nf4", "data": 2, "zero": 2}),
     ],
 )
-def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: Any, options: Any) -> None:
+def test_blocks_of_two_devices_make_up_the_full_tensor(config: Any, options: Any) -> None:
     def state_dict(pipeline: Pipeline) -> dict[str, TensorShard]:
         return state_of(pipeline)
 

@@ -58,7 +58,7 @@ def test_the_trace_and_the_page_of_both_timelines_are_written(options: Any, tmp_
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_model_and_then_adapters_train_on_from_what_was_saved(options: Any, tmp_path: Path) -> None:
+def test_saved_model_and_adapters_are_trained_further(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     model, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
     plan = Plan.load(options.plan)
@@ -93,12 +93,12 @@ def test_a_model_and_then_adapters_train_on_from_what_was_saved(options: Any, tm
         ({"plan": Path("nowhere.json")}, "nowhere.json cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(options: Any, entries: Any, message: str) -> None:
+def test_invalid_options_are_one_sentence(options: Any, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(replace(options, **entries))
 
 
-def test_a_trace_that_cannot_be_written_is_refused_before_the_run(run: Any, options: Any) -> None:
+def test_unwritable_trace_is_refused_before_the_run(run: Any, options: Any) -> None:
     code, _, err = run("train", str(options.plan), "--trace", "/")
     assert code == 2
     assert "/ cannot be written: it is a folder." in err
@@ -112,7 +112,7 @@ def test_a_plan_for_larger_devices_than_here_is_refused() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two ranks have GPUs here")
 @pytest.mark.parametrize(("cluster", "said"), [("2xA100-80GB", "planned for 2xA100-80GB"), ("2xCPU", None)])
-def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster: str, said: Any) -> None:
+def test_gpu_plan_on_a_cpu_is_noted(cluster: str, said: Any) -> None:
     plan = db.plan(db.models["llama-tiny"], db.Cluster.parse(cluster), planner="dapple", sequence_length=128)
     remark = check_host_memory(plan)
     assert remark is None if said is None else said in (remark or "")
@@ -133,7 +133,7 @@ def test_a_plan_that_no_rank_can_run_is_refused(options: Any, changes: Any, mess
         check(replace(options, plan=tmp_path / "other.json"))
 
 
-def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options: Any, tmp_path: Path) -> None:
+def test_auto_resume_starts_or_continues_a_run(options: Any, tmp_path: Path) -> None:
     restartable = replace(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)
     first = train_alone(restartable)
     assert [r.step for r in first.reports] == [1, 2]
@@ -145,7 +145,7 @@ def rates(options: TrainOptions) -> list[float]:
     return [report.learning_rate for report in train_alone(options).reports]
 
 
-def test_adapters_beside_random_weights_are_remarked_on(options: Any, tmp_path: Path) -> None:
+def test_adapters_on_random_weights_are_noted(options: Any, tmp_path: Path) -> None:
     plan = Plan.load(options.plan)
     adapted = replace(plan, options=replace(plan.options, lora=2))
     (tmp_path / "adapters").mkdir()
@@ -159,7 +159,7 @@ def test_adapters_beside_random_weights_are_remarked_on(options: Any, tmp_path: 
     assert frozen_remark(options, plan) is None
 
 
-def test_loaded_weights_have_a_low_rate_unless_one_is_given(options: Any, tmp_path: Path) -> None:
+def test_loaded_weights_have_a_low_default_rate(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     fresh = replace(options, steps=2, warmup=1, learning_rate=None, save=tmp_path / "whole")
     loaded = replace(fresh, load=(tmp_path / "whole",), save=None)
@@ -189,7 +189,7 @@ def test_other_steps_of_a_resumed_run_move_its_schedules_end(options: Any, tmp_p
     assert schedule_remark(replace(options, steps=20)) is None
 
 
-def test_other_sequences_of_a_resumed_runs_steps_are_told(options: Any, tmp_path: Path) -> None:
+def test_changed_sequences_of_a_resumed_run_are_noted(options: Any, tmp_path: Path) -> None:
     first = replace(options, steps=3, checkpoint=tmp_path / "c")
     train_alone(first)
     plan, resumed = Plan.load(options.plan), replace(first, resume=True)
@@ -226,7 +226,7 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_pat
             check(replace(with_checkpoint, resume=True, steps=steps))
 
 
-def test_a_resumed_run_has_to_be_given_its_data_again(options: Any, tmp_path: Path) -> None:
+def test_resumed_run_needs_its_data_option_again(options: Any, tmp_path: Path) -> None:
     text = tmp_path / "own.txt"
     text.write_text("a text of one's own " * 2000)
     with_checkpoint = replace(options, data=text, checkpoint=tmp_path / "c")
@@ -256,7 +256,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_run_goes_on_from_the_newest_whole_checkpoint(
+def test_run_continues_from_the_newest_complete_checkpoint(
     options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, said: Any
 ) -> None:
     folder = tmp_path / "c"
@@ -293,7 +293,7 @@ def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damag
             train_alone(resuming)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
+def test_checkpoint_without_checksums_resumes_with_a_note(
     options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saving = replace(options, checkpoint=tmp_path / "c", steps=2)
@@ -303,7 +303,7 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
     assert "step-000002 has no checksums: an earlier version wrote it" in capsys.readouterr().err
 
 
-def test_a_resumed_run_says_from_which_step(options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resumed_run_reports_its_first_step(options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saving = replace(options, checkpoint=tmp_path / "c", steps=2)
     train_alone(saving)
     train_alone(replace(saving, steps=3, resume=True))
@@ -322,7 +322,7 @@ def answer_of(finished: tuple[int, str, str]) -> Any:
     return json.loads(answer)
 
 
-def test_two_ranks_resume_what_one_rank_began(options: Any, train: Any, tmp_path: Path, plan_file: Any) -> None:
+def test_two_ranks_resume_a_run_of_one_rank(options: Any, train: Any, tmp_path: Path, plan_file: Any) -> None:
     one_rank = train_alone(options)
     train_alone(replace(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
     checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
@@ -353,7 +353,7 @@ MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok
         pytest.param({"data": 2, "expert": 2}, MIXTURE, id="experts", marks=pytest.mark.slow),
     ],
 )
-def test_what_two_ranks_divide_trains_like_the_whole_and_is_joined(
+def test_sharded_training_matches_one_rank_and_is_merged(
     options: Any, losses: Any, tmp_path: Path, degrees: dict[str, Any], config: dict[str, Any]
 ) -> None:
     """Two ranks, then the same from a checkpoint, bit for bit, then one rank alone, with all sequences of a step."""
@@ -389,7 +389,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_its_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_processes")
-def test_a_hung_rank_is_named_with_what_the_others_wait_for(options: Any, plan_file: Any) -> None:
+def test_hung_rank_is_named_with_what_its_peers_await(options: Any, plan_file: Any) -> None:
     hanging = replace(options, plan=plan_file(2), hang_timeout=2)
     with pytest.raises(RankFailedError) as failure:
         launch("tests.support.hanging_rank", encode_options(hanging), ranks=2)

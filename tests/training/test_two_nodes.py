@@ -25,7 +25,7 @@ def namespaces_are_permitted() -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not namespaces_are_permitted(), reason="needs iproute2 and the right to make network namespaces")
-def test_a_run_on_two_nodes_survives_the_loss_of_one(tmp_path: Path) -> None:
+def test_run_on_two_nodes_survives_the_loss_of_one(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable}
     ended = subprocess.run(
         [str(ROOT / "examples/two_nodes.sh"), str(tmp_path), "40"], env=environment, capture_output=True, text=True

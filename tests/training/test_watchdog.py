@@ -81,7 +81,7 @@ def test_checkpoints_and_starts_of_readers_may_take_long(watched: Any, store: di
         assert errors.empty()
 
 
-def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
+def test_error_notes_what_the_rank_was_doing() -> None:
     status = running("1F0")
     dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, timeout=60, exit_rank=print, period=0.01)
     with pytest.raises(ValueError, match="broken") as caught, dog:
@@ -89,7 +89,7 @@ def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
     assert caught.value.__notes__ == ["is in 1F0, micro-batch 0"]
 
 
-def test_the_compute_lane_is_told_before_messages_and_phases() -> None:
+def test_compute_lane_is_reported_before_messages() -> None:
     status = running("0SEND_F0")
     assert str(status) == "is in 0SEND_F0 to device 1, micro-batch 0"
     assert not status.local

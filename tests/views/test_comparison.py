@@ -35,7 +35,7 @@ def three_steps(plan: Plan) -> Trace:
     return Trace(devices=2, steps=steps)
 
 
-def test_the_warm_up_is_left_out_and_the_step_is_named() -> None:
+def test_warm_up_is_excluded_and_the_step_is_named() -> None:
     plan = small_plan()
 
     comparison = compare(plan, three_steps(plan))
@@ -47,7 +47,7 @@ def test_the_warm_up_is_left_out_and_the_step_is_named() -> None:
     assert comparison.peak_memory == (pair(3, 12), pair(2, 8))
 
 
-def test_the_drift_names_what_is_furthest_off() -> None:
+def test_drift_names_the_largest_deviation() -> None:
     """1B0 takes 4 instead of 2, and all that follows waits for it."""
     plan = small_plan()
     step = trace_of(plan).typical
@@ -65,7 +65,7 @@ def test_the_drift_names_what_is_furthest_off() -> None:
     )
 
 
-def test_devices_that_wait_longer_in_a_shorter_step_are_told() -> None:
+def test_longer_waits_in_a_shorter_step_are_reported() -> None:
     plan = small_plan(schedule="interleaved", chunks=2, communication=0, memory_limit=None)
     faster = dict.fromkeys(("forward", "backward_input", "backward_weight"), 0.1)
 
@@ -87,7 +87,7 @@ def test_devices_that_wait_longer_in_a_shorter_step_are_told() -> None:
         ((1, 2, 3), ""),
     ],
 )
-def test_one_device_unlike_the_others_is_named(times: tuple[float, ...], said: str) -> None:
+def test_one_deviating_device_is_named(times: tuple[float, ...], said: str) -> None:
     plan = small_plan(devices=len(times))
     slower = plan.costs.replace(**dict.fromkeys(("forward", "backward_input", "backward_weight"), times))
 
@@ -124,7 +124,7 @@ def printed(comparison: Comparison) -> str:
     return capture.get()
 
 
-def test_what_surrounds_programs_explains_the_whole_step() -> None:
+def test_phases_around_programs_explain_the_full_step() -> None:
     plan = small_plan()
 
     comparison = compare(plan, surrounded(plan))

@@ -39,7 +39,7 @@ def test_messages_that_were_not_timed_take_no_time() -> None:
     assert measured.timeline.starts == predicted.timeline.starts
 
 
-def test_the_bound_is_that_of_devices_with_their_own_cores() -> None:
+def test_bound_assumes_devices_with_dedicated_cores() -> None:
     plan = replace(small_plan(), lower_bound=10)
 
     predicted, _ = Scene.pair(plan, replace(trace_of(plan), cores=1))

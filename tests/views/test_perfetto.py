@@ -37,7 +37,7 @@ def test_every_operation_is_a_slice_on_its_device() -> None:
     assert (slices["1F0"]["ts"], slices["1F0"]["dur"]) == (2e6, 1e6)
 
 
-def test_an_arrow_joins_each_message_with_the_operation_that_uses_it() -> None:
+def test_arrow_joins_a_message_with_its_consumer() -> None:
     events_of_phase = events(predicted(small_plan()))
 
     assert len(events_of_phase["s"]) == len(events_of_phase["f"]) == 8
@@ -54,7 +54,7 @@ def test_the_memory_counter_reaches_the_peak() -> None:
     assert tuple(peaks) == plan.simulate().peak_memory
 
 
-def test_a_second_scene_has_processes_of_its_own() -> None:
+def test_second_scene_has_separate_processes() -> None:
     plan = small_plan()
     metadata = events(*Scene.pair(plan, trace_of(plan)))["M"]
 
@@ -71,7 +71,7 @@ def test_a_second_scene_has_processes_of_its_own() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
+def test_slices_of_a_track_never_overlap(data: st.DataObject) -> None:
     schedule = data.draw(random_schedules())
     timeline = db.simulate(schedule, data.draw(stage_costs(stages=schedule.stages, offload=True)))
 
@@ -83,7 +83,7 @@ def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
         assert all(end <= start + 0.01 for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
 
 
-def test_what_surrounds_a_program_has_a_track_of_its_own() -> None:
+def test_phases_around_a_program_have_a_separate_track() -> None:
     plan = small_plan()
     events_of_phase = events(Scene.pair(plan, surrounded(plan))[1])
 

@@ -52,7 +52,7 @@ def hovered(page: Any, x: float, y: float) -> str:
     return text
 
 
-def test_search_goes_to_operations_micro_batches_and_devices(page: Any) -> None:
+def test_search_finds_operations_micro_batches_and_devices(page: Any) -> None:
     def searched(text: str) -> str:
         page.fill("#search", text)
         page.press("#search", "Enter")
@@ -81,7 +81,7 @@ def test_keys_step_through_operations_and_let_go(page: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["key", "wheel", "button", "map"])
-def test_the_timeline_is_zoomed_and_shown_whole_again(page: Any, how: str) -> None:
+def test_timeline_zooms_in_and_resets(page: Any, how: str) -> None:
     before = hovered(page, 300, 32)
     hovered(page, 1000, 32)
     if how == "key":
@@ -101,7 +101,7 @@ def test_the_timeline_is_zoomed_and_shown_whole_again(page: Any, how: str) -> No
     assert hovered(page, 300, 32) == before
 
 
-def test_a_click_pins_a_micro_batch_and_a_second_one_lets_it_go(page: Any) -> None:
+def test_click_pins_a_micro_batch_and_a_second_unpins_it(page: Any) -> None:
     pinned = hovered(page, 120, 32).splitlines()[0]
     page.mouse.down()
     page.mouse.up()
@@ -122,7 +122,7 @@ def test_a_device_is_folded_by_its_name(page: Any) -> None:
     assert page.locator(CANVAS).bounding_box()["height"] < height
 
 
-def test_memory_and_idle_time_are_said_where_the_pointer_is(page: Any) -> None:
+def test_memory_and_idle_time_are_shown_under_the_pointer(page: Any) -> None:
     words = [hovered(page, 600, y) for y in range(24, 200, 6)]
 
     assert any(text.startswith("memory of device 0") and "limit" in text for text in words)
@@ -156,7 +156,7 @@ def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, browse
     assert re.match(r"0F\d: forward", pinned)
 
 
-def test_measured_operations_say_their_prediction(folder: Path, browser: Any) -> None:
+def test_measured_operations_show_their_prediction(folder: Path, browser: Any) -> None:
     with empty_page(browser) as page:
         page.goto(f"file://{folder}/measured.html#1F2")
         assert "measured: " in said(page)

@@ -31,7 +31,7 @@ def printed(renderable: RenderableType) -> str:
     return capture.get()
 
 
-def test_the_table_gives_each_devices_shares_and_peak() -> None:
+def test_table_shows_shares_and_peak_of_devices() -> None:
     text = printed(render_scenes([Scene.predicted(small_plan())]))
 
     rows = [line.split() for line in text.splitlines()]
@@ -43,7 +43,7 @@ def test_the_table_gives_each_devices_shares_and_peak() -> None:
     assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
 
 
-def test_recomputation_has_a_column_of_its_own() -> None:
+def test_recomputation_has_a_column() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
 
@@ -65,7 +65,7 @@ def test_stages_are_summed_over_their_micro_batches() -> None:
     ]
 
 
-def test_the_critical_path_says_why_it_is_not_faster() -> None:
+def test_critical_path_explains_the_step() -> None:
     """1F1B on two devices: F on device 0, then device 1 throughout, then B on device 0."""
     sentence = why_not_faster(Scene.predicted(small_plan(communication=0)))
 
@@ -117,7 +117,7 @@ def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
         ),
     ],
 )
-def test_a_wide_gap_says_what_stands_between_bound_and_step(target: str | None, orders: str) -> None:
+def test_wide_gap_is_explained(target: str | None, orders: str) -> None:
     plan = db.plan("llama3-8b", "4xH100-80GB", micro_batches=4, planner="adapipe", target=target)
     scene = Scene.predicted(plan)
     assert scene.why is not None
@@ -130,7 +130,7 @@ def test_a_wide_gap_says_what_stands_between_bound_and_step(target: str | None, 
     assert "Between" not in bound_words(replace(plan, lower_bound=0.95 * float(scene.step_time)), scene)
 
 
-def test_a_plan_says_whose_optimizers_are_on_the_host() -> None:
+def test_plan_names_optimizers_on_the_host() -> None:
     plan = small_plan()
     plan = replace(plan, schedule=offload_states(plan.schedule, chunks=[0]))
 
@@ -141,7 +141,7 @@ def headline_of(plan: Plan, **changes: Any) -> str:
     return headline(replace(Scene.predicted(plan), **changes))
 
 
-def test_the_headline_is_the_step_with_the_pipelines_part() -> None:
+def test_headline_shows_step_and_pipeline_time() -> None:
     assert headline_of(small_plan()).startswith("19 per step, 36.8% idle")
     assert headline_of(small_plan(), tail=2).startswith(
         "21 per step (the pipeline 19, gradients and optimizer after it 2), 36.8% idle"
@@ -155,14 +155,14 @@ def test_with_post_validation_the_longest_span_counts() -> None:
     assert headline_of(plan, post_validation=True).startswith("12 per step (the pipeline 13, its longest span 12),")
 
 
-def test_what_surrounds_a_measured_program_is_of_the_step() -> None:
+def test_measured_step_includes_phases_around_the_program() -> None:
     plan = small_plan()
     measured = Scene.pair(plan, surrounded(plan))[1]
     assert measured.step_time == 27
     assert headline(measured).startswith("27 s per step (the pipeline 19 s, before and after it 8 s),")
 
 
-def test_planners_are_listed_by_the_whole_step() -> None:
+def test_planners_are_sorted_by_full_step() -> None:
     first = CandidateSummary(planner="first", step_time=21, makespan=20, gap=0.2, schedule="chronos")
     second = CandidateSummary(planner="second", step_time=22, makespan=18, gap=0.3, schedule="1f1b")
     third = replace(second, planner="third", step_time=23)
@@ -194,7 +194,7 @@ def test_planners_are_listed_by_the_whole_step() -> None:
         ),
     ],
 )
-def test_the_table_of_planners_says_why_one_was_taken(steps: tuple[float, ...], said: str | None) -> None:
+def test_planner_table_explains_the_choice(steps: tuple[float, ...], said: str | None) -> None:
     candidates = tuple(
         CandidateSummary(planner=name, step_time=step, makespan=step) for name, step in zip("abc", steps, strict=False)
     )
@@ -241,7 +241,7 @@ def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> 
     assert ("2.0% less time by b" in answer) is said
 
 
-def test_a_simpler_plan_says_how_much_slower_it_is() -> None:
+def test_simpler_plan_shows_its_slowdown() -> None:
     plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     first = replace(plan.candidates[0], remark="its own words", plain_excess=0.0049)
     plainer = replace(plan, candidates=(first,))
@@ -251,7 +251,7 @@ def test_a_simpler_plan_says_how_much_slower_it_is() -> None:
     assert f"this plan is {said} · it wins within 1% · --fastest takes the other" in answer
 
 
-def test_the_answer_says_within_what_simpler_plans_win() -> None:
+def test_answer_shows_the_tolerance_for_simpler_plans() -> None:
     plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     step = float(plan.simulate().makespan)
     first = replace(plan.candidates[0], step_time=step, makespan=step)
@@ -263,7 +263,7 @@ def test_the_answer_says_within_what_simpler_plans_win() -> None:
 @pytest.mark.parametrize(
     ("devices", "shown"), [("6xA100-80GB", [0, 4]), ("3xA100-40GB+3xA100-80GB", [0, 3, 4])], ids=["alike", "mixed"]
 )
-def test_the_fullest_device_of_each_type_has_a_bar(devices: str, shown: list[int]) -> None:
+def test_fullest_device_of_a_type_has_a_bar(devices: str, shown: list[int]) -> None:
     plan = db.plan("llama2-7b", devices, planner="dapple", micro_batches=8)
     answer = printed(render_plan(plan, Scene.predicted(plan), details=False))
     assert [int(device) for device in re.findall(r" (\d+) [█·]+ ", answer)] == shown
@@ -301,7 +301,7 @@ def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02)
         (search(1.0, 1.02, tolerance=0.0), ""),
     ],
 )
-def test_the_table_of_degrees_says_why_one_was_taken(degree_search: DegreeSearch, said: str) -> None:
+def test_degrees_table_explains_the_choice(degree_search: DegreeSearch, said: str) -> None:
     words = chosen_degrees_words(degree_search)
 
     assert words.startswith(said)
@@ -379,7 +379,7 @@ def test_the_optimizer_on_the_host_has_a_column_in_80_characters() -> None:
         ({"num_hidden_layers": 30}, True),
     ],
 )
-def test_two_plans_are_compared_unless_their_models_cost_otherwise(changes: dict[str, Any], differ: bool) -> None:
+def test_plans_are_compared_if_their_models_cost_the_same(changes: dict[str, Any], differ: bool) -> None:
     asked: dict[str, Any] = {"micro_batches": 4, "planner": "adapipe"}
     config = db.models["llama3-8b"].config
     plans = [db.plan(db.Model.from_hf({**config, **more}), "4xH100-80GB", **asked) for more in ({}, changes)]
@@ -390,7 +390,7 @@ def test_two_plans_are_compared_unless_their_models_cost_otherwise(changes: dict
 
 
 @pytest.mark.parametrize(("share", "wide"), [(0.8, True), (0.9, False)])
-def test_a_wide_gap_says_that_a_longer_search_was_not_tried(share: float, wide: bool) -> None:
+def test_wide_gap_suggests_a_longer_search(share: float, wide: bool) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=4, sequence_length=128, effort=0.1)
     bounded = replace(plan, lower_bound=share * plan.step_time)
     text = printed(render_plan(bounded, Scene.predicted(bounded)))

@@ -69,7 +69,7 @@ def test_show_names_the_file_in_the_next_command(tmp_path: Path, monkeypatch: py
     assert "Next         debubble train kept.json" in printed
 
 
-def test_show_compares_two_plans_and_says_that_their_batches_differ(tmp_path: Path) -> None:
+def test_show_compares_two_plans_with_different_batches(tmp_path: Path) -> None:
     for micro_batches in (4, 8):
         model_plan(micro_batches=micro_batches).save(tmp_path / f"{micro_batches}.json")
     words = " ".join(run("show", tmp_path / "4.json", tmp_path / "8.json").stdout.split())
@@ -120,7 +120,7 @@ def test_show_writes_every_picture_that_is_asked_for(plan: Path, trace: Path, tm
     assert summary["measured"]["makespan"] == 38
 
 
-def test_show_puts_two_plans_beside_each_other(plan: Path, tmp_path: Path) -> None:
+def test_show_puts_two_plans_side_by_side(plan: Path, tmp_path: Path) -> None:
     small_plan(forward=2).save(tmp_path / "slow.json")
 
     summary = json.loads(run("show", plan, tmp_path / "slow.json", "--html", tmp_path / "two.html", "--json").stdout)
@@ -149,7 +149,7 @@ def test_compare_prints_the_drift(plan: Path, trace: Path) -> None:
     assert "The pipeline took 2.00 times as long as predicted" in run("compare", plan, trace).stdout
 
 
-def test_export_writes_files_and_reports_what_is_lost(plan: Path, tmp_path: Path) -> None:
+def test_export_writes_files_and_reports_losses(plan: Path, tmp_path: Path) -> None:
     result = run("export", plan, "--to", "torch", "-o", tmp_path / "out", "--json")
 
     report = json.loads(result.stdout)

@@ -77,7 +77,7 @@ def test_an_order_that_gains_too_little_is_not_adopted(plan: Any, tmp_path: Path
     assert events_of(controller) == [(4, "search")]
 
 
-def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan: Any, tmp_path: Path) -> None:
+def test_drifting_costs_start_a_search_with_measured_costs(plan: Any, tmp_path: Path) -> None:
     asked = []
 
     def search(p: Any, _: int) -> Any:
@@ -96,7 +96,7 @@ def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan: Any, t
     assert (controller.journal.entries[3].drift or 0) > 0.2
 
 
-def test_a_window_that_the_next_one_contradicts_begins_no_search(plan: Any, tmp_path: Path) -> None:
+def test_contradicted_window_starts_no_search(plan: Any, tmp_path: Path) -> None:
     controller = controlled(ordered(plan, "zb-h1"), tmp_path)
     machine = Machine(controller, UNIT)
     machine.run(4)
@@ -106,7 +106,7 @@ def test_a_window_that_the_next_one_contradicts_begins_no_search(plan: Any, tmp_
     assert events_of(controller) == [(4, "search")]
 
 
-def test_the_search_before_is_closed_when_a_new_one_begins(plan: Any, tmp_path: Path) -> None:
+def test_new_search_closes_the_previous_one(plan: Any, tmp_path: Path) -> None:
     searches = []
 
     def search(p: Any, _: int) -> Any:
@@ -130,7 +130,7 @@ def refused(_: Any, __: int) -> None:
 @pytest.mark.parametrize(
     ("search", "said"), [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")]
 )
-def test_a_search_that_fails_is_told_once_and_the_run_goes_on(
+def test_failed_search_is_reported_once_and_the_run_continues(
     plan: Any, tmp_path: Path, search: Any, said: str
 ) -> None:
     controller = controlled(plan, tmp_path, search=search)
@@ -147,7 +147,7 @@ def test_a_search_that_finds_nothing_in_time_changes_nothing(plan: Any, tmp_path
     assert not controller.journal.plan.exists()
 
 
-def test_a_switch_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_switch_is_reported_in_a_sentence(tmp_path: Path) -> None:
     controller = controlled(gpipe_plan(milliseconds()), tmp_path)
     Machine(controller, milliseconds()).run(8)
     assert [str(entry) for entry in controller.journal.entries] == [

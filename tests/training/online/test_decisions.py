@@ -19,7 +19,7 @@ TRUE = StageCosts.of(
 ASSUMED = UNIT.replace(offload=1, reload=1, recompute=1)
 
 
-def test_a_split_schedule_shows_what_everything_costs() -> None:
+def test_split_schedule_measures_all_costs() -> None:
     start = ordered(gpipe_plan(ASSUMED), "zb-h1").schedule
     moved = (Op(Kind.O, 0, 1), Op(Kind.L, 0, 1)), (Op(Kind.O, 1, 1), Op(Kind.L, 1, 1))
     orders = []
@@ -35,14 +35,14 @@ def test_a_split_schedule_shows_what_everything_costs() -> None:
     assert costs.activation == ASSUMED.activation
 
 
-def test_a_whole_backward_is_divided_as_it_was_assumed_to_be() -> None:
+def test_full_backward_is_split_by_the_assumed_ratio() -> None:
     plan = gpipe_plan(ASSUMED.replace(backward_weight=3))
     costs = measured_costs(plan.schedule, plan.costs, [traced(plan, TRUE)])
     assert costs.backward_input == (5 / 4, 5 / 4)
     assert costs.backward_weight == (15 / 4, 15 / 4)
 
 
-def test_what_did_not_run_keeps_its_time() -> None:
+def test_unused_operations_keep_their_assumed_time() -> None:
     plan = gpipe_plan(ASSUMED)
     costs = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
     assert (costs.offload, costs.reload) == (ASSUMED.offload, ASSUMED.reload)
@@ -63,7 +63,7 @@ def test_clocks_that_differ_change_no_message_time() -> None:
     assert measured_costs(plan.schedule, UNIT, [skewed]).communication == (0.5, 0)
 
 
-def test_drift_is_the_change_of_the_stage_that_changed_most() -> None:
+def test_drift_is_the_largest_change_of_a_stage() -> None:
     # 3 + 3 becomes 3 + 6, by a factor of 1.5: the first stage 1 - 1 / 1.5 faster, the other 2 / 1.5 - 1 slower.
     changed = UNIT.replace(forward=[1, 2], backward_input=[1, 2], backward_weight=[1, 2])
     assert drift(UNIT, changed) == pytest.approx(1 / 3)
@@ -80,7 +80,7 @@ def test_drift_is_the_change_of_the_stage_that_changed_most() -> None:
         ([0.5, 0.6, 0.4, 0.55, 0.45], False),
     ],
 )
-def test_a_switch_is_worse_if_steps_take_longer_by_more_than_chance(after: Any, worse: bool) -> None:
+def test_switch_is_worse_if_steps_are_significantly_slower(after: Any, worse: bool) -> None:
     assert effect([1.0, 1.1, 0.9, 1.05, 0.95], after).worse is worse
 
 
@@ -91,7 +91,7 @@ def test_a_hundredth_is_no_difference_even_where_nothing_varies() -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h2"])
-def test_published_orders_add_up_alike(name: str) -> None:
+def test_published_orders_have_equal_sums(name: str) -> None:
     plan = gpipe_plan(micro_batches=8)
     assert summation(plan, ordered(plan, name).schedule) == summation(plan, plan.schedule)
 

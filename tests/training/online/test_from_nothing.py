@@ -122,7 +122,7 @@ def test_units_are_measured_in_the_running_pipeline() -> None:
         assert [actual.forward, actual.backward_input, actual.backward_weight] == pytest.approx(times, rel=accuracy)
 
 
-def test_without_times_of_units_the_profile_stays() -> None:
+def test_profile_is_unchanged_without_unit_times() -> None:
     plan = first_plan()
     assert measured_profile(plan, plan.costs, [traced(plan, plan.costs)]) is None
 

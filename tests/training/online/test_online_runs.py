@@ -118,7 +118,7 @@ def searching(pid: int) -> list[int]:
     return searches
 
 
-def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan: Any, tmp_path: Path) -> None:
+def test_resumed_run_continues_with_the_adopted_order(plan: Any, tmp_path: Path) -> None:
     planned = Plan.load(plan)
     ordered(planned, "1f1b").save(tmp_path / "plan.online.json")
     options = TrainOptions(plan=plan, online=True)

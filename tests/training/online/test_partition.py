@@ -48,7 +48,7 @@ def seconds(plan: Plan) -> tuple[float, float]:
     return 0.0, float(plan.simulate().makespan)
 
 
-def test_units_leave_a_slow_device_for_the_fastest_of_all_partitions() -> None:
+def test_units_leave_a_slow_device_for_the_best_partition() -> None:
     plan = slowed(even_plan(2), 0)
     moved = better_partition(plan, seconds)
     assert moved is not None
@@ -76,7 +76,7 @@ def test_a_unit_takes_the_time_of_the_device_that_it_moves_to() -> None:
         assert list(map(float, made.costs.forward)) == pytest.approx(expected)
 
 
-def test_units_move_where_memory_is_left() -> None:
+def test_units_move_to_free_memory() -> None:
     plan = even_plan(4)
     peaks = plan.simulate().peak_memory
     limits = [float(peak) * (0.8 if device == 1 else 2) for device, peak in enumerate(peaks)]
@@ -87,7 +87,7 @@ def test_units_move_where_memory_is_left() -> None:
     assert all(float(peak) <= limit for peak, limit in zip(peak_memory, limits, strict=True))
 
 
-def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
+def test_moving_time_is_weights_and_states_over_the_links() -> None:
     plan = even_plan(2)
     units = units_of(plan)
     assert units is not None
@@ -137,7 +137,7 @@ def step_of(start: Plan, running: Plan) -> float:
 
 
 @pytest.mark.parametrize(("steps", "moves"), [(10**6, True), (5, False), (None, False)])
-def test_units_move_if_enough_steps_are_left_to_pay_for_it(steps: int | None, moves: bool, tmp_path: Path) -> None:
+def test_units_move_if_remaining_steps_repay_it(steps: int | None, moves: bool, tmp_path: Path) -> None:
     plan = large_plan()
     controller = controlled(plan, tmp_path, steps=steps)
     for step in range(1, 5):

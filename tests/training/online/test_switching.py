@@ -60,7 +60,7 @@ def recomputing_plan(devices: int, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_recomputation_is_given_up_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
+def test_dropping_recomputation_changes_no_bit(devices: int, tmp_path: Path) -> None:
     plan = recomputing_plan(devices)
     assert len(plan.schedule.fused_recompute) == devices
     controller = controlled(plan, tmp_path)
@@ -82,7 +82,7 @@ def test_steps_on_hosts_stay_where_the_order_changes(devices: int, tmp_path: Pat
     assert assert_order_changes(plan, controlled(plan, tmp_path)).host_steps == {*range(devices)}
 
 
-def test_post_validated_steps_go_on_with_the_shorter_span(tmp_path: Path) -> None:
+def test_post_validated_steps_continue_with_a_shorter_span(tmp_path: Path) -> None:
     costs = StageCosts.of(stages=2, activation=2, memory_limit=20)
     plan = bad_plan(LLAMA, "fp32", costs=costs, post_validation=True)
     controller = controlled(plan, tmp_path)
@@ -113,7 +113,7 @@ def test_replicas_switch_together(zero: int, tmp_path: Path) -> None:
     assert_order_changes(plan, controlled(plan, tmp_path))
 
 
-def test_a_run_measures_what_its_operations_cost(tmp_path: Path) -> None:
+def test_run_measures_the_costs_of_its_operations(tmp_path: Path) -> None:
     """The pipeline's own traces do for the controller."""
     plan = bad_plan(LLAMA, "fp32")
     controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p))
