@@ -32,7 +32,7 @@ def pages() -> list[Path]:
 def commands(page: Path) -> list[str]:
     """The `debubble` calls in a page's blocks of code, without comments."""
     lines = "\n".join(code(page.read_text())).replace("\\\n", " ").splitlines()
-    calls = [re.sub(r"\s+#.*", "", part).strip() for line in lines for part in line.split("; ")]
+    calls = [re.sub(r"\s+#.*", "", command).strip() for line in lines for command in line.split("; ")]
     return [" ".join(call.split()) for call in calls if call.startswith("debubble ")]
 
 
