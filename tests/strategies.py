@@ -1,4 +1,4 @@
-"""The one home of Hypothesis strategies."""
+"""Hypothesis strategies of all tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.ir.schedule import Shares
 from debubble.ir.stage_costs import CommunicationModel
 
 times = st.integers(min_value=1, max_value=9)
-"""Times that keep sums exact."""
+"""Times whose sums are exact."""
 
 
 @st.composite
@@ -115,7 +115,7 @@ def random_schedules(
 
 
 def _shares(stages: int, micro_batches: int) -> st.SearchStrategy[Shares]:
-    """Shares of some stages, each for all micro-batches or with one for each of them."""
+    """Fractions of some stages, each for all micro-batches or per micro-batch."""
     share: st.SearchStrategy[Number] = st.sampled_from([0, Fraction(1, 4), Fraction(1, 2), 1])
     per_micro_batch = st.lists(share, min_size=micro_batches, max_size=micro_batches).map(tuple)
     return st.dictionaries(st.integers(0, stages - 1), share | per_micro_batch)
@@ -124,7 +124,7 @@ def _shares(stages: int, micro_batches: int) -> st.SearchStrategy[Shares]:
 def _micro_batch(
     draw: st.DrawFn, placement: Placement, j: int, *, offload: bool, fused: frozenset[int]
 ) -> dict[Op, set[Op]]:
-    """Operations of one micro-batch, each with those that come before it."""
+    """Operations of one micro-batch, each with its predecessors."""
     before: dict[Op, set[Op]] = {}
     for s in range(placement.stages):
         before[Op(Kind.F, s, j)] = {Op(Kind.F, s - 1, j)} if s else set()

@@ -13,7 +13,7 @@ import debubble as db
 from debubble.argument_types import with_checked_types
 
 API: Any = db
-"""Without the types by which mypy refuses the calls."""
+"""Typed so that mypy accepts the wrong calls."""
 SCHEDULE = db.schedules["1f1b"](devices=2, micro_batches=4)
 COSTS = db.StageCosts.of(stages=2)
 PLACEMENT = db.Placement.linear(1)

@@ -1,4 +1,4 @@
-"""Files: what is read of them, whoever wrote them, and that they are written whole."""
+"""Files are read safely, whoever wrote them, and written atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiler of kernels: what is compiled once, and for whom."""
+"""The compiler of kernels: caching, and sharing between processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_kernel_is_recompiled_when_its_callee_changes(tmp_path: Path, decorator:
 
 
 def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
-    """In a process of its own, twice: the second one finds the machine code."""
+    """In two processes: the second finds the machine code."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
     logging = "import logging\nlogging.basicConfig(level=logging.INFO, format='%(message)s')\n"
     (tmp_path / "kernel.py").write_text(logging + KERNEL + "double(shapes.Pair(21))\ndouble(shapes.Pair(0.5))\n")
@@ -74,7 +74,7 @@ def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
-    """Whatever folder each has for what its user keeps: they share the machine code beside the source."""
+    """Caches of users may differ: the machine code is next to the source."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
     call = "input()\ndouble(shapes.Pair(21))\nprint(sum(double.stats.cache_misses.values()))\n"
     (tmp_path / "kernel.py").write_text(KERNEL + "print('ready', flush=True)\n" + call)

@@ -1,4 +1,4 @@
-"""Data that goes to other processes."""
+"""Data that is sent to other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members are found by importing a package's modules, also after an import that failed and by several threads."""
+"""Members are found by importing a package's modules, also after a failed import and from several threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--json` prints is what its schema says: no key more, no key less, and the schemas in the docs are these."""
+"""`--json` output has exactly the keys of its schema, and the docs have these schemas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = ("--cluster", "4xA100-80GB", "--sequence-length", "128", "--effort", "0.
 
 @pytest.fixture
 def check(json_of: Any) -> Any:
-    """Call a command, whose answer must have the keys of its schema and no others."""
+    """Call a command and check that its answer has exactly the keys of its schema."""
 
     def call(command: str, *arguments: str) -> None:
         answer = json_of(command, *arguments)

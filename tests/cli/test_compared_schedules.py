@@ -1,4 +1,4 @@
-"""`debubble simulate --schedule A,B`: the rows, the costs that they are of, and what cannot run."""
+"""`debubble simulate --schedule A,B`: the rows, their costs, and schedules that cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from debubble.frameworks.torch.export import to_csv
 
 
 def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
-    """Of 4 devices and 8 micro-batches: 33 for 1F1B, and 57 for two chunks, which are half a stage each."""
+    """4 devices and 8 micro-batches take 33 under 1F1B; two chunks take 57 times half of a stage."""
     _, out, _ = run("simulate", "--schedule", "1f1b,interleaved", "--devices", "4", "--micro-batches", "8")
 
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("1f1b", "interleaved"))]
@@ -22,7 +22,7 @@ def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
 
 
 def test_a_schedule_is_compared_with_several_chunks(run: Any) -> None:
-    """Of 8 devices and 16 micro-batches, the bubble of 7 forwards and backwards is a half and a quarter as long."""
+    """With 8 devices and 16 micro-batches the bubble is 7 forwards and backwards, divided by the chunks."""
     _, out, _ = run(
         "simulate", "--schedule", "1f1b,interleaved:2,interleaved:4", "--devices", "8", "--micro-batches", "16"
     )
@@ -51,7 +51,7 @@ def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) ->
 
 
 def test_schedules_are_compared_with_costs_of_one_model(json_of: Any, tmp_path: Path) -> None:
-    """The costs of 8 stages are those of a V's chunks, and of 4 stages with the sums of two neighbours each."""
+    """The 8 costs are of a V's chunks, and 4 stages have the sums of two neighbors each."""
     eight = {"forward": list(range(1, 9)), "communication": [0, 0.5] * 4, "activation": 2, "static": 3, "stages": 8}
     four = {"forward": [3, 7, 11, 15], "backward_input": 2, "backward_weight": 2, "communication": 0.5, "activation": 4}
     (tmp_path / "eight.json").write_text(json.dumps(eight))
@@ -68,7 +68,7 @@ def test_schedules_are_compared_with_costs_of_one_model(json_of: Any, tmp_path: 
 
 
 def test_csv_order_is_compared_with_schedules(run: Any, json_of: Any, tmp_path: Path) -> None:
-    """It says the devices and micro-batches of all."""
+    """The CSV sets the devices and micro-batches of all schedules."""
     (path := tmp_path / "own.csv").write_text(to_csv(db.schedules["interleaved"](devices=2, micro_batches=4, chunks=2)))
     call = ("simulate", "--csv", str(path), "--schedule", "interleaved,1f1b")
 
@@ -164,7 +164,7 @@ def test_an_option_is_for_those_schedules_that_take_it(json_of: Any) -> None:
     rows = json_of("simulate", "--schedule", "1f1b,group-interleaved", *call)["schedules"]
 
     alone = json_of("simulate", "--schedule", "group-interleaved", *call)
-    # Compared schedules have as much work per device.
+    # Compared schedules have the same work per device.
     assert [row["step_time"] for row in rows] == [33, alone["step_time"] / 2]
 
 

@@ -1,4 +1,4 @@
-"""Files that are damaged in any way end a command with its result, or with one sentence and exit code 1 or 2."""
+"""Damaged files end a command with its result, or with one sentence and exit code 1 or 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import debubble as db
 from debubble.cli import main
 
 CASES, SLOW_CASES = 12, 500
-"""Per kind of file."""
+"""Number of cases per kind of file."""
 
 UNIT = {
     "type": "dense", "count": 6, "forward": 1, "backward_input": 1.5, "backward_weight": 1, "static": 2,
@@ -63,14 +63,14 @@ EXTREME = (10**18, 10**30, 10**400, 2**63, 1e308, 5e-324, -(10**30), 1e-300)
 
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every entry of a JSON value, as its container and its key there."""
+    """Entries of a JSON value, as container and key."""
     for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
         yield node, key
         yield from places(node[key])
 
 
 def damaged(content: Any, dice: random.Random) -> bytes:
-    """A file's content with one to three entries changed, or its text broken."""
+    """File content with one to three entries changed, or with broken text."""
     content = copy.deepcopy(content)
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         entries = list(places(content))
@@ -122,7 +122,7 @@ def change(node: Any, key: Any, dice: random.Random) -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The content of a valid file of each kind; a plan has every entry that a schedule can have."""
+    """Valid content of each kind of file; the plan has all entries that a schedule can have."""
     plan = db.plan(db.Model.from_hf(CONFIG), db.Cluster.parse("2xA100-80GB"), micro_batches=4, sequence_length=64,
                    planner="merak")  # fmt: skip
     folder = tmp_path_factory.mktemp("valid")
@@ -150,7 +150,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def _events(plan: Path) -> list[Any]:
-    """The events of a trace in which everything takes what was predicted."""
+    """Events of a trace in which all operations take their predicted time."""
     operations = db.Plan.load(plan).simulate().operations
     return [(op.name, op.device, op.lane.value, float(op.start), float(op.end)) for op in operations]
 
@@ -176,7 +176,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def outcome(command: tuple[str, ...]) -> int:
-    """Run a command in this process; its exit code."""
+    """Run a command in this process; returns its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["debubble", *command, "--json"])
         with pytest.raises(SystemExit) as ended:
@@ -185,7 +185,7 @@ def outcome(command: tuple[str, ...]) -> int:
 
 
 def check(kind: str, seed: int, files: dict[str, Any], folder: Path, read: Callable[[], Any]) -> int:
-    """Damage a file of that kind and run a command on it; the command's exit code, if it ended as it should."""
+    """Damage a file of a kind and run a command on it; returns the exit code after checking the output."""
     dice = random.Random(f"{kind} {seed}")
     file = folder / ("file.yaml" if kind == "cluster" else "file.json")
     content = damaged(files[kind], dice)

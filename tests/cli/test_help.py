@@ -1,4 +1,4 @@
-"""Help in sections, names by their beginning, completion, and words while a command works."""
+"""Help sections, abbreviated names, completion, and progress of commands."""
 
 from __future__ import annotations
 
@@ -167,11 +167,11 @@ def test_help_names_the_choices(command: str, names: list[str]) -> None:
 )
 def test_shells_offer_names(names: Names, incomplete: str, offered: list[str]) -> None:
     assert completion(names)(incomplete) == offered
-    assert cluster_completion("16xL40") == ["16xL40S-48GB"]  # Behind their number.
+    assert cluster_completion("16xL40") == ["16xL40S-48GB"]  # After their number.
 
 
 def completions(line: str) -> list[str]:
-    """What bash is offered at the end of a line."""
+    """Completions that bash is offered at the end of a line."""
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - (not line.endswith(" ")))}
     return CliRunner().invoke(app, env={"_ROOT_COMPLETE": "complete_bash", **words}, prog_name="root").output.split()
 

@@ -1,4 +1,4 @@
-"""Job files: what `init` and `import` write, and what the commands read in place of a MODEL."""
+"""Job files, which `init` and `import` write and which commands read instead of a MODEL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands as a user calls them: what they print, and how they end."""
+"""The `plan` and `simulate` commands as a user calls them: output and exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_simulate_steps_the_last_chunks_on_the_host(json_of: Any, tmp_path: Path
     file.write_text('{"stages": 2, "gradient_offload": 1, "host_step": 5, "parameter_load": 1}')
     call = ("simulate", "--schedule", "1f1b", "--costs", str(file), "--devices", "2", "--micro-batches", "3")
     plain, hosted = (json_of(*call, *more) for more in ((), ("--host-chunks", "1")))
-    # The parameters come up before the first forward; gradients go down and the host steps after the last backward.
+    # Parameters arrive before the first forward; gradients leave and the host steps after the last backward.
     assert plain["makespan"] == 12
     assert hosted["makespan"] == 1 + 12 + 1 + 5
 
@@ -484,7 +484,7 @@ def test_screen_shows_the_gain_of_the_fastest_plan(run: Any) -> None:
 
 
 def test_fastest_option_takes_the_fastest_plan(run: Any) -> None:
-    """On CPUs a plan without levers wins whatever it takes, as hosts are the same cores."""
+    """On CPUs a plan without levers is recommended at any cost, as hosts are the same cores."""
     call = ("plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "4", "--sequence-length", "128",
             "--dtype", "fp32", "--effort", "0.5", "--fastest")  # fmt: skip
     plain, fastest = (" ".join(run(*arguments)[1].split()) for arguments in (call[:-1], call))

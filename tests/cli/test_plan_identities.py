@@ -1,4 +1,4 @@
-"""Every figure of a plan follows from the others, and every command tells the same."""
+"""The figures of a plan are consistent with each other and between commands."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_figures_of_a_plan_agree(
 
 
 def _operations(model: db.Model, length: int) -> float:
-    """Operations per token: six per parameter that is multiplied, and twelve per key that attention reaches."""
+    """FLOPs per token: six per multiplied parameter, and twelve per attended key."""
     head = model.vocab * model.hidden if model.tied else 0
     keys = 0.0
     for layer in model.per_layer:

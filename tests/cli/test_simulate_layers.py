@@ -1,4 +1,4 @@
-"""Stages by their layers on the command line, which reproduces the predictions of measured runs."""
+"""Stages given by layers on the command line, as in predictions of measured runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output that a terminal, a pipe or a disk does not take ends as it should, and never with a traceback."""
+"""Output that a terminal, a pipe or a disk refuses ends without a traceback."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 
 def command_that(does: str, *, first: str = "", redirected: str = "", **environment: str) -> tuple[int, bytes, str]:
-    """Exit code, standard output and standard error of a command that does so, called from a shell."""
+    """Exit code, standard output and standard error of a command with this effect, called from a shell."""
     program = (
         f"import sys; from debubble.cli import app as frame\n{first}\n"
         f"frame.app.command('work')(lambda: {does})\n"
@@ -32,7 +32,7 @@ def test_a_closed_standard_output_is_not_written_to() -> None:
 
 @pytest.mark.parametrize("size", [10, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_full_disk_is_one_sentence(size: int) -> None:
-    """Also where the answer is still in Python's buffer at the end."""
+    """Also if the answer is still in Python's buffer at the end."""
     code, _, err = command_that(f"sys.stdout.write('a' * {size})", redirected="> /dev/full")
     assert (code, err) == (1, "debubble: No space left on device.\n")
 

@@ -1,4 +1,4 @@
-"""Blocks of attention on a GPU: the fused kernels' are those that are written out."""
+"""Blocks of attention on a GPU: the fused kernels match written-out scores."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def test_the_fused_kernels_blocks_are_those_of_written_scores(block: str, gpu: A
     fused, exact = attend_to_block(q, k, v, scores), attend_unfused(q.float(), k.float(), v.float(), scores)
     torch.testing.assert_close(fused.output.float(), exact.output, rtol=0.02, atol=0.02)
     torch.testing.assert_close(fused.log_sum, exact.log_sum, rtol=1e-3, atol=1e-3)
-    # A part of the queries alone, as a ring and a window ask for them
+    # A subset of the queries, as needed by rings and windows
     rows = slice(30, 60)
     attended = Attended(exact.output[:, :, rows], exact.log_sum[:, :, rows])
     rounded = Attended(attended.output.bfloat16(), attended.log_sum)

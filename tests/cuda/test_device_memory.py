@@ -1,4 +1,4 @@
-"""What a profile measures of a device's memory beside its units."""
+"""Device memory that a profile measures besides units."""
 
 from __future__ import annotations
 

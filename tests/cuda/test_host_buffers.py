@@ -1,4 +1,4 @@
-"""Where offload goes: buffers of their exact size that are used again, but not while a copy still needs them."""
+"""Offload buffers have their exact size and are reused only after pending copies."""
 
 from typing import Any
 

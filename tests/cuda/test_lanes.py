@@ -1,4 +1,4 @@
-"""Lanes: streams that wait for each other's marks, on one clock, and that a step joins at its end."""
+"""Lanes are streams that wait for each other's marks, share a clock, and are joined at the end of a step."""
 
 from threading import Thread
 from typing import Any
@@ -15,7 +15,7 @@ SIZE = 1 << 16
 
 
 def in_thread(work: Any) -> Any:
-    """The answer of a thread of its own, which has another current stream."""
+    """Return value of a function in another thread, which has another current stream."""
     answers = []
     thread = Thread(target=lambda: answers.append(work()))
     thread.start()
@@ -88,7 +88,7 @@ def test_marks_are_in_order_on_the_hosts_clock(device: Any) -> None:
 
 
 def test_tensor_handed_between_threads_is_complete(device: Any) -> None:
-    """The maker lets go of the tensor at once and writes over the memory that it then gets."""
+    """The maker releases the tensor at once and overwrites the memory that it gets next."""
 
     def make() -> Any:
         with own_stream(device):

@@ -19,9 +19,9 @@ ROWS, LENGTH, HIDDEN = 2, 16, 32
 
 
 def counted() -> Any:
-    """Bytes that are asked for, bytes that are given, and how many tensors, when nothing is on its way."""
+    """Requested bytes, allocated bytes and number of tensors, after all streams are idle."""
     torch.cuda.synchronize()
-    torch.empty(1, device="cuda")  # the allocator looks at what streams have left when it is next asked
+    torch.empty(1, device="cuda")  # the allocator checks the streams on its next call
     stats = torch.cuda.memory_stats()
     return [stats[f"{counter}.all.current"] for counter in ("requested_bytes", "allocated_bytes", "allocation")]
 
@@ -36,7 +36,7 @@ def test_ledger_matches_the_allocators_requested_bytes(gpu: Any, config: Any, st
         return stage.forward(0, x, MicroBatch(), SavePolicy(recomputing=99))
 
     y = forward()
-    stage.backward(0, torch.ones_like(y), split=False)  # kernels, workspaces and gradients are there
+    stage.backward(0, torch.ones_like(y), split=False)  # kernels, workspaces and gradients exist
     del y
     before = counted()
     y = forward()

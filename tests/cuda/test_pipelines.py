@@ -1,4 +1,4 @@
-"""Pipelines on one device, every rank with streams of its own: the gradients of plain autograd."""
+"""Pipelines on one device, with separate streams per rank, match plain autograd."""
 
 import itertools
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_threads_with_blocking_gpu_backwards_are_refused(gpu: Any) -> None:
 
 
 def stepping_inside(where: Any) -> Any:
-    """Plans that step stages inside the step: after their gradients are summed over replicas, or on the host."""
+    """Plans that step stages inside the step: after replicas sum their gradients, or on the host."""
     if where == "device":
         schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=2)
         return plan_of(schedule, LLAMA, strategy="full", data=2, zero=2)
@@ -124,7 +124,7 @@ def test_steps_inside_the_step_train_as_on_the_cpu(device: Any, where: str) -> N
     actual = on_threads(plan, train, device, optimizer=make)
     expected = on_threads(plan, train, torch.device("cpu"), optimizer=make)
     actual, expected = (torch.tensor(losses, dtype=torch.float64) for losses in (actual, expected))
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # they are summed in fp32
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # losses are summed in fp32
     assert actual[0][-1] < actual[0][0]
 
 

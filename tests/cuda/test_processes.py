@@ -1,4 +1,4 @@
-"""Ranks in processes over Gloo whose tensors are on one device: Gloo carries them through the host's memory."""
+"""Ranks in processes over Gloo with tensors on one device: Gloo copies them through host memory."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.support.tiny_models import LLAMA, LLAMA_TIED
 
 
 def one_step(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:
-    """Loss and gradients of this rank, saved."""
+    """Save the loss and gradients of this rank."""
     pipeline = Pipeline(None, Plan.load(path), device=torch.device(device))
     loss = pipeline.step(tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica])
     gradients = {name: p.grad.cpu() for name, p in pipeline.named_parameters() if p.grad is not None}
@@ -43,7 +43,7 @@ def test_step_has_the_gradients_of_one_process(device: Any, name: str, devices: 
 
 
 def train(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:
-    """Losses of three steps, and the parameters after them, saved."""
+    """Save the losses of three steps and the parameters after them."""
     pipeline = Pipeline(None, Plan.load(path), device=torch.device(device))
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
     rows = tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica]

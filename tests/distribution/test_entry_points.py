@@ -1,4 +1,4 @@
-"""Another distribution adds to every room by entry points alone."""
+"""Another distribution adds members to every registry through entry points."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def mine(problem):
 
 
 def run(members: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where a distribution adds these members."""
+    """Run Python with a distribution that adds these members."""
     described = folder / "mine-1.0.dist-info"
     described.mkdir(exist_ok=True)
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""The examples run, and what they give to SLURM and Kubernetes is called correctly."""
+"""The examples run, and their SLURM and Kubernetes files call real commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing of a plan is lost without a word: every field is written, refused, or reported, by every target."""
+"""Every target writes, refuses or reports every field of a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_F_ONE_B = db.schedules["1f1b"](devices=2, micro_batches=8)
 
 
 def said(plan: Plan, target: str) -> object:
-    """All that a user learns of an export: its files and losses, or why it is refused."""
+    """All that a user learns of an export: files and losses, or the refusal."""
     try:
         return exports[target](plan)
     except ExportError as error:
@@ -54,11 +54,11 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "freeze": ({}, "vision"),
     "framework": ({}, "torchtitan@2024.06"),
 }
-"""Option -> the options beside it, and a value that is not its default."""
+"""Option -> options that it needs, and a value other than its default."""
 
 
 IMPLIED = {("expert_tensor", "deepspeed"), ("sequence_parallel", "deepspeed")}
-"""Options that have one value only where the target runs what is beside them: here tensor parallelism."""
+"""Options with a single valid value unless the target runs the options that they need: here tensor parallelism."""
 
 
 OF_IMAGES = ("image_patches", "images", "freeze")
@@ -96,7 +96,7 @@ def test_zero_2_is_reported_where_it_is_not_needed_to_fit(target: str) -> None:
 
 
 def split(schedule: Schedule) -> Schedule:
-    """The same with every backward as I and W."""
+    """The same plan with every backward as I and W."""
     orders = [
         [name for op in order for name in ([f"{op.stage}I{op.micro_batch}", f"{op.stage}W{op.micro_batch}"]
          if op.kind is Kind.B else [op.name])]
@@ -129,7 +129,7 @@ KINDS: Mapping[Kind, Callable[[], Plan]] = {
     Kind.D: on_host,
     Kind.P: on_host,
 }
-"""Kind of operation -> a plan where it is not as in 1F1B."""
+"""Kind of operation -> a plan that has it, unlike 1F1B."""
 
 
 @pytest.mark.parametrize("target", list(exports))
@@ -205,7 +205,7 @@ DESCRIPTIONS = {
     "planner", "lower_bound", "bound_argument", "solve_seconds", "candidates", "timeline", "profile",
     "model_on_cluster", "degree_search", "target", "origin", "what_ifs", "measured", "other_targets",
 }  # fmt: skip
-"""What says how a plan was found, not how it runs; the model itself is the user's to bring."""
+"""Fields that say how a plan was found; the user brings the model."""
 
 
 @pytest.mark.parametrize("target", list(exports))

@@ -41,7 +41,7 @@ SPLIT = Schedule.of(
 
 
 class CountedLayer(torch.nn.Linear):
-    """A layer that notes each of its forwards."""
+    """A layer that records its forwards."""
 
     def __init__(self, index: int, forwards: list[int]) -> None:
         super().__init__(2, 2)
@@ -124,7 +124,7 @@ class TestMegatron:
         assert made.losses == ()
 
     def test_norms_fused_by_transformer_engine_recompute_with_mlp(self) -> None:
-        """`layernorm` does nothing in its dense layers, and `mlp` recomputes more than both norms of a layer."""
+        """In its dense layers `layernorm` does nothing, and `mlp` recomputes more than both norms."""
         made = exports["megatron"](priced(lambda layer: ("norm", "norm")))
 
         assert "--recompute-modules mlp\n" in made.files["megatron-arguments.sh"]
@@ -147,7 +147,7 @@ class TestMegatron:
 
 
 def sourced(plan: Plan, folder: Path) -> list[str]:
-    """The words that bash has of the array in a plan's file."""
+    """The words of the array in a plan's file, as bash reads them."""
     (folder / "arguments.sh").write_text(exports["megatron"](plan).files["megatron-arguments.sh"])
     script = 'source arguments.sh && printf "%s\\n" "${DEBUBBLE_ARGS[@]}"'
     return subprocess.run(["bash", "-c", script], cwd=folder, check=True, capture_output=True, text=True).stdout.split()
@@ -205,7 +205,7 @@ class TestMindFormers:
 
 
 class StandIn:
-    """What PipelineModule does with its layers when it is made on one stage, as far as the plan's subclass sees it."""
+    """Imitates what PipelineModule does with its layers on one stage, as far as the plan's subclass uses it."""
 
     stage_id = 0
 
@@ -227,7 +227,7 @@ class StandIn:
         raise NotImplementedError
 
     def checkpointed(self) -> list[str]:
-        """The layers that a forward checkpoints."""
+        """Layers that a forward checkpoints."""
         interval = self.activation_checkpoint_interval
         return [layer for layer in self.forward_funcs if interval and self._is_checkpointable([layer])]
 
@@ -480,7 +480,7 @@ class TestTorchHosts:
             exports["torchtitan"](tied)
 
     def test_as_many_layers_recompute_wholly_as_it_takes_and_no_more(self) -> None:
-        """Whole layers drop more than their parts, so fewer of them do."""
+        """Full layers drop more than their modules, so fewer of them are needed."""
         made = exports["torchtitan"](priced(lambda layer: ("none", "norm"), layers=(8, 8)))
 
         assert "RECOMPUTED_LAYERS = {0, 8}" in made.files["plan.py"]
@@ -494,7 +494,7 @@ class TestTorchHosts:
         [
             ("torch", "1F0,1I0,1W0,1F1,1I1,1W1"),
             ("torchtitan", "1F0,1I0,1W0,1F1,1I1,1W1"),
-            ("automodel", "1F0,1B0,1F1,1B1"),  # all layers recompute there, or none
+            ("automodel", "1F0,1B0,1F1,1B1"),  # there, all layers recompute or none
         ],
     )
     def test_a_backward_is_split_unless_it_recomputes(self, target: str, second: str) -> None:
@@ -608,7 +608,7 @@ def test_several_slowdowns_are_added_up() -> None:
 
 
 def test_plan_from_stage_costs_is_refused_where_layers_matter() -> None:
-    """They are missed before another order is: the targets that take any order would refuse the plan as well."""
+    """They are refused first, as targets that take any order would refuse the plan too."""
     for schedule in (db.schedules["1f1b"], db.schedules["zb-h1"]):
         abstract = replace(
             plan(schedule(devices=2, micro_batches=8), [1, 1]),
@@ -621,7 +621,7 @@ def test_plan_from_stage_costs_is_refused_where_layers_matter() -> None:
 
 
 def tight(plan: Plan) -> Plan:
-    """The plan on devices with no more memory than it needs."""
+    """The plan on devices with exactly the memory that it needs."""
     return replace(plan, costs=plan.costs.with_limit(list(map(float, plan.simulate().peak_memory))))
 
 

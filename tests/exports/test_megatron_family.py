@@ -1,4 +1,4 @@
-"""Megatron-Bridge and Primus: Megatron-LM's settings in their own forms."""
+"""Megatron-Bridge and Primus have Megatron-LM's settings in other forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, priced
 
 
 def changed(plan: Plan) -> Any:
-    """A Bridge recipe's configuration that the written function has changed."""
+    """Configuration of a Bridge recipe after the written function."""
     scope: dict[str, Any] = {}
     exec(exports["megatron"](plan).files["megatron_bridge.py"], scope)
     parts = {name: SimpleNamespace() for name in ("model", "train", "ddp", "optimizer", "checkpoint", "comm_overlap")}
@@ -68,7 +68,7 @@ def test_experts_are_one_grouped_product_as_priced() -> None:
 def test_a_bridge_recipe_sums_gradients_in_the_planned_dtype(
     options: dict[str, Any], precision: str, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bridge overwrites what its other parts say of them with what the precision says."""
+    """Bridge overwrites other sections with the precision's setting."""
     names = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.bridge.training.mixed_precision")
     for name in names:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

@@ -1,4 +1,4 @@
-"""Megatron-LM: the arguments of a plan's model, and the script that gives them to torchrun."""
+"""Megatron-LM: arguments of a plan's model, and the script that passes them to torchrun."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_files_alone_are_read_as_the_same_step(name: str, file: str, tmp_pat
 
 
 def arguments(plan: Plan) -> list[str]:
-    """The words of a plan's model arguments."""
+    """Words of the model arguments of a plan."""
     script = exports["megatron"](plan).files["megatron-arguments.sh"]
     return script.partition("DEBUBBLE_MODEL_ARGS=(\n")[2].partition("\n)")[0].split()
 
@@ -132,7 +132,7 @@ def test_a_vocabulary_is_padded_for_tensor_parallel_ranks() -> None:
 
 
 def launched(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What a node's launch script does where torchrun prints its arguments."""
+    """Output of a node's launch script with a torchrun that prints its arguments."""
     torchrun = folder / "torchrun"
     torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     torchrun.chmod(0o755)

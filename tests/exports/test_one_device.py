@@ -1,4 +1,4 @@
-"""Plans without a pipeline whose stages are there to gather parameters: frameworks run them as one stage."""
+"""Plans without a pipeline whose stages only gather parameters: frameworks run them as one stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TOML file for torchtitan's releases to 0.2."""
+"""The TOML file for torchtitan up to 0.2."""
 
 from __future__ import annotations
 

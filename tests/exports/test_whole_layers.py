@@ -15,7 +15,7 @@ from tests.exports.hand_plans import LLAMA
 
 
 def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
-    """Two devices under 1F1B; the first holds that many of the ten units (embedding, eight half-layers, head)."""
+    """Two devices under 1F1B; the first has this many of the ten units (embedding, eight half-layers, head)."""
     model, cluster = Model.from_hf(LLAMA), Cluster.parse("2xA100-80GB")
     units = model_units(model, cluster, RunOptions(), pipeline=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
@@ -31,7 +31,7 @@ def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
 
 
 def test_layer_shared_by_two_stages_moves_to_one() -> None:
-    """The first stage holds two and a half layers; the head makes the second the slower one."""
+    """The first stage has two and a half layers; the head makes the second stage the slower one."""
     made = exports["megatron"](plan(6))
 
     assert "--pipeline-model-parallel-layout 'Et*3|tL'" in made.files["megatron-arguments.sh"]
@@ -48,7 +48,7 @@ def test_it_moves_to_the_side_that_is_faster() -> None:
 
 
 def test_it_never_moves_to_where_memory_does_not_suffice() -> None:
-    """Device 0, with two micro-batches in flight, has room for two and a half layers but not for three."""
+    """Device 0 has two micro-batches in flight and memory for two and a half layers, but not for three."""
     limit = float(max(plan(6).simulate().peak_memory))
     assert max(plan(5).simulate().peak_memory) <= limit < max(plan(7).simulate().peak_memory)
 

@@ -1,4 +1,4 @@
-"""Settings that a job leaves off and that would help it."""
+"""Settings that a job leaves off and that would make it faster or let it fit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_removing_a_host_optimizer_is_advised(tmp_path: Path) -> None:
 
 
 def test_measured_corrections_apply_equally_with_a_switch_on(tmp_path: Path) -> None:
-    """What a switch gains is not what another correction does."""
+    """The gain of a switch is separate from the correction by measured runs."""
     (tmp_path / "job.sh").write_text(SCRIPT.replace("EXTRA", f"{TENSOR} --sequence-parallel"))
     importer, facts = imports["megatron"], UserFacts(cluster=db.Cluster.parse("16xA100-80GB"))
     settings = importer.read(tmp_path / "job.sh", None)
@@ -70,8 +70,8 @@ def test_measured_corrections_apply_equally_with_a_switch_on(tmp_path: Path) -> 
     assert corrected == pytest.approx(plain)
 
 
-def test_smaller_micro_batches_use_the_frameworks_grad_dtype(tmp_path: Path) -> None:
-    """Automodel's gradients stay whole where there is more than one micro-batch, as halves of one are."""
+def test_smaller_micro_batches_count_full_gradients(tmp_path: Path) -> None:
+    """Automodel keeps full gradients if a step has several micro-batches, as it has with smaller ones."""
     text = """
 model: {{pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}}
 distributed: {{strategy: fsdp2, dp_size: 8}}

@@ -1,4 +1,4 @@
-"""Launch scripts of Megatron-Bridge: what they override in a recipe, or what is to be given."""
+"""Launch scripts of Megatron-Bridge: overrides of a recipe, and options that the user must give."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job(folder: Path, script: str, args: str | None = None, **facts: Any) -> Imp
 
 
 def read(job: ImportedJob) -> tuple[Any, ...]:
-    """Family, layers, pipeline, tensor and chunks, batch, sequence, dtype and rank of adapters."""
+    """Family, layers, pipeline, tensor and chunks, batch, sequence, dtype and adapter rank."""
     o = job.options
     chunks = len(job.layers) // job.pipeline
     return (

@@ -1,4 +1,4 @@
-"""`debubble import` as a user calls it: yours, planned, and what to change."""
+"""`debubble import` as a user calls it: the job as it is, the plan, and the settings to change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def megatron(run: Any, tmp_path: Path) -> Any:
 
 
 def unwrapped(out: str) -> str:
-    """The words of an answer, without its line breaks."""
+    """An answer without its line breaks."""
     return " ".join(out.split())
 
 
@@ -101,7 +101,7 @@ IN_DTENSORS, IN_DCP = {"--ckpt-format": "fsdp_dtensor"}, {"--ckpt-format": "torc
 def test_checkpoint_format_depends_on_sharding(
     job: dict[str, Any], changed: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    """As Megatron-LM's validate_args asks for it."""
+    """As required by Megatron-LM's validate_args."""
     assert dict(required(job, changed)) == wanted
 
 

@@ -1,4 +1,4 @@
-"""Forms in which people have configurations: short inputs of our own words, one a form, and what they are read as."""
+"""The corpus: one short input per form of configuration, and how it is read."""
 
 from __future__ import annotations
 

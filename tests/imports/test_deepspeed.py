@@ -1,4 +1,4 @@
-"""DeepSpeed's configurations, as they are imported."""
+"""Import of DeepSpeed configurations."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:
 def test_deepspeed_without_zero_sums_gradients_in_bf16(
     pipeline: int, gradients: str, *, warned: bool, tmp_path: Path
 ) -> None:
-    """A pipeline keeps them twice, in as much memory as fp32 takes."""
+    """A pipeline keeps them twice, which takes as much memory as fp32."""
     config = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"""
     facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096, "pipeline": pipeline}
     read = job("deepspeed", tmp_path, "ds.json", config, **facts)
@@ -237,7 +237,7 @@ def test_moments_in_bf16_need_masters_in_bf16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("moments", "said"), [(True, 0), (False, 1)])
 def test_deepspeed_may_step_weights_in_bf16(moments: bool, said: int, tmp_path: Path) -> None:
-    """Each parameter then has a weight, a gradient, a copy and two moments of 2 bytes."""
+    """A parameter has a weight, a gradient, a copy and two moments of 2 bytes each."""
     text = json.dumps(
         {
             "train_micro_batch_size_per_gpu": 1,

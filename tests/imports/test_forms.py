@@ -1,4 +1,4 @@
-"""One short input for each form in which people have jobs, and what it is read as, or the sentence that refuses it."""
+"""One short input per form in which users write jobs, and what is read from it or the sentence that refuses it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SCHEDULE = 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "1F1B"\n'
 
 @dataclass(frozen=True)
 class Form:
-    """A file of a framework, what the user adds, and what is read: attributes of the job or of its options."""
+    """A framework's file, the user's options, and the expected attributes of the job or its options."""
 
     framework: str
     file: str
@@ -76,7 +76,7 @@ def script(text: str, **rest: Any) -> Form:
 FULL = ("full", "full")
 UNGATED_EXPERTS = "--num-experts 4 --moe-ffn-hidden-size 704 --moe-layer-freq [0]+[1]*7"
 FORMS: dict[str, Form] = {
-    # What the file leaves out.
+    # Settings that the file leaves out.
     "primus' base configuration": Form(
         "primus", "run.yaml", PRIMUS.replace(", MORE", ""),
         {"dtype": "bf16", "zero": 1, "sequence_parallel": True, "micro_batch_size": 2}, devices=8,
@@ -115,7 +115,7 @@ FORMS: dict[str, Form] = {
         "primus", "run.yaml", PRIMUS.replace("MORE", "bf16: false, fp16: true, use_distributed_optimizer: false"),
         {"dtype": "fp16", "zero": 0}, devices=8,
     ),
-    # What is read.
+    # Settings that are read.
     "bridge's adapters": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{dim: 8}}\n", {"lora": 8}),
     "gradients in bf16": megatron(
         "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradient_dtype": "bf16", "not_predicted": 0}
@@ -228,7 +228,7 @@ FORMS: dict[str, Form] = {
         "pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16",
         read={"tensor": 2, "micro_batches": 128}, facts={"model": db.models["llama-tiny"], "sequence_length": 512},
     ),
-    # What a step does besides.
+    # Other work of a step.
     "micro-batches of so many tokens": megatron(
         "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
         read={
@@ -272,7 +272,7 @@ FORMS: dict[str, Form] = {
             ),
         },
     ),
-    # What is refused.
+    # Refusals.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
     "a mistyped mode of checkpointing": Form(
         "torchtitan", "job.toml", TITAN + '[activation_checkpoint]\nmode = "selektive"\n',
@@ -350,7 +350,7 @@ FORMS: dict[str, Form] = {
 
 
 def value_of(job: ImportedJob, name: str) -> Any:
-    """What a job has under a name: of itself, its options, its model, or what is counted."""
+    """Value of a job by name: an attribute of itself, its options or its model, or a count."""
     counted = {
         "checkpointed": list(job.strategies.values()).count(FULL),
         "recomputed": sorted(job.strategies),

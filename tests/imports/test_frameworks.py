@@ -1,4 +1,4 @@
-"""Configurations as other frameworks' users write them."""
+"""Configurations as users of other frameworks write them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ READ = {
         {
             "parameters": LLAMA3_8B, "pipeline": 4, "tensor": 2, "data": 2, "zero": 1, "micro_batches": 8,
             "micro_batch_size": 1, "sequence_length": 8192, "order": "interleaved",
-            # 34 layers with embedding and head, over eight stages.
+            # 34 layers with embedding and head over eight stages.
             "layers": (4, 5, 4, 4, 4, 4, 4, 3), "recomputed": list(range(1, 32, 2)),
         },
         devices=16,
@@ -190,7 +190,7 @@ def test_torchtitans_training_dtype_is_that_of_all_states(tmp_path: Path) -> Non
 def test_automodel_steps_the_weights_that_it_loads(
     model: str, optimizer: str, masters: str, moments: str, tmp_path: Path
 ) -> None:
-    """Checkpoints are in bf16; Transformer Engine's Adam has fp32 masters of its own."""
+    """Checkpoints are in bf16; Transformer Engine's Adam keeps fp32 masters."""
     text = LOCAL_BATCHES.replace("3-8B", f"3-8B{model}") + f"optimizer: {{_target_: {optimizer}}}\n"
     options = job("automodel", tmp_path, "recipe.yaml", text).options
     assert (options.dtype, options.master_dtype, options.moment_dtype) == ("bf16", masters, moments)
@@ -207,7 +207,7 @@ def test_torchtitan_model_flavors_are_known(flavor: str, known: str, tmp_path: P
 
 
 def test_automodel_keeps_full_gradients_until_the_last_pass(tmp_path: Path) -> None:
-    """They are summed in fp32, and a rank's quarter is then kept in 16 bits."""
+    """Gradients are summed in fp32, and a rank's quarter is then kept in 16 bits."""
 
     def states(more: str) -> float:
         text = LOCAL_BATCHES.replace("fsdp2", f"fsdp2, dp_size: 4{more}")
@@ -291,7 +291,7 @@ UNREAD = {
         "--tp-comm-overlap-ag", "--log-interval",
     ),
 }  # fmt: skip
-"""Framework -> a file's name and text, a setting in it that may cost something, and one that is taken to be free."""
+"""Framework -> file name, text, a setting in it that may cost something, and one that is free."""
 
 
 @pytest.mark.parametrize("framework", list(UNREAD))

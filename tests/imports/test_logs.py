@@ -1,4 +1,4 @@
-"""Steps and memory in the logs and traces of a plan's run."""
+"""Step time and memory from the logs and traces of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces and logs of other frameworks, and the units that they make."""
+"""Traces and logs of other frameworks, and the measured units that result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.exports.hand_plans import full, priced
 
 
 def trace(plan: Plan, folder: Path, factor: Callable[[Kind, int], float]) -> list[Path]:
-    """One trace per rank, of operations that take so many times as long as the plan says, and a step of two seconds."""
+    """One trace per rank with a step of two seconds, whose operations take `factor` times their planned time."""
     timeline, paths = plan.simulate(), []
     for rank, lane in enumerate(timeline.compute):
         events = [

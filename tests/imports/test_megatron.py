@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments as people have them: in scripts, in quotes, in arrays, in logs."""
+"""Megatron-LM's arguments in all forms that users have: scripts, quotes, arrays and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of MindSpeed-LLM: its own arguments of layers are read as those of Megatron-LM."""
+"""Scripts of MindSpeed-LLM: its arguments for layers are read like Megatron-LM's."""
 
 from __future__ import annotations
 

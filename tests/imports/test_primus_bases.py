@@ -1,4 +1,4 @@
-"""What a file of Primus extends, in the words of its versions."""
+"""Files that a Primus file extends, in all versions of its syntax."""
 
 from __future__ import annotations
 

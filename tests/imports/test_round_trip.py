@@ -1,4 +1,4 @@
-"""What an export writes is read back as the plan that it was made from: the same step, the same memory."""
+"""An exported plan is imported with the same step and memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "gathered once": {"pipeline": 1, "data": 4, "zero": 2, "memory_limit": "80GiB", "planner": "adapipe"},
 }  # fmt: skip
 ACCUMULATING = ("torchtitan", "automodel", "deepspeed", "megatron", "primus")
-"""The targets that divide more than optimizer states where there is no pipeline."""
+"""Targets that shard more than optimizer states if there is no pipeline."""
 
 
 def planned(target: str, job: str) -> Plan:
@@ -58,8 +58,8 @@ def read(plan: Plan, target: str, folder: Path) -> ImportedJob:
     return importer.job(importer.settings(file), file, facts)
 
 
-ALIKE = ("whole", "balanced", "chunks", "replicas", "tensor")
-"""Jobs that all targets run, but for the exceptions below."""
+COMMON_JOBS = ("whole", "balanced", "chunks", "replicas", "tensor")
+"""Jobs that all targets run, except for those below."""
 
 UNSAID = {
     ("torch", 4): (
@@ -70,7 +70,7 @@ UNSAID = {
         "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full.",
     ),
 }
-"""Sentences on what the files of a target do not say, by its pipeline devices; of what they say nothing is unread."""
+"""Sentences on what a target's files do not say, by its number of pipeline devices."""
 
 PAIRS = [
     (target, job)
@@ -81,7 +81,7 @@ PAIRS = [
     if (target, job) != ("deepspeed", "tensor")
     and (target != "torch" or job == "chunks")
     and (
-        job in (*ALIKE, "FSDP", "gathered once")
+        job in (*COMMON_JOBS, "FSDP", "gathered once")
         or target in ("megatron", "primus")
         or (job == "experts" and target in ("torchtitan", "automodel"))
     )

@@ -1,4 +1,4 @@
-"""Scripts as bash reads them: the expected words are those that bash gives to `run`."""
+"""Scripts are evaluated like bash: the expected words are those that bash passes to `run`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ AS_IN_BASH = [
     ("[ -z $OUT ] && exit 1; run on", ["on"], 1),
     ("set -- --x; while [ $# -gt 0 ]; do case $1 in --y) shift;; *) exit 1;; esac; done; run on", ["on"], 1),
 ]  # fmt: skip
-"""A script, what bash gives to each `run` (with blanks between the words), and how many words the first has."""
+"""A script, the words that bash passes to each `run` (joined by blanks), and the word count of the first."""
 
 
 @pytest.mark.parametrize(("script", "runs", "words"), AS_IN_BASH)

@@ -1,4 +1,4 @@
-"""ms-swift's `megatron` command: what it takes otherwise than Megatron-LM, and what of it is no plain step."""
+"""ms-swift's `megatron` command: differences from Megatron-LM, and calls that are no plain training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders that the library of schedules lacks, against torch's own."""
+"""Orders that are not in the schedule library, compared with torch's."""
 
 from __future__ import annotations
 

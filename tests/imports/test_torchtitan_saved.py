@@ -1,4 +1,4 @@
-"""The JSON that torchtitan saves: what it says of the model, and what it leaves open."""
+"""The JSON that torchtitan saves: the model and what remains unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration that the arguments of Transformers' Trainer fill in."""
+"""DeepSpeed configurations whose `auto` entries the arguments of Transformers' Trainer fill in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the name of a training script and of its tokenizer tell of the model, and names of Adam in forks."""
+"""Models inferred from the names of training scripts and tokenizers, and names of Adam in forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries that nobody asked for: known to cost nothing, or not in the prediction."""
+"""Entries that the importers do not read: known to be free, or reported as not predicted."""
 
 from __future__ import annotations
 

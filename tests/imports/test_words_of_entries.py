@@ -1,4 +1,4 @@
-"""What users mistype: values of entries, names of entries, and combinations that a framework refuses."""
+"""Typical mistakes of users: values, names, and combinations that a framework refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An entry that decides and has a value of another kind is refused, or warned of, by its name."""
+"""A value of a wrong type in an entry that matters is refused, or warned about, by the entry's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from debubble.imports.registry import Settings, UserFacts
 from tests.imports.test_corpus import CORPUS, READ
 
 WRONG: tuple[Any, ...] = ("banana", -1, 2.5, {}, [[]])
-"""Values that are none of a degree, a size, a switch or a word of a framework."""
+"""Values that are no degree, size, switch or word of a framework."""
 ARGUMENTS: tuple[Any, ...] = ("banana", "-1", "2.5")
 NO_VALUE: tuple[Any, ...] = (True, ())
 
@@ -24,11 +24,11 @@ ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
         "parallelism.data_parallel_shard_degree": (-1,),
         "training.global_batch_size": (-1,),
         "training.num_tokens_per_train_step": (-1,),
-        # What a saved model consists of; it has the ranks of adapters, or none.
+        # Contents of a saved model, which have adapter ranks or none.
         "model_spec.model.layers": WRONG,
         "model_spec.model.mtp_layers": WRONG,
         "optimizer.param_groups": WRONG,
-        # A file that is not there is refused by its own name.
+        # A missing file is refused by its name.
         "parallelism.pipeline_parallel_schedule_csv": ("banana",),
     },
     "automodel": {"distributed.pipeline.pp_schedule_csv": ("banana",)},
@@ -37,18 +37,18 @@ ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
         **dict.fromkeys(("partition_method", "pipeline.partition", "pipeline.partition_method"), ("banana",)),
     },
     "mindformers": {
-        # A family of which only Qwen3's name decides something.
+        # Only for Qwen3 does the name matter.
         **dict.fromkeys(
             (f"model.model_config.{name}" for name in ("type", "model_type", "architectures")), ("banana", [[]])
         ),
         "model.model_config.ffn_dim_multiplier": (2.5,),
         "moe_config.capacity_factor": (2.5, -1),
-        # The one of the two numbers of micro-batches that is not used.
+        # The unused one of two micro-batch counts.
         "runner_config.gradient_accumulation_steps": (-1,),
         "parallel_config.micro_batch_num": (-1,),
     },
 }
-"""Framework -> its entries -> the values among the wrong ones that its own code takes, or that are told elsewhere."""
+"""Framework -> entry -> wrong values that the framework's code accepts, or that are reported elsewhere."""
 
 VALUED = """
     tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size expert-model-parallel-size
@@ -69,7 +69,7 @@ SWITCHES = """
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split grad-reduce-in-bf16
     disable-bias-linear accumulate-allreduce-grads-in-fp32 moe-shared-expert-gate
 """
-"""Arguments of Megatron-LM that decide, with and without a value."""
+"""Arguments of Megatron-LM that matter, with and without a value."""
 
 EXPERTS = (
     "torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096"
@@ -80,7 +80,7 @@ EXPERTS = (
 
 
 def forms(framework: str) -> Iterator[tuple[Settings, Any, UserFacts]]:
-    """The valid inputs of a framework in the corpus: settings, file, and what the user adds."""
+    """Valid inputs of a framework in the corpus: settings, file, and the user's facts."""
     for form in READ:
         if form["framework"] == framework:
             facts = {**form.get("given", {})}
@@ -92,7 +92,7 @@ def forms(framework: str) -> Iterator[tuple[Settings, Any, UserFacts]]:
 
 
 def is_told(framework: str, settings: Settings, name: str, path: Any, facts: UserFacts) -> bool:
-    """Tell whether a refusal, or a warning, names an entry."""
+    """Whether a refusal or a warning names an entry."""
     last = name.rpartition(".")[2].lstrip("-")
     try:
         job = imports[framework].job(settings, path, facts)

@@ -1,4 +1,4 @@
-"""Plans run in arenas of exactly the planned size, by bytes of units that were counted."""
+"""Plans of units with counted bytes run in arenas of exactly the planned size."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,16 +17,16 @@ from tests.support.runtime_cases import assert_gradients, reference_gradients, r
 from tests.support.schedule_cases import offloading
 
 WORKSPACE = 8192
-"""Bytes that an I of any unit takes beyond what it finds and leaves."""
+"""Upper limit for the temporary bytes of any unit's I."""
 
 HALF, THREE_QUARTERS = 1 / 2, 3 / 4
-"""Limits as shares of 1F1B's peak."""
+"""Limits as fractions of 1F1B's peak."""
 
 Change = Callable[[Any], Any]
 
 
 def scheduled(name: str, units: Any, *, change: Change = lambda schedule: schedule, larger: float = 1.0) -> Any:
-    """The units in equal runs, in an order of `debubble.schedules`; with activations that much larger."""
+    """Units in equal runs under a schedule of `debubble.schedules`, with activations scaled by `larger`."""
     schedule = change(db.schedules[name](devices=4, micro_batches=8))
     count = len(units.units)
     bounds = [round(count * stage / schedule.stages) for stage in range(schedule.stages + 1)]

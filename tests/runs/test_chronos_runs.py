@@ -1,4 +1,4 @@
-"""ChronosPipe ALL runs: two chunks, recomputation, activations and optimizer states on the host, under a limit."""
+"""ChronosPipe ALL: two chunks, recomputation, activations and optimizer states on the host, under a limit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ def plan(units: Any, limit: Any) -> Any:
 
 
 def train(plan: Any) -> Any:
-    """Per rank, what `one` gives."""
+    """Results of `one` by rank."""
     return run_threads(plan, one, optimizer=ADAMW)
 
 
@@ -67,7 +67,7 @@ def one(pipeline: Any) -> Any:
 
 
 def gradients_of_hosted(pipeline: Any) -> Any:
-    """They are on the device until D has brought them down: after the step nothing is left to count."""
+    """They are on the device until D; after the step none are counted."""
     hosted = {op.stage for op in pipeline.plan.schedule.operations if op.kind is Kind.D}
     stages = [stage for s, stage in pipeline.stages.items() if s in hosted]
     return sum(p.nbytes for stage in stages for unit in stage.units for p in unit.parameters())
@@ -101,7 +101,7 @@ def test_plan_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> 
 
 
 def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, trained: Any, limit: Any) -> None:
-    # How much of the room under the limit is taken depends on when transfers end.
+    # How close the peak gets to the limit depends on when transfers end.
     for (_, peak, _, _), static in zip(trained, plan.costs.static, strict=True):
         assert static < peak <= limit
 
@@ -127,7 +127,7 @@ TINY_LIMIT, TINY_LENGTH = 20 * 2**20, 64
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    """ChronosPipe under a limit that the copies of its devices' states would break."""
+    """ChronosPipe under a limit that leaves no memory for copies of its devices' states."""
     return db.plan(
         db.models["llama-tiny"], db.Cluster.parse("4xCPU"), planner="chronos", chunks=2, memory_limit=TINY_LIMIT,
         sequence_length=TINY_LENGTH, dtype="fp32", micro_batches=4,
@@ -135,7 +135,7 @@ def tiny() -> Any:
 
 
 def stepped_afterwards(plan: Any) -> Any:
-    """The same plan with every stage on its device, stepped when all is over."""
+    """The same plan with every stage stepped on its device at the end."""
     orders = tuple(
         tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders
     )
@@ -143,7 +143,7 @@ def stepped_afterwards(plan: Any) -> Any:
 
 
 def updated(plan: Any, *, clip: Any) -> Any:
-    """Per rank, what `debubble train` makes of two steps: results, largest counted peak, and parameters."""
+    """By rank, the result of two steps of `debubble train`: results, largest counted peak, and parameters."""
 
     def one(pipeline: Any) -> Any:
         take_step = post_validated_step if validates_after(None, plan) else synchronous_step

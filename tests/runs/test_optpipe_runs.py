@@ -1,4 +1,4 @@
-"""OptPipe's and AdaOffload's plans run: activations really leave the device while it computes."""
+"""OptPipe's and AdaOffload's plans: activations leave the device while it computes."""
 
 from typing import Any
 

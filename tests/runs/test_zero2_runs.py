@@ -1,4 +1,4 @@
-"""DP 2 x PP 2 with ChronosPipe's ZeRO-2 variant: one process's losses, half the gradients and optimizer states."""
+"""DP 2 x PP 2 with ChronosPipe's ZeRO-2 variant: losses of one process, half the gradients and optimizer states."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.support.runtime_cases import plan_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA_TIED
 
 EVEN = {**LLAMA8, "vocab_size": 62}
-"""Two replicas halve the rows of all its parameters."""
+"""A model whose rows two replicas share evenly."""
 
 STEPS = 2
 
@@ -30,7 +30,7 @@ def plan_with(config: Any, *, zero: Any, dtype: str = "fp32", group: int = 2) ->
 
 
 def train(plan: Any, *, transport: Any) -> Any:
-    """Losses; bytes of gradients and of optimizer states in the last step; the parameters in the end."""
+    """Losses; bytes of gradients and of optimizer states in the last step; the final parameters."""
     pipeline = Pipeline(None, plan, transport=transport, optimizer=ADAMW)
     losses = []
     for step in range(STEPS):
@@ -78,7 +78,7 @@ def test_gradients_and_optimizer_states_are_halved(divided: Any) -> None:
 
 
 def test_dividing_changes_no_bit() -> None:
-    """The table of 61 rows is not halved evenly, and tied over two devices."""
+    """The table of 61 rows has no even halves and is tied over two devices."""
     undivided, divided = (on_threads(plan_with(LLAMA_TIED, zero=zero, dtype="bf16")) for zero in (0, 2))
     for (losses, _, _, state), (expected, _, _, parameters) in zip(divided, undivided, strict=True):
         assert losses == expected
@@ -90,7 +90,7 @@ def test_dividing_changes_no_bit() -> None:
 def test_divided_states_may_be_the_hosts() -> None:
     plans = [plan_of(host_stepped(schedule_1f1b()), EVEN, data=2, zero=zero, dtype="fp32") for zero in (0, 2)]
     (undivided, *_), (divided, *_) = (on_threads(plan) for plan in plans)
-    assert divided[0] == pytest.approx(undivided[0], rel=1e-6)  # replicas are summed first, and then micro-batches
+    assert divided[0] == pytest.approx(undivided[0], rel=1e-6)  # replicas are summed before micro-batches
     assert divided[2] * 2 == undivided[2]
 
 

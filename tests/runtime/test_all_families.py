@@ -1,4 +1,4 @@
-"""Every causal family of transformers trains as its model alone does, or is refused with a sentence."""
+"""Every causal family of transformers trains with the gradients of the model alone, or is refused with a sentence."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from benchmark import DOCS, between
 
 ROWS = {row["case"]: row for row in families.BENCHMARK.rows()}
 SHOWN = ("deepseek_v3", "lfm2")
-"""Families of several kinds of layers, which are compared in each run of the tests."""
+"""Families with several kinds of layers, which every test run compares."""
 RECURRENT = (
     "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax",
     "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma",

@@ -1,4 +1,4 @@
-"""An arena gives out the addresses of its plan, and refuses what the plan has no room for."""
+"""An arena hands out the addresses of its plan and refuses tensors that the plan has no memory for."""
 
 from fractions import Fraction
 from typing import Any
@@ -39,7 +39,7 @@ def reloaded(**options: Any) -> Arena:
 
 
 def run(arena: Arena, *names: str) -> None:
-    """Begin operations, and end those before the last."""
+    """Begin operations, and end all but the last."""
     for name in names[:-1]:
         arena.begin(Op.parse(name))
         arena.end(Op.parse(name))

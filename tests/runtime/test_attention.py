@@ -1,4 +1,4 @@
-"""Attention under masks is computed block by block, and is what masking all scores gives."""
+"""Masked attention is computed block by block and matches attention with all scores masked."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from debubble.runtime.operators import capped
 
 
 class ScoresOfKernels(TorchDispatchMode):
-    """Counts the scores per head that fused attention computes forward, masked or not."""
+    """Counts the scores per head that fused attention computes in forwards."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

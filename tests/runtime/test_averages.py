@@ -1,4 +1,4 @@
-"""Moving averages of the weights: those of torch's own AveragedModel in one process, however the ranks divide them."""
+"""Moving averages of sharded weights match torch's AveragedModel in one process."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def loss_of(model: Any, tokens: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def averaged_model() -> Any:
-    """The averages of one process after all steps."""
+    """Averages of one process after all steps."""
     model = ReferenceModel(LLAMA, dtype=torch.float64)
     optimizer = ADAMW(list(model.parameters()))
     averages = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(DECAY))

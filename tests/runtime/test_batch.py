@@ -1,4 +1,4 @@
-"""What a batch says: tokens, labels as transformers means them, targets, masks and positions."""
+"""Batches are read from tokens, labels (as in transformers), targets, masks and positions."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ ENDS = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 
 def read(batch: Any, **arguments: Any) -> Any:
-    """The batch as one micro-batch."""
+    """Read a batch as one micro-batch."""
     (rows,) = step_batch(batch, **arguments).rows
     return rows
 
@@ -151,10 +151,10 @@ def padded(rows: int = 4, length: int = 8) -> Any:
 
 
 def left_padded() -> Any:
-    """Rows that begin with hidden tokens, and positions that count from the first that is not."""
+    """Left-padded rows, with positions that count from the first visible token."""
     batch = {name: entry.flip(1) for name, entry in padded().items()}
     positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    # The token before the first, which is hidden, predicts nothing.
+    # The token before the first visible one predicts nothing.
     return {**batch, "position_ids": positions, "labels": torch.where(positions == 0, -100, batch["labels"])}
 
 

@@ -1,4 +1,4 @@
-"""Compiled units: the gradients of uncompiled ones, one graph for layers that are alike, and memory that is counted."""
+"""Compiled units have the gradients of uncompiled ones, share graphs of identical layers and are counted in memory."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def fresh_caches() -> None:
 
 
 def step_alone(plan: Any, *, compile: Any, tokens: Any) -> Any:
-    """Loss, gradients and the most that was kept, on one device."""
+    """Loss, gradients and peak activations of a step on one device."""
 
     def one(pipeline: Any) -> Any:
         return *loss_and_gradients(pipeline, tokens), pipeline.measured.peak_activation
@@ -47,7 +47,7 @@ def step_alone(plan: Any, *, compile: Any, tokens: Any) -> Any:
 
 
 def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str, *, tolerance: float = 1e-12) -> None:
-    """Ranks in processes of their own, with compiled units, against one process without."""
+    """Compare ranks in processes with compiled units to one process without."""
     tokens = tokens_of(config, rows=ROWS, length=LENGTH)
     paths = [tmp_path / f"{index}.json" for index in range(len(plans))]
     for plan, path in zip(plans, paths, strict=True):
@@ -60,14 +60,14 @@ def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str, *, to
 
 
 def check_threads(plan: Any, config: Any) -> None:
-    """Ranks on threads of this process, with compiled units, against one without."""
+    """Compare ranks on threads with compiled units to one process without."""
     tokens = tokens_of(config, rows=ROWS, length=LENGTH)
     loss, actual = gradients_of(plan, tokens, compile="aot_eager")
     check_gradients(loss, actual, config, tokens)
 
 
 def check_gradients(loss: Any, actual: Any, config: Any, tokens: Any, *, tolerance: float = 1e-12) -> None:
-    """They are those of one process."""
+    """Compare loss and gradients with those of one process."""
     if config["model_type"] in FAMILIES:
         expected_loss, expected = reference_gradients(config, tokens, micro_batches=4)
     else:

@@ -1,4 +1,4 @@
-"""Context parallelism: ranks that divide every sequence train as one process does, under every other division."""
+"""Ranks that shard sequences train as one process does, in combination with all other parallelism."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every schedule, with every recomputation, with and without offload, trains every family as transformers does."""
+"""All schedules train all families as transformers does, with every recomputation and with or without offload."""
 
 import copy
 from functools import cache, partial
@@ -40,7 +40,7 @@ def batch(config: Any, step: Any) -> Any:
 
 @cache
 def trained_by_transformers(family: Any, steps: Any) -> Any:
-    """The model before the first step, the losses of all steps, and the first one's gradients."""
+    """Initial weights, the losses of all steps, and the gradients of the first."""
     model = hf_model(FAMILIES[family])
     untrained, config, optimizer = copy.deepcopy(model), model.config.to_dict(), ADAMW(model.parameters())
     losses: list[Any] = []
@@ -54,7 +54,7 @@ def trained_by_transformers(family: Any, steps: Any) -> Any:
 
 
 def check(case: Any, *, steps: Any) -> None:
-    """Gradients and losses of the case's plan are transformers' own, to a relative 1e-12."""
+    """Compare the plan's gradients and losses with transformers', to a relative 1e-12."""
     model, expected_losses, expected = trained_by_transformers(case.family, steps)
     config, plan = model.config.to_dict(), case.plan()
 

@@ -1,4 +1,4 @@
-"""Evaluation runs a plan's forwards alone: transformers' loss in evaluation mode, and nothing is left of it."""
+"""Evaluation runs only a plan's forwards: it gives transformers' loss in evaluation mode and changes nothing."""
 
 import copy
 from functools import partial
@@ -23,7 +23,7 @@ DROPPING = {**GPT2, "attn_pdrop": 0.3, "resid_pdrop": 0.3, "embd_pdrop": 0.3}
 
 
 def batches_of(config: Any, *, rows: int, count: int = 2) -> list[dict[str, Tensor]]:
-    """Batches with ever fewer targets."""
+    """Batches with decreasing numbers of targets."""
     batches = []
     for number in range(count):
         tokens = tokens_of(config, rows=rows, seed=number)
@@ -95,7 +95,7 @@ def test_after_an_update_the_loss_is_that_of_the_next_step(plan: Plan, ahead: bo
 
 
 def test_evaluation_does_not_change_training() -> None:
-    """Dropout masks, gradients that add up, and what was measured of the step before."""
+    """Neither dropout masks, accumulated gradients nor the measurements of the last step change."""
     plan, tokens = plan_of(schedule("zb-v", 2), DROPPING), tokens_of(DROPPING, rows=4)
 
     def train(pipeline: Any, *, evaluates: bool) -> Any:

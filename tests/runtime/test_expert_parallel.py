@@ -1,4 +1,4 @@
-"""Expert parallelism: ranks that divide a layer's experts train as one process does, under every other division."""
+"""Ranks that shard experts train as one process does, in combination with all other parallelism."""
 
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.support.runtime_cases import (
 from tests.support.tiny_models import LLAMA, MIXTRAL, QWEN3_MOE
 
 FOUR = {**MIXTRAL, "num_local_experts": 4, "vocab_size": 62}
-"""Mixtral with experts that 2 and 4 ranks can divide."""
+"""Mixtral with an expert count that 2 and 4 ranks divide."""
 
 
 def plan_for(
@@ -67,7 +67,7 @@ def test_a_rank_has_its_experts_alone() -> None:
 
 
 def test_rank_with_unused_experts_still_communicates() -> None:
-    """The routers choose the first two experts for every token, which are one rank's."""
+    """The routers send every token to the first two experts, which are on one rank."""
     tokens = tokens_of(FOUR, rows=4)
 
     def one(pipeline: Any) -> Any:
@@ -92,7 +92,7 @@ def test_rank_with_unused_experts_still_communicates() -> None:
 
 
 def test_rows_travel_to_their_experts_and_back() -> None:
-    """Rank 0 has a row for each of three experts, rank 1 two rows for the last."""
+    """Rank 0 has one row for each of three experts, and rank 1 two rows for the last."""
     chosen = [[0, 1, 2], [2, 2]]
 
     def one(transport: Any) -> Any:
@@ -113,7 +113,7 @@ def test_rows_travel_to_their_experts_and_back() -> None:
 
 @pytest.mark.slow
 def test_every_step_equals_that_of_undivided_experts() -> None:
-    """Clipping, AdamW, ZeRO and the routers' auxiliary loss included."""
+    """With clipping, AdamW, ZeRO and the routers' auxiliary loss."""
     config = {**FOUR, "output_router_logits": True, "router_aux_loss_coef": 0.3}
     batches = [tokens_of(config, rows=8, seed=seed) for seed in range(3)]
 

@@ -1,4 +1,4 @@
-"""Generation through a pipeline's forwards: the tokens that transformers' own model generates."""
+"""Generation with a pipeline's forwards gives the tokens of transformers' model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Models of transformers' own modules: a pipeline's loss and gradients are those of the whole model in one process."""
+"""Pipelines of transformers' own modules have the loss and gradients of the full model in one process."""
 
 import gc
 import subprocess
@@ -70,7 +70,7 @@ def test_initial_weights_do_not_depend_on_the_partition() -> None:
     alone, other = (started(config, [[unit] for unit in units], seed=seed) for seed in (3, 4))
 
     torch.manual_seed(0)
-    assert torch.equal(drawn, torch.rand(1))  # the global generator was left alone
+    assert torch.equal(drawn, torch.rand(1))  # the global generator is unchanged
     assert torch.equal(undivided["lm_head.weight"], undivided["model.embed_tokens.weight"])
     for name, parameter in undivided.items():
         assert torch.equal(parameter, alone[name]), name
@@ -92,7 +92,7 @@ def test_a_model_starts_as_transformers_does(family: str) -> None:
 
 
 def started(config: Any, stages: Any, *, seed: Any) -> Any:
-    """The parameters of a model that is built in these stages."""
+    """Parameters of a model that is built in these stages."""
     units = (unit for planned in stages for unit in build_stage(config, planned, seed=seed))
     return {name: parameter for unit in units for name, parameter in unit.hf_parameters().items()}
 
@@ -140,7 +140,7 @@ def test_offload_keeps_tensors_shared_by_micro_batches() -> None:
     unit.attach_ledger(ledger)
     stage = Stage([unit], [planned], ledger)
     for j in range(2):
-        y = stage.forward(j, torch.randn(1, 9, 32), MicroBatch())  # longer than the window: a mask is needed
+        y = stage.forward(j, torch.randn(1, 9, 32), MicroBatch())  # longer than the window, so that a mask is needed
 
     buffer = stage.offload(0, 1.0, lambda size: torch.empty(size, dtype=torch.uint8))
     stage.release(0)
@@ -227,7 +227,7 @@ def test_a_constant_is_fp32_in_a_bf16_run_and_never_stepped(options: dict[str, A
 
     actual = {name: t for tensors in run_threads(plan, trained, optimizer=sgd) for name, t in tensors.items()}
     assert actual.keys() == {f"model.layers.{layer}.{BIAS}" for layer in (1, 2, 3)}
-    assert all(torch.equal(t, bias) for t in actual.values())  # bf16 has no 0.1
+    assert all(torch.equal(t, bias) for t in actual.values())  # 0.1 is not representable in bf16
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The same over real processes and Gloo."""
+"""Ranks in processes over Gloo match one process."""
 
 import re
 from dataclasses import replace
@@ -23,7 +23,7 @@ def check(plans: Any, folder: Any) -> None:
 
 
 def test_two_gloo_ranks_match_one_process(tmp_path: Path) -> None:
-    """Among them are activations that go to a peer, and two devices that share a link."""
+    """Two of the plans send activations to a peer or share a link."""
 
     def made(name: Any) -> Any:
         return db.schedules[name](devices=2, micro_batches=4)
@@ -58,5 +58,5 @@ def test_death_of_a_peer_is_reported_at_once(tmp_path: Path) -> None:
     answers = gloo_ranks.spawn(
         2, gloo_ranks.die_in_the_second_step, tmp_path / "plan.json", tokens_of(LLAMA_TIED, rows=4)
     )
-    # Closed or reset: that is up to how fast the peer died.
+    # Which of the two depends on how fast the peer died.
     assert re.search("onnection (closed|reset)", (answers / "told").read_text())

@@ -1,4 +1,4 @@
-"""Checkpoints go from Hugging Face into a pipeline and back."""
+"""Hugging Face checkpoints are loaded into a pipeline and saved from it."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def written(config: Any, folder: Path, tensors: Any = None, **entries: Any) -> Any:
-    """A folder with a model of transformers, with other tensors in its file and other entries in its config."""
+    """Write a transformers model with changed tensors and config entries to a folder."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     model.save_pretrained(folder)
@@ -50,7 +50,7 @@ def written(config: Any, folder: Path, tensors: Any = None, **entries: Any) -> A
 
 
 def loaded(config: Any, folder: Path, *, devices: int = 2) -> Any:
-    """The parameters of a plan's model that begins with a folder."""
+    """Parameters of a plan's model that is loaded from a folder."""
     schedule = db.schedules["1f1b"](devices=devices, micro_batches=2)
 
     def load(pipeline: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Offload to files: the same gradients, the bytes that it should be, and nothing left behind."""
+"""Offload to files gives the same gradients, writes the expected bytes and leaves no files."""
 
 import signal
 import subprocess
@@ -21,7 +21,7 @@ PLAN = plan_of(SCHEDULE, LLAMA, costs=StageCosts.of(stages=1, offload=1))
 
 
 def two_steps(pipeline: Any) -> Any:
-    """Gradients of two steps, so that buffers are used again, and the most bytes that were moved."""
+    """Gradients of two steps, which reuse buffers, and the peak of offloaded bytes."""
     for _ in range(2):
         pipeline.step(tokens_of(LLAMA, rows=3))
     gradients = {name: p.grad for name, p in pipeline.named_parameters()}
@@ -50,7 +50,7 @@ def test_buffer_keeps_its_content_and_is_reused(tmp_path: Path) -> None:
 
 
 def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
-    """As uneven routing gives them: the room on the disk grows with the largest, not with every new size."""
+    """Uneven routing gives such sizes: the file grows with the largest size, not with every new one."""
     files = DiskMemory(tmp_path)
     for size in (10_000, 9_000, 7_001, 9_999):
         buffer = files.take(size)

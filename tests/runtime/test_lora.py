@@ -1,4 +1,4 @@
-"""Adapters: a pipeline's loss, gradients and training are peft's in one process, and its files are peft's."""
+"""Adapters: loss, gradients, training and files of a pipeline match peft in one process."""
 
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import peft
 
 from tests.support.hf_reference import assert_trains_as_alone, exactly, hf_model, loss_of, peft_model
 
-# peft uses names that transformers is about to change, and says what it makes of a config.
+# peft warns of names that transformers will change, and of what it derives from a config.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")
 ]
@@ -35,7 +35,7 @@ def trained(pipeline: Any) -> Any:
 )
 def test_adapters_get_pefts_gradients_and_nothing_else_any(family: str, name: str) -> None:
     config = FAMILIES[family]
-    # "all-linear" means the experts too, which are no linear layers.
+    # peft's "all-linear" includes the experts, which are no linear layers here.
     entries = {"target_modules": ["q_proj", "o_proj"]} if family in ("mixtral", "qwen3-moe") else {}
     model = peft_model(config, **entries)
     plan = plan_of(db.schedules[name](devices=3, micro_batches=4), model.config.to_dict(), lora=3)
@@ -116,7 +116,7 @@ def test_experts_and_routers_get_no_adapters() -> None:
 
 
 def test_frozen_layers_save_adapter_inputs_and_no_states() -> None:
-    """The input of a frozen expert or router is not kept; nothing but adapters has an fp32 master."""
+    """The input of a frozen expert or router is not saved; only adapters have fp32 masters."""
     schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
 
     def one(pipeline: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A loss of the user's own: its gradients are those of the whole model in one process, for every kind of model."""
+"""Custom losses have the gradients of the full model in one process, for every kind of model."""
 
 import copy
 from typing import Any
@@ -31,7 +31,7 @@ from tests.support.hf_reference import exactly, hf_model
 
 
 def smoothed(logits: Any, targets: Any) -> Any:
-    """Label smoothing and a z-loss, summed over the targets that count."""
+    """Label smoothing and a z-loss, summed over valid targets."""
     flat, targets = logits.flatten(0, 1), targets.flatten()
     smooth = functional.cross_entropy(flat, targets, label_smoothing=0.1, reduction="sum")
     return smooth + 1e-2 * (flat.logsumexp(-1).square() * (targets != -100)).sum()
@@ -60,7 +60,7 @@ def test_replicas_are_averaged_by_their_numbers_of_targets() -> None:
 
 
 def check(config: Any, plan: Any) -> None:
-    """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
+    """Compare loss and gradients of a pipeline in place with those of the model alone."""
     model, batch = hf_model(config), batch_of(config, rows=4)
     with exactly():
         loss = smoothed(model(batch["input_ids"]).logits, batch["targets"]) / (batch["targets"] != -100).sum()
@@ -79,7 +79,7 @@ def check(config: Any, plan: Any) -> None:
 
 
 def distilled(logits: Any, targets: Any, *, teacher: Any) -> Any:
-    """Cross entropy and the divergence from a teacher's logits, summed over the targets that count."""
+    """Cross entropy plus divergence from a teacher's logits, summed over valid targets."""
     counted = (targets != -100).flatten()
     student, taught = (t.flatten(0, 1).log_softmax(-1) for t in (logits, teacher))
     divergence = functional.kl_div(student, taught, reduction="none", log_target=True).sum(-1)
@@ -117,7 +117,7 @@ def preference(logits: Any, targets: Any, *, reference: Any, scale: Any) -> Any:
 
 
 def test_preferences_are_learned_in_two_passes() -> None:
-    """The first keeps the reference's log-probabilities, by the loss of an evaluation; the second learns from them."""
+    """The first pass evaluates the reference's log-probabilities; the second trains with them."""
     config, batch = LLAMA, batch_of(LLAMA, rows=8)
     model, before = hf_model(config), hf_model({**config, "initializer_range": 0.2})
     with exactly():
@@ -137,7 +137,7 @@ def test_preferences_are_learned_in_two_passes() -> None:
 
         first = Pipeline(copy.deepcopy(before), plan, transport=transport, loss=record)
         first.evaluate([{**batch, "row": torch.arange(8)}])
-        transport.all_reduce(reference, (0, 1))  # the last stage alone has seen logits
+        transport.all_reduce(reference, (0, 1))  # only the last stage has logits
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=preference)
         # `step` divides by the number of targets; this loss is the mean over four pairs.
         scale = torch.full((8,), float(targets) / 4)

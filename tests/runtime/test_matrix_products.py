@@ -1,4 +1,4 @@
-"""Products in fp32, large enough for either library, beside those in fp64."""
+"""Large fp32 products of both libraries are compared with fp64."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ X, WEIGHT, BIAS, GRADIENT = (
 
 @pytest.fixture(params=[True, False], ids=["onednn", "mkl"])
 def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether products may be oneDNN's."""
+    """Whether oneDNN may compute the products."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", request.param)
 
 

@@ -1,4 +1,4 @@
-"""Saved activations are counted byte by byte, and recomputation and offload free what they should."""
+"""Saved activations are counted to the byte, and recomputation and offload free the expected bytes."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from tests.support.tiny_models import LLAMA
 HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16
 TOKENS = ROWS * LENGTH
 X = 8 * TOKENS * HIDDEN  # bytes of a boundary tensor in fp64
-SCALE = 8 * TOKENS  # what a norm keeps beside its input
+SCALE = 8 * TOKENS  # what a norm saves besides its input
 
 
 def stage_of(*units: Any, ledger: Any) -> Any:
@@ -126,7 +126,7 @@ def activation_of(units: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["zb-h2", "interleaved"])
 def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
-    """They are within one tensor that stages hand on: what a unit's backward for inputs has there before it frees."""
+    """Within one boundary tensor, which a unit's input backward still holds before it frees."""
     chunks = db.schedules[name].default_chunks
     schedule = db.schedules[name](devices=2, micro_batches=6)
     plan = plan_of(schedule, LLAMA)
@@ -143,7 +143,7 @@ def test_offload_lowers_the_peak_as_simulated() -> None:
     schedule = Schedule.of("offload", Placement.linear(1), 3, [order.split()])
     plan = plan_of(schedule, LLAMA)
     saved_bytes, _ = activation_of(plan.partition[0])
-    # The limit makes lowering wait for the offloads where memory needs it.
+    # Under this limit lowering inserts waits for offloads where memory needs them.
     costs = StageCosts.of(stages=1, activation=saved_bytes, offload=1, memory_limit=2 * saved_bytes)
     assert db.simulate(schedule, costs).peak_memory == (2 * saved_bytes,)
 
@@ -152,7 +152,7 @@ def test_offload_lowers_the_peak_as_simulated() -> None:
         return pipeline.measured.peak_activation, pipeline.measured.peak_offloaded
 
     [(device, elsewhere)] = run_threads(replace(plan, costs=costs), peak)
-    # An offload may end while the next forward is under way, so that the two are not there whole at any moment.
+    # An offload may end during the next forward, so the two never coexist in full.
     assert saved_bytes < device <= 2 * saved_bytes
     assert elsewhere == 2 * saved_bytes
 
@@ -175,7 +175,7 @@ def test_a_steps_peak_has_gradients_that_have_been_cleared() -> None:
 
 
 def times_of_units(strategy: str) -> dict[tuple[str, int, int], int]:
-    """Per kind, stage and first unit, how many units are timed together in a step of two stages."""
+    """Number of units that are timed together in a step of two stages, by kind, stage and first unit."""
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, strategy=strategy, counts=[3, 7])
 
     def one(pipeline: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The units are Hugging Face's models: same names, same logits, same gradients."""
+"""Units match Hugging Face's models in names, logits and gradients."""
 
 from typing import Any
 
@@ -62,5 +62,5 @@ def test_autocast_matches_a_single_process(family: str) -> None:
     for _, gradients in answers:
         for name, gradient in gradients.items():
             assert gradient.dtype == torch.float32
-            if name != "lm_head.weight":  # a tied table goes by the embedding's name
+            if name != "lm_head.weight":  # a tied table has the embedding's name
                 assert (gradient - expected[name]).norm() <= 1e-2 * expected[name].norm(), name

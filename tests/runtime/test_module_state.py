@@ -1,4 +1,4 @@
-"""Randomness and state of a user's modules: a recomputation computes what the forward has computed."""
+"""Random numbers and state of custom modules: a recomputation gives what the forward gave."""
 
 import copy
 import random
@@ -22,7 +22,7 @@ WIDTH = 8
 
 
 class Residual(nn.Module):
-    """A linear layer, and a function of its output on top."""
+    """A linear layer, and a function of its output that is added to it."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def tokens() -> Any:
 
 
 def step(model: nn.Module, *, strategy: str = "none") -> tuple[float, dict[str, Any]]:
-    """Loss and gradients of a step of two micro-batches, and the buffers after it."""
+    """Loss, gradients and buffers after a step of two micro-batches."""
     plan = plan_for(db.schedules["gpipe"](devices=1, micro_batches=2), [len(list(model))], strategy=strategy)  # type: ignore[call-overload]
     random.seed(1)
     np.random.seed(1)
@@ -161,7 +161,7 @@ def test_a_step_leaves_the_generators_as_they_were() -> None:
 
 
 class Forgets(nn.Module):
-    """Its state is a number of Python's, which nobody can put back."""
+    """Its state is a Python number, which cannot be restored."""
 
     def __init__(self) -> None:
         super().__init__()

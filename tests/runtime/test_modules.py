@@ -1,4 +1,4 @@
-"""A user's own modules: a pipeline's loss and gradients are those of plain autograd in one process."""
+"""Pipelines of custom modules have the loss and gradients of plain autograd in one process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ VOCABULARY, WIDTH = 19, 8
 
 
 class Twice(nn.Module):
-    """Uses a parameter twice, one not at all, one frozen, and one that is computed from another."""
+    """Uses a parameter twice, one never, a frozen one, and one that is computed from another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def sequential(*, dropout: float = 0.0) -> Any:
 
 
 def plan_for(schedule: Any, counts: Any, *, strategy: str = "none", **options: Any) -> Any:
-    """A plan of abstract units, so many per stage; with a strategy they recompute."""
+    """A plan of abstract units with these counts per stage; with a strategy they recompute."""
     schedule = schedule if strategy == "none" else recomputing(schedule)
     return Plan(
         planner="test",
@@ -116,7 +116,7 @@ def test_a_split_backward_leaves_linear_weights_for_later() -> None:
 
 
 class FourBits(nn.Module):
-    """A frozen linear layer with two codes per byte and a scale per row, and a trained adapter beside it."""
+    """A frozen linear layer with two codes per byte and a scale per row, plus a trained adapter."""
 
     packed: torch.Tensor
     scale: torch.Tensor
@@ -284,12 +284,12 @@ def test_autocast_matches_a_single_process() -> None:
         torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-3, atol=0)
         for name, gradient in gradients.items():
             assert gradient.dtype == torch.float32
-            # bf16 has eight bits, and micro-batches round apart.
+            # bf16 has an 8-bit significand, and micro-batches are rounded separately.
             assert (gradient - expected[name]).norm() <= 2e-2 * expected[name].norm(), name
 
 
 def compiled(*, dropout: float = 0.0) -> tuple[Any, list[Any]]:
-    """The model with two compiled modules, one of them in place, and the graphs that were compiled."""
+    """The model with two compiled modules, one of them in place, and the compiled graphs."""
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -304,7 +304,7 @@ def compiled(*, dropout: float = 0.0) -> tuple[Any, list[Any]]:
 
 
 def step_alone(model: Any, name: str, strategy: str) -> Any:
-    """Loss, gradients and the most that was kept, on one device with two stages."""
+    """Loss, gradients and peak activations on one device with two stages."""
     plan = plan_for(db.schedules[name](devices=1, micro_batches=2, **CHUNKS.get(name, {})), [5, 3], strategy=strategy)
     pipeline = Pipeline(model, plan)
     return *loss_and_gradients(pipeline, tokens()), pipeline.measured.peak_activation
@@ -318,7 +318,7 @@ CHUNKS: dict[str, Any] = {"interleaved": {"chunks": 2}}
     ("name", "strategy"), [("zb-v", "none"), pytest.param("interleaved", "full", marks=pytest.mark.slow)]
 )
 def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) -> None:
-    """Their weight gradients come with the input's, so W has nothing of them; what they save is counted."""
+    """Compiled backwards compute weight gradients with the input's, so W is empty; saved tensors are counted."""
     model, graphs = compiled()
     with torch.compiler.set_stance("force_eager"):
         loss, gradients = gradients_alone(model, tokens())

@@ -1,4 +1,4 @@
-"""Units move between the devices of a running pipeline: it goes on as if they had always been there."""
+"""Units move between the devices of a running pipeline, which continues as if they had always been there."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ LLAMA, LLAMA_TIED, GPT2, MIXTRAL = (
 )
 STEPS = 3
 COUNTS = {2: ([2, 4], [5, 1]), 4: ([2, 2, 1, 1], [1, 1, 3, 1])}
-"""Units per stage, before and after."""
+"""Units per stage, before and after the move."""
 
 
 def schedule_for(devices: int, name: str = "1f1b") -> Any:
@@ -30,7 +30,7 @@ def schedule_for(devices: int, name: str = "1f1b") -> Any:
 
 
 def divisions(devices: int, config: Any = LLAMA, *, schedule: Any = None, **options: Any) -> Any:
-    """Two plans that differ in the units of their stages alone."""
+    """Two plans that differ only in the units of their stages."""
     schedule = schedule or schedule_for(devices)
     return [plan_of(schedule, config, counts=counts, **options) for counts in COUNTS[devices]]
 
@@ -40,7 +40,7 @@ def state_dict(pipeline: Any) -> Any:
 
 
 def trained(plan: Any, *next_plans: Any, steps: int = STEPS, state_of: Any = state_dict, **arguments: Any) -> Any:
-    """Losses and parameters of a run that goes on with each of the other plans after a step."""
+    """Losses and parameters of a run that switches to the next plan after each step."""
 
     def one(pipeline: Any) -> Any:
         losses = []
@@ -57,7 +57,7 @@ def trained(plan: Any, *next_plans: Any, steps: int = STEPS, state_of: Any = sta
 
 
 def assert_goes_on_alike(before: Any, after: Any, **arguments: Any) -> None:
-    """A run that changes from one plan to the other and back is the run of the first."""
+    """A run that switches to the other plan and back matches a run of the first plan."""
     assert_same_run(trained(before, after, before, **arguments), trained(before, **arguments))
 
 
@@ -128,7 +128,7 @@ def test_an_update_that_is_not_validated_yet_is_finished_first() -> None:
 
     losses, expected = trained(after)
     answers = run_threads(before, one, optimizer=partial(AdamW, lr=0.01))
-    # The result of the second step is what the switch waits for.
+    # The switch waits for the result of the second step.
     assert answers[0][0] == [loss for step, loss in enumerate(losses) if step != 1]
     assert [n for _, state in answers for n, p in state.items() if not torch.equal(p, expected[n])] == []
 
@@ -193,7 +193,7 @@ def test_memory_after_a_move_is_that_of_the_new_plan() -> None:
 
 
 class Eight(torch.Tensor):
-    """A state of 8 bits in a class of its own, as torchao's."""
+    """An 8-bit state as a tensor subclass, as in torchao."""
 
     codes: torch.Tensor
 
@@ -215,7 +215,7 @@ class Eight(torch.Tensor):
 
 
 class Signs(torch.optim.Optimizer):
-    """Steps by the sign of the gradient, and counts positive ones in 8 bits."""
+    """Steps by the sign of the gradient, and counts positive gradients in 8 bits."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})

@@ -1,4 +1,4 @@
-"""Operators that add to their parameters' gradients themselves, against torch's own."""
+"""Operators that accumulate their parameters' gradients match torch's."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def parameter(*size: int) -> nn.Parameter:
 
 
 def gradients(function: Any, *tensors: Any, times: int = 2) -> Any:
-    """Of the sum of squares, added up over that many backwards."""
+    """Gradients of the sum of squares, accumulated over several backwards."""
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     for _ in range(times):
         function(*copies).square().sum().backward()

@@ -41,7 +41,7 @@ def schedule_1f1b(devices: int = 2, micro_batches: int = 4) -> Any:
 
 
 def losses_of(plan: Any, *, steps: Any, max_norm: Any = None, **arguments: Any) -> Any:
-    """Rank 0's losses of some steps on ever new tokens."""
+    """Rank 0's losses of some steps, each on new tokens."""
     batches = [tokens_of(plan.model, rows=plan.micro_batches, seed=step) for step in range(steps)]
     return run_threads(
         plan, lambda pipeline: train(pipeline, batches, max_norm=max_norm), optimizer=ADAMW, **arguments
@@ -123,7 +123,7 @@ def test_data_parallel_replicas_share_the_gradient_of_all_tokens(schedule: str) 
 
 
 def host_stepped(schedule: Any) -> Any:
-    """Every stage is stepped on the host: P before its first forward, D and S after its last backward."""
+    """A schedule with all stages stepped on the host: P before the first forward, D and S after the last backward."""
     orders = []
     for stage, order in enumerate(schedule.orders):
         last = schedule.micro_batches - 1
@@ -149,7 +149,7 @@ def test_a_plan_that_steps_inside_needs_an_optimizer() -> None:
 
 
 def test_memory_is_counted_for_new_shapes_and_when_asked() -> None:
-    """Plain steps keep no ledger; peaks stay those of the last step that did."""
+    """Plain steps keep no ledger; reported peaks are those of the last step that did."""
 
     def work(pipeline: Any) -> Any:
         counted, peaks = [], []

@@ -1,4 +1,4 @@
-"""Steps taken before the norm is known are, to the bit, the synchronous optimizer's."""
+"""Steps taken before the norm is known match the synchronous optimizer bitwise."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ def test_the_sum_of_squares_has_every_number_once() -> None:
 
 
 class HeldBack:
-    """Rank 1 of two, whose messages wait until they may go."""
+    """Rank 1 of two, whose messages are delayed until released."""
 
     rank, size = 1, 2
 
@@ -61,7 +61,7 @@ def batch_of(pipeline: Any, step: Any) -> Any:
 
 
 def overflow(pipeline: Any, steps: Any) -> None:
-    """In these steps the gradient of device 0's first norm has an inf, or a NaN; no other device's has."""
+    """In these steps the gradient of device 0's first norm has an inf or NaN; no other device's has."""
     if steps and 0 in pipeline.stages:
         norm = next(p for unit in pipeline.stages[0].units for p in unit.parameters() if p.dim() == 1)
         wrong = dict(zip(steps, itertools.cycle([math.inf, math.nan])))
@@ -79,7 +79,7 @@ def synchronous(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
 
 
 def ahead(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
-    """The same with `post_validated_step`; and the results of all steps."""
+    """Losses, norms, parameters and step results with `post_validated_step`."""
     overflow(pipeline, overflows)
     settled = [pipeline.post_validated_step(batch_of(pipeline, step), max_norm=max_norm) for step in range(STEPS)]
     assert settled.pop(0) is None
@@ -93,7 +93,7 @@ def run(plan: Any, work: Any, **arguments: Any) -> Any:
 
 
 def middle_norm(plan: Any) -> Any:
-    """A limit that clips some steps of a run and not others."""
+    """A limit that clips some steps of a run."""
     norms = sorted(run(plan, synchronous, max_norm=1e9)[0][1])
     return norms[len(norms) // 2] * 1.0001
 
@@ -159,7 +159,7 @@ def test_a_step_with_an_inf_or_nan_gradient_changes_nothing(stepped: Any) -> Non
 
 
 def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
-    """1F1B's last device finishes first: it steps, and hears from the first that the norm is too large."""
+    """1F1B's last device finishes first, so it steps before it learns from the first that the norm is too large."""
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
     def one_step(pipeline: Any, max_norm: Any = math.inf) -> Any:
@@ -202,7 +202,7 @@ def test_repeated_step_uses_its_learning_rate() -> None:
 
 
 class Counting(torch.optim.SGD):
-    """Counts its steps in its groups, as schedule-free optimizers do."""
+    """Counts its steps in its parameter groups, as schedule-free optimizers do."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
@@ -229,7 +229,7 @@ def test_a_step_that_is_taken_back_is_not_counted_in_groups() -> None:
 
 
 def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
-    """AdamW's parameter and two moments, and its count of steps; the host's stages' copies are the host's."""
+    """AdamW's parameter, two moments and step count; copies of stages on the host are on the host."""
     on_device, on_host = (
         plan_of(stepped(schedule_1f1b()), LLAMA, dtype="fp32") for stepped in (device_stepped, host_stepped)
     )
@@ -244,7 +244,7 @@ def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
         return pipeline.measured.static_bytes - before, sum(2 * p.nbytes + 4 for p in parameters)
 
     for copied, states in run(on_device, more):
-        assert copied == states  # the first step has had no states to copy
+        assert copied == states  # there are no states to copy in the first step
     assert [copied for copied, _ in run(on_host, more)] == [0, 0]
 
 
@@ -308,14 +308,14 @@ def test_a_synchronous_update_with_an_inf_gradient_is_skipped(stepped: Any, max_
         pipeline.step(batch_of(pipeline, 0))
         return pipeline.optimizer_step(max_norm), before, pipeline.state_dict()
 
-    # A stage that its device steps knows of its own gradients alone.
+    # A stage that is stepped on its device knows only its own gradients.
     for norm, before, after in run(plan_of(schedule, LLAMA, dtype="fp32"), work)[: 2 if stepped is None else 1]:
         assert stepped is not None or norm.isinf()
         assert all(torch.equal(after[name], before[name]) for name in after)
 
 
 def test_device_starts_next_step_before_others_finish() -> None:
-    """ZB-H2's first device is done long before its last: whose last W here waits for the first's next forward."""
+    """ZB-H2's first device finishes long before its last, whose last W here waits for the first's next forward."""
     plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
     begun = threading.Event()
 
@@ -380,7 +380,7 @@ def test_frozen_parameters_do_not_affect_the_norm() -> None:
 
 
 def own_norm(model: Any, trained: Any) -> Any:
-    """Of the same batch's gradients, by torch alone."""
+    """The norm of the same batch's gradients, by torch alone."""
     loss_alone(model, tokens_of(LLAMA, rows=4, seed=0))
     return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))
 

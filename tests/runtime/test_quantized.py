@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights of 4 bits: they learn as beside the weights that these stand for."""
+"""Adapters on frozen 4-bit weights train as on the dequantized weights."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def as_quantized(weight: torch.Tensor, format: str = "nf4") -> torch.Tensor:
 
 
 class Adapted(torch.nn.Module):
-    """A weight with an adapter of scale 2 added to it."""
+    """A weight plus an adapter of scale 2."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, *, transposed: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Adapted(torch.nn.Module):
 
 
 def with_adapters(model: Any, plan: Any) -> dict[str, torch.Tensor]:
-    """A state of the model, with random factors of the plan's adapters."""
+    """Model state with random adapter factors of the plan."""
     random = torch.Generator().manual_seed(0)
     made = {n: t for state in run_threads(plan, lambda p: p.state_dict()) for n, t in state.items() if ".lora_" in n}
     adapters = {n: 0.2 * torch.randn(t.shape, generator=random, dtype=t.dtype) for n, t in made.items()}
@@ -54,7 +54,7 @@ def with_adapters(model: Any, plan: Any) -> dict[str, torch.Tensor]:
 
 
 def adapted(model: Any, state: Any, format: str = "nf4") -> dict[str, torch.nn.Parameter]:
-    """Quantise linear layers of a model of transformers, and give them a state's adapters; their factors by name."""
+    """Quantize linear layers of a transformers model and add a state's adapters; returns the factors by name."""
     factors: dict[str, torch.nn.Parameter] = {}
     for name in [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]:
         module = model.get_submodule(name)
@@ -70,7 +70,7 @@ WIDE: dict[str, Any] = {
     "llama": {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
     "gpt2": {**GPT2, "n_embd": 128, "n_head": 2, "n_layer": 2},
 }
-"""Models that two ranks can divide in whole blocks."""
+"""Models whose blocks two ranks can share evenly."""
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_double_quantisation_gives_bitsandbytes_weights() -> None:
         packed = library.quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4", compress_statistics=double)
         expected = library.dequantize_4bit(*packed)
         actual = as_quantized(weight, "nf4-dq" if double else "nf4")
-        # Its kernel takes the neighbour of the nearest number for a scale here and there.
+        # Its kernel rounds a few scales to a neighbor of the nearest number.
         assert torch.isclose(actual, expected, rtol=1e-6, atol=1e-7).double().mean() >= 0.99
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-7)
 

@@ -1,4 +1,4 @@
-"""Any verified Program runs to its end, gives the reference's gradients, and leaves nothing behind."""
+"""Any verified program runs to its end with the reference's gradients and frees everything."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -64,7 +64,7 @@ def test_random_programs_equal_the_reference(plan: Any) -> None:
 
 
 def in_bytes(costs: Any) -> Any:
-    """The costs with activations of about as many bytes as the model's."""
+    """Costs whose activations are about the model's bytes."""
     names = ("activation", "activation_recomputed", "activation_deeper")
     return costs.replace(**{name: [4096 * number for number in getattr(costs, name)] for name in names})
 
@@ -80,7 +80,7 @@ def test_random_programs_find_their_addresses_free(plan: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", range(40))
 def test_ten_thousand_random_programs_equal_the_reference(piece: int) -> None:
-    """Each piece draws others, and the same ones whenever it runs."""
+    """Each shard draws different programs, and always the same ones."""
 
     @seed(piece)
     @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))

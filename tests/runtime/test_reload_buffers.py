@@ -1,4 +1,4 @@
-"""What reloads fill is allocated by the compute lane, and messages lie in buffers that are used again."""
+"""Buffers of reloads are allocated on the compute lane, and message buffers are reused."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Noted(Operations):
-    """Notes what is asked of a device, and does nothing."""
+    """Records the calls to a device without doing anything."""
 
     seen: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Ring attention: every rank's part is that of the whole sequence, and of attention to gathered keys and values."""
+"""Ring attention matches attention over full sequences and over gathered keys and values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def whole_sequences(*, kv_heads: int = HEADS, dtype: torch.dtype = torch.float64
 
 
 def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
-    """The whole result of ranks that divide the sequence, and the gradients of queries, keys and values."""
+    """Full result of ranks that shard a sequence, and the gradients of queries, keys and values."""
 
     def one(transport: ThreadTransport) -> list[Tensor]:
         context = ContextGroup(transport, tuple(range(size)))
@@ -71,7 +71,7 @@ def test_a_ring_rounds_as_its_dtype_does(dtype: torch.dtype) -> None:
 
 
 class RingAlone(ThreadTransport):
-    """Ranks that count what they pass on, and cannot gather."""
+    """Ranks that count what they pass on and cannot gather."""
 
     passed = 0
 
@@ -136,7 +136,7 @@ def test_unfused_score_gradients_match_the_fused_kernel(causal: bool) -> None:
     scores = Scores(scale=0.3, causal=causal)
     fused, written = attend_to_block(q, k, v, scores), attend_unfused(q, k, v, scores)
     assert_equal([written.output, written.log_sum], [fused.output, fused.log_sum], 1e-14)
-    # A block's gradients, where other keys take half of the weight
+    # Gradients of one block, where other keys have half of the attention weight
     attended = Attended(0.5 * fused.output, fused.log_sum + math.log(2))
     gradient = torch.randn(q.shape, generator=torch.Generator().manual_seed(1), dtype=q.dtype)
     actual = gradients_unfused(gradient, q, k, v, attended, scores)

@@ -1,4 +1,4 @@
-"""What torch's own tools see of a pipeline whose ranks divide layers: DTensors, of the whole parameters."""
+"""torch's tools see the sharded parameters of a pipeline as DTensors of the full parameters."""
 
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ TOKENS = tokens_of(LLAMA, rows=2)
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder, and by family what each of two Gloo ranks tells."""
+    """The folder, and by family the answers of two Gloo ranks."""
     folder, schedule = tmp_path_factory.mktemp("plans"), db.schedules["1f1b"](devices=1, micro_batches=2)
     plans = {name: folder / f"{name}.json" for name in FAMILIES}
     for name, path in plans.items():
@@ -53,7 +53,7 @@ def test_torch_checkpoint_loads_sharded_and_full(answers: Any) -> None:
 
 
 def test_optimizer_of_full_matrices_gets_them(answers: Any) -> None:
-    """Muon makes an update orthogonal: that of a shard is not the shard of the whole's."""
+    """Muon makes an update orthogonal, and the update of a shard is not a shard of the full update."""
     model = ReferenceModel(LLAMA, dtype=torch.float64)
     _, gradients = reference_gradients(LLAMA, TOKENS, micro_batches=2)
     parameters = model.hf_parameters()
@@ -63,14 +63,14 @@ def test_optimizer_of_full_matrices_gets_them(answers: Any) -> None:
     for told in answers[1]["llama"]:
         for name, tensor in told["after"].items():
             update = parameters[name].detach() - told["before"][name]
-            # It orthogonalises in bf16; shard by shard, divided matrices are off by 0.6 to 0.95.
+            # It orthogonalizes in bf16; updates of separate shards would be off by 0.6 to 0.95.
             assert (tensor - parameters[name].detach()).norm() <= 0.2 * update.norm(), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 2}, {"dtype": "bf16"}], ids=["whole", "zero", "bf16"])
 def test_training_with_dtensors_is_training_without(options: Any, tmp_path: Path) -> None:
-    """Over Gloo parameters are DTensors, over threads plain shards."""
+    """Parameters are DTensors over Gloo and plain shards over threads."""
     schedule, batches = (
         db.schedules["1f1b"](devices=2, micro_batches=2),
         [tokens_of(LLAMA, rows=4, seed=i) for i in (1, 2, 3)],

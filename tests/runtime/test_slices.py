@@ -1,4 +1,4 @@
-"""Sequences in slices: losses and gradients are those of whole sequences in one process."""
+"""Sliced sequences have the losses and gradients of full sequences in one process."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from tests.support.tiny_models import FAMILIES, LLAMA, MIXTRAL
 
 ORDERS: dict[str, dict[str, Any]] = {"seq1f1b": {}, "seq1f1b-zb": {}, "seq1f1b-interleaved": {"chunks": 2}}
 LENGTH = 13
-"""Tokens of a sequence, which no number of slices divides."""
+"""Tokens of a sequence: a prime, which no number of slices divides."""
 
 
 def sliced(name: str = "seq1f1b", *, slices: int, devices: int = 2, micro_batches: int = 2) -> Schedule:

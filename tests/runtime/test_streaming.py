@@ -1,4 +1,4 @@
-"""Transfers that stream: units leave behind their own forwards, and backwards wait for one unit's reload at a time."""
+"""Transfers stream by unit: units leave after their forward, and a backward waits for one unit's reload at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_memory(size: int) -> torch.Tensor:
 
 
 class Waits:
-    """Stands for a lane's marks: notes which of its units another lane has waited for."""
+    """Fake marks of a lane that record which units another lane has waited for."""
 
     def __init__(self) -> None:
         self.marked = 0
@@ -49,7 +49,7 @@ class Waits:
 
 
 def offloaded_stage() -> tuple[Stage, torch.Tensor, torch.Tensor]:
-    """A stage whose activations have left, their buffer, and the forward's result."""
+    """A stage with offloaded activations, their buffer, and the forward's result."""
     stage = new_stage()
     y = stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
     buffer = stage.offload(0, 1.0, in_memory)
@@ -117,7 +117,7 @@ def test_backward_waits_for_one_reloaded_unit_at_a_time() -> None:
 
     def unit_done() -> Callable[[], None]:
         if first_is_back.is_set():
-            # The units before it come back only when its backward is over.
+            # Earlier units are reloaded only after the unit's backward.
             assert last_has_run.wait(60)
         first_is_back.set()
         return lambda: None

@@ -1,4 +1,4 @@
-"""A pipeline goes on with another order of its stages: nothing but the order changes."""
+"""A pipeline switches to another order of its stages, and only the order changes."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def test_orders_with_equal_sums_change_no_bit(config: Any, dtype: str) -> None:
 
 
 def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
-    """The plan with another strategy of recomputation in all backwards, and another share of what is offloaded."""
+    """The plan with another strategy in all backwards and another offloaded fraction."""
     partition = tuple(tuple(replace(unit, strategy=strategy) for unit in stage) for stage in plan.partition)
     stages = range(plan.schedule.stages)
     schedule = replace(

@@ -1,4 +1,4 @@
-"""Tensor parallelism beside the pipeline: losses, gradients, norms and files are those of one process."""
+"""Tensor parallelism: losses, gradients, norms and files match one process."""
 
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ import transformers
 
 from tests.support.hf_reference import assert_checkpoint_returns, assert_trains_as_alone, exactly, hf_model, peft_model
 
-# peft uses names that transformers is about to change, and says what it makes of a config.
+# peft warns of names that transformers will change, and of what it derives from a config.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")
 ]
@@ -54,7 +54,7 @@ def schedule(name: str = "1f1b", devices: int = 2, micro_batches: int = 4) -> An
 
 
 def wholes(answers: Any) -> Any:
-    """One dictionary of what the ranks have told by name; what several have told is the same."""
+    """Merge the answers of the ranks by name; equal names must have equal tensors."""
     tensors: dict[str, Any] = {}
     for answer in answers:
         for name, tensor in answer.items():
@@ -63,7 +63,7 @@ def wholes(answers: Any) -> Any:
 
 
 def whole_gradients(pipeline: Any) -> Any:
-    """The gradients in place of the parameters: what `state_dict` then joins."""
+    """Replace parameters by their gradients, which `state_dict` then joins."""
     with torch.no_grad():
         for _, parameter in pipeline.named_parameters():
             parameter.copy_(gradient_of(parameter))

@@ -1,4 +1,4 @@
-"""Ranks on threads of one process: one that fails ends them all, and nothing is kept of what they exchange."""
+"""Ranks on threads of one process: a failing rank ends all, and exchanged tensors are released."""
 
 import weakref
 from threading import Thread
@@ -54,7 +54,7 @@ def test_exchanged_tensors_are_released() -> None:
         transport.gather(tensor)
         del tensor
         other = 1 - transport.rank
-        transport.send(torch.zeros(1), other, Channel.MESSAGE)  # this rank has let go of the other's
+        transport.send(torch.zeros(1), other, Channel.MESSAGE)  # this rank has released the tensor of its peer
         transport.receive(torch.zeros(1), other, Channel.MESSAGE)
         return seen() is None
 

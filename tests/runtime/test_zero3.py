@@ -1,4 +1,4 @@
-"""ZeRO-3: a replica keeps its rows of all parameters, and gathers a stage's while it computes, as the program says."""
+"""ZeRO-3: a replica keeps its rows of all parameters and gathers a stage's as the program says."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,13 +23,13 @@ from tests.support.runtime_cases import (
 from tests.support.tiny_models import LLAMA, LLAMA_TIED, MIXTRAL, with_layers
 
 EVEN = {**LLAMA, "vocab_size": 64}
-"""Two and four replicas divide the rows of all its parameters evenly."""
+"""A model whose rows two and four replicas share evenly."""
 EXPERTS = {**MIXTRAL, "num_local_experts": 4}
 SIZE = {"fp64": 8, "fp32": 4, "bf16": 2}
 
 
 def zero3(schedule: Any, config: Any, *, dtype: str = "fp64", **options: Any) -> Any:
-    """A plan whose costs have the bytes of its stages' parameters, and no others."""
+    """A plan whose costs have the bytes of its stages' parameters only."""
     plan = plan_of(schedule, config, dtype=dtype, zero=3, **options)
     gathered = [
         sum(p.numel() for unit in build_stage(config, units, seed=0) for p in unit.parameters()) * SIZE[dtype]
@@ -45,7 +45,7 @@ def interleaved(chunks: int = 2) -> Any:
 
 
 def batch_of(pipeline: Any, config: Any, *, seed: int = 0) -> Any:
-    """This replica's part of a batch that does not depend on the number of replicas."""
+    """This replica's share of a batch that does not depend on the number of replicas."""
     return rows_of(pipeline, tokens_of(config, rows=8, seed=seed))
 
 
@@ -84,7 +84,7 @@ def test_custom_modules_are_sharded() -> None:
 
 
 def trained(plan: Any, *, max_norm: float | None = None) -> Any:
-    """Losses of two steps, evaluation in between, and the parameters in the end, by rank."""
+    """Losses of two steps with an evaluation between them, and the final parameters, by rank."""
 
     def one(pipeline: Any) -> Any:
         losses = []
@@ -153,7 +153,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
             pipeline.measured.current_memory,
         )
 
-    # Masters, which are cast as they are gathered, gradients and two moments of fp32: half of each.
+    # fp32 masters, which are cast when gathered, gradients and two moments: half of each.
     states = 16
     for device, gathered, static, current in run_threads(plan, one, optimizer=ADAMW):
         assert gathered == timeline.peak_memory[device] - timeline.program.static[device]
@@ -163,7 +163,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
 
 
 def names_of(plan: Any, device: int) -> list[str]:
-    """Parameters of a device: Adam counts the steps of each in four bytes."""
+    """Parameters of a device; Adam keeps a four-byte step count for each."""
     stages = plan.schedule.placement.stages_of[device]
     units = [unit for s in stages for unit in build_stage(plan.model.config, plan.partition[s], seed=0)]
     return [name for unit in units for name in unit.hf_parameters()]

@@ -1,4 +1,4 @@
-"""The workbench, end to end over HTTP: what it answers, what it refuses, and what a search gives."""
+"""The workbench over HTTP: answers, refusals and searches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Client:
             return response.status, response.read()
 
     def connect(self) -> socket.socket:
-        """A connection on which nothing has been sent."""
+        """A connection on which nothing has been sent yet."""
         host, _, port = self.place.partition(":")
         return socket.create_connection((host, int(port)), timeout=60)
 
@@ -215,7 +215,7 @@ def test_a_hundred_searches_at_once_start_two(client: Client) -> None:
 
 
 def descendants(process: int) -> list[int]:
-    """The processes that this one has started, and theirs."""
+    """All descendants of this process."""
     return [pid for child in children(process) for pid in (child, *descendants(child))]
 
 

@@ -33,7 +33,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def search(page: Any, **fields: str) -> Any:
-    """Fill in the form and start; returns the search's line in the list."""
+    """Fill in and submit the form; returns the search's line in the list."""
     before = page.locator("#searches li").count()
     for name, value in fields.items():
         field = page.locator(f"#search [name={name}]")
@@ -53,7 +53,7 @@ def drag(page: Any, slider: str, value: int) -> None:
 
 
 def figures(page: Any, *, other_than: str = "") -> str:
-    """The figures below the sliders, once they are there and have changed."""
+    """The figures below the sliders once they have changed."""
     page.wait_for_function(
         "other => { const now = document.querySelector('#trial .figures').textContent; return now && now !== other; }",
         arg=other_than,
@@ -90,7 +90,7 @@ def test_two_searches_are_compared(page: Any) -> None:
     assert "Their batches differ" in table.inner_text()
 
 
-@pytest.mark.slow  # a search, a browser and simulations at once need idle cores
+@pytest.mark.slow  # concurrent search, browser and simulations need idle cores
 def test_sliders_are_followed_while_a_search_runs(page: Any) -> None:
     line = search(page, planner="auto", effort="300")
     drag(page, "micro_batches", 4)

@@ -1,4 +1,4 @@
-"""What a spawned Gloo rank does; `spawn` starts ranks that find each other through a file."""
+"""Functions of spawned Gloo ranks; `spawn` starts ranks that find each other through a file."""
 
 import os
 import tempfile
@@ -19,14 +19,14 @@ from tests.support.runtime_cases import assert_gradients, reference_gradients
 
 
 def spawn(ranks: Any, work: Any, *arguments: Any) -> Any:
-    """`work(rank, folder, *arguments)` on every rank, in a process group; the folder is returned for their answers."""
+    """`work(rank, folder, *arguments)` on every rank, in a process group; returns the folder of their answers."""
     folder = Path(tempfile.mkdtemp())
     mp.start_processes(_one, args=(ranks, work, folder, arguments), nprocs=ranks, start_method=START_METHOD)
     return folder
 
 
 def assert_gradients_over_gloo(plans: Any, batches: Any, folder: Path) -> None:
-    """Ranks in processes have loss and gradients of one process for each plan, and trace all its instructions."""
+    """Check that ranks in processes have the loss and gradients of one process, and trace all instructions."""
     paths = [folder / f"plan{index}.json" for index in range(len(plans))]
     for plan, path in zip(plans, paths, strict=True):
         plan.save(path)
@@ -42,7 +42,7 @@ def assert_gradients_over_gloo(plans: Any, batches: Any, folder: Path) -> None:
 
 
 def assert_norm_over_gloo(plan: Any, tokens: Any, folder: Path) -> None:
-    """Ranks in processes, whose replicas have the same rows, have loss and norm of one process."""
+    """Check that ranks in processes, whose replicas have the same rows, have the loss and norm of one process."""
     plan.save(folder / "plan.json")
     answers = spawn(plan.ranks, loss_and_norm, folder / "plan.json", tokens)
     loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
@@ -61,7 +61,7 @@ def _one(rank: Any, ranks: Any, work: Any, folder: Any, arguments: Any) -> None:
 
 
 def gradients(rank: Any, folder: Any, plans: Any, batches: Any, compile: Any = False) -> None:
-    """Every plan's gradients and loss, saved by rank."""
+    """Save every plan's gradients and loss by rank."""
     answers = []
     for path, tokens in zip(plans, batches, strict=True):
         pipeline = Pipeline(None, Plan.load(path), compile=compile)
@@ -72,7 +72,7 @@ def gradients(rank: Any, folder: Any, plans: Any, batches: Any, compile: Any = F
 
 
 def die_in_the_second_step(rank: Any, folder: Any, plan: Any, tokens: Any) -> None:
-    """Rank 1 dies without a word; rank 0 writes what it was told."""
+    """Rank 1 dies silently; rank 0 writes the error that it gets."""
     pipeline = Pipeline(None, Plan.load(plan))
     pipeline.step(tokens)
     if rank == 1:
@@ -85,13 +85,13 @@ def die_in_the_second_step(rank: Any, folder: Any, plan: Any, tokens: Any) -> No
 
 
 def loss_and_norm(rank: Any, folder: Any, plan: Any, tokens: Any) -> None:
-    """Of one step, saved by rank."""
+    """Save loss and norm of one step by rank."""
     pipeline = Pipeline(None, Plan.load(plan))
     torch.save([pipeline.step(tokens), pipeline.clip_grad_norm(float("inf"))], folder / f"rank{rank}.pt")
 
 
 def as_torch_sees_them(rank: Any, folder: Any, plans: Any, tokens: Any) -> None:
-    """What torch's own tools make of the parameters of each plan after one step, saved by rank."""
+    """Save what torch's tools see of the parameters of each plan after one step, by rank."""
     answers = {}
     for name, path in plans.items():
         pipeline = Pipeline(None, Plan.load(path))
@@ -114,7 +114,7 @@ def as_torch_sees_them(rank: Any, folder: Any, plans: Any, tokens: Any) -> None:
 
 
 def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
-    """The losses of each plan's training with AdamW, clipped: synchronous, then ahead of the norm; saved by rank."""
+    """Save the losses of each plan's training with clipped AdamW, synchronous and then post-validated, by rank."""
     losses = []
     for path in plans:
         plan, make = Plan.load(path), partial(torch.optim.AdamW, lr=1e-2, fused=True)
@@ -128,7 +128,7 @@ def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
 
 
 def moved(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
-    """Losses and whole parameters of runs that each go through some plans, a step by each, saved by rank."""
+    """Save losses and full parameters of runs that each take one step by each of some plans, by rank."""
     answers = []
     for paths in plans:
         made = [Plan.load(path) for path in paths]

@@ -1,4 +1,4 @@
-"""Jobs of other frameworks, imported from a text."""
+"""Jobs of other frameworks, imported from text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def job(
     args: str | None = None,
     **facts: Any,
 ) -> ImportedJob:
-    """The job of a framework's file of this name and text, started with `args`, and with what its user adds."""
+    """Import a framework's file with this name and text, started with `args`, and with the user's facts."""
     file = folder / name
     file.write_text(text)
     importer = imports[framework]

@@ -10,7 +10,7 @@ WIDTH, ROWS = 16, 4
 
 
 def bytes_between_steps(rank: int, folder: Path, micro_batches: int) -> None:
-    """Bytes of all tensors of a message's shape that are there after a step, saved by rank."""
+    """Bytes of all tensors with the shape of messages that exist after a step, saved by rank."""
     ranks = dist.get_world_size()
     stage = PipelineStage(torch.nn.Linear(WIDTH, WIDTH), rank, ranks, torch.device("cpu"))
     schedule = Schedule1F1B(stage, micro_batches, loss_fn=torch.nn.MSELoss())

@@ -1,4 +1,4 @@
-"""Runs with moving averages of the weights: what they validate and save, and how they are resumed."""
+"""Runs with moving averages of the weights: validation, saving and resuming."""
 
 from dataclasses import replace
 from pathlib import Path

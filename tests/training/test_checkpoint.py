@@ -209,7 +209,7 @@ def test_unreadable_tensors_are_reported_as_damage(tmp_path: Path) -> None:
 
 
 class Payload:
-    """Runs a command when it is unpickled."""
+    """Runs a command when unpickled."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -219,7 +219,7 @@ class Payload:
 
 
 def crafted(folder: Any, *, listed: bool) -> Any:
-    """A checkpoint with a metadata file that touches `ran`; `listed`: the manifest has its checksum."""
+    """A checkpoint with a metadata file that touches `ran`; `listed`: its checksum is in the manifest."""
     newest = without_manifest(folder)
     (newest / ".metadata").write_bytes(pickle.dumps(Payload(f"touch {folder / 'ran'}")))
     if listed:
@@ -239,7 +239,7 @@ def test_metadata_with_code_is_refused_and_not_run(tmp_path: Path, read: Any, li
 
 
 def verified(rank: Any, folder: Any, newest: Any) -> None:
-    """What this rank is told of a checkpoint."""
+    """This rank's verdict on a checkpoint."""
     try:
         checkpoint.verify(newest)
     except DamagedError as error:
@@ -248,7 +248,7 @@ def verified(rank: Any, folder: Any, newest: Any) -> None:
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "progress.json"])
 def test_all_ranks_report_damage_that_one_read(tmp_path: Path, name: str) -> None:
-    """Two ranks read three files: the shard and the progress are not the same rank's."""
+    """Two ranks share three files; the shard and the progress are read by different ranks."""
     save(tmp_path, state(1), 1)
     newest = checkpoint_folder.latest(tmp_path)
     flip(newest / name)

@@ -1,4 +1,4 @@
-"""Files in the current folder that are called like modules of the standard library change nothing."""
+"""Files in the current folder with names of standard library modules are not imported."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ DEBUBBLE = [*PYTHON, "-c", "import sys; from debubble.cli import main; sys.exit(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with modules that say that they were imported, and then fail."""
+    """A folder of modules that fail and leave a file when imported."""
     for name in ("random", "queue", "types"):
         (tmp_path / f"{name}.py").write_text(
             f"open({str(tmp_path / 'imported')!r}, 'a').write(__name__ + ' ')\nraise ImportError('not the library')\n"

@@ -55,7 +55,7 @@ def test_epoch_has_every_window_once_in_a_new_order() -> None:
 
 
 def test_an_epochs_order_is_numpys_of_seed_and_epoch() -> None:
-    """Checkpoints count on it: what they remember of the data is how many samples were seen."""
+    """Checkpoints rely on this: they store only the number of samples seen."""
     orders = [np.random.default_rng([5, epoch]).permutation(7).tolist() for epoch in range(4)]
     order_of_epochs = [place for order in orders for place in order]
     for first, count in [(0, 28), (5, 4), (3, 20), (21, 7)]:

@@ -18,7 +18,7 @@ from tests.support.training_cases import drawn, seed_generators, train_alone
 
 
 class Counting:
-    """Item i is i, i + 1, ..., the last one a random number of every generator."""
+    """Item i is i, i + 1, ..., and a last number that is random by every generator."""
 
     def __init__(self, size: int, length: int) -> None:
         self._size, self._length = size, length
@@ -40,7 +40,7 @@ def items(size: int = 5, length: int = 3) -> DatasetSamples:
 
 
 def tokens(samples: DatasetSamples, first: int, *, count: int) -> torch.Tensor:
-    """A batch of items that are tokens alone."""
+    """A batch of items that are plain tokens."""
     batch = samples.batch(first, count=count)
     assert isinstance(batch, torch.Tensor)
     return batch

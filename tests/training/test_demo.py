@@ -1,4 +1,4 @@
-"""`make run`: the main job in a fresh clone."""
+"""`make run`, the demo, in a fresh clone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that a scheduler asks to end: its checkpoint, and the run that goes on from there."""
+"""A run that a scheduler asks to end writes a checkpoint, from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ranks_agree_after_a_step_or_after_the_next(wait: bool, answers: list[in
 
 
 class Signalling:
-    """Samples, the 16th of which sends a signal to the rank."""
+    """Samples whose 16th sends a signal to the rank."""
 
     def __init__(self, number: signal.Signals | None) -> None:
         self._number, self._made = number, 0

@@ -1,4 +1,4 @@
-"""What a checkpoint of unknown origin may say, and what it may not."""
+"""What a checkpoint of unknown origin may set and what it may not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.training.conftest import TINY_LLAMA
 
 
 def checkpoint(folder: Path, **entries: Any) -> Path:
-    """A checkpoint's folder with these entries in its progress."""
+    """A checkpoint folder with these entries in its progress."""
     place = folder / "step-000003"
     place.mkdir(parents=True)
     progress = {"step": 3, "samples": 12, "seed": 0, "model": TINY_LLAMA, **entries}

@@ -21,7 +21,7 @@ from tests.support import forked
 from tests.support.processes import wait_for_end
 
 SUPPORT = Path(__file__).parents[1] / "support"
-"""The folder of the modules that ranks run."""
+"""Folder of the modules that ranks run."""
 
 
 def started(place: Path) -> list[int]:
@@ -61,7 +61,7 @@ def test_launch_folder_modules_are_not_imported_by_ranks(tmp_path: Path, monkeyp
 
 
 def launch_and_wait(place: Path) -> None:
-    """What a launcher does that hears of a Ctrl-C as it does in a terminal."""
+    """A launcher that is interrupted as by Ctrl-C in a terminal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), *sys.path])
     try:
@@ -165,7 +165,7 @@ def test_a_rank_that_a_signal_ended_is_named(tmp_path: Path, sent: signal.Signal
 
 
 def listening(process: int) -> set[str]:
-    """The addresses on which a process accepts connections, as /proc has them."""
+    """Addresses on which a process listens, from /proc."""
     links = [os.readlink(file) for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink()]
     sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]

@@ -1,4 +1,4 @@
-"""Sequences of their own lengths: packed micro-batches, a plan for each class of steps, gradients of one process."""
+"""Sequences of different lengths: packed micro-batches, a plan per class of steps, and gradients of one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def brief_search() -> Iterator[None]:
 
 
 def sequences(count: int = 60, *, replicas: int = 1) -> PackedSequences:
-    """Most of them are short, as in data sets of instructions."""
+    """Mostly short sequences, as in instruction data."""
     draw = random.Random(0)
     lengths = [min(LONGEST, 4 + int(draw.expovariate(0.08))) for _ in range(count)]
     tokens = [[draw.randrange(LLAMA["vocab_size"]) for _ in range(length)] for length in lengths]
@@ -152,7 +152,7 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path, content: str, message
 
 
 def gradients_by_step(rank: int, folder: Path, plans: list[Path], data: PackedSequences) -> None:
-    """Of every step by the plan of its class, with the most bytes that it held and those planned, saved by rank."""
+    """Gradients of every step by the plan of its class, with its peak and planned bytes, saved by rank."""
     steps, answers = LengthSteps([Plan.load(path) for path in plans], data), []
     pipeline = Pipeline(None, steps.plans[0])
     pipeline.measured.every_step = True
@@ -172,7 +172,7 @@ def gradients_by_step(rank: int, folder: Path, plans: list[Path], data: PackedSe
 
 
 def on_two_ranks(folder: Path, *, dtype: str = "fp64", replicas: int = 1) -> list[Any]:
-    """The answers of both ranks, step by step: of a pipeline of two, or of two replicas."""
+    """Answers of both ranks by step, for a pipeline of two or for two replicas."""
     paths, data = [], sequences(replicas=replicas)
     for number, plan in enumerate(length_plans(plan_for(data=replicas), data, steps=STEPS, folder=folder)):
         paths.append(folder / f"plan{number}.json")
@@ -197,7 +197,7 @@ def test_two_ranks_match_gradients_of_one_process(tmp_path: Path, replicas: int)
 
 
 def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The sequences of a packed row, each alone; what fills it up has no targets."""
+    """The sequences of a packed row, one by one; padding has no targets."""
     begins = [*(row["position_ids"][0] == 0).nonzero().flatten().tolist(), row["input_ids"].shape[1]]
     return [
         {name: row[name][:, begin:end].contiguous() for name in ("input_ids", "targets")}
@@ -208,7 +208,7 @@ def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.slow
 def test_no_device_holds_more_than_the_plan_of_its_step(tmp_path: Path) -> None:
     peaks = [(peak, planned) for ranks in on_two_ranks(tmp_path, dtype="fp32") for _, _, peak, planned in ranks]
-    # Equal lengths, too, take 24 bytes a token more than their costs say: 1% of this small model's activations.
+    # Also with equal lengths a token takes 24 bytes more than planned: 1% of this small model's activations.
     assert all(peak <= 1.02 * planned for peak, planned in peaks), peaks
 
 
@@ -231,7 +231,7 @@ def test_options_that_conflict_with_lengths_are_refused(tmp_path: Path, changes:
 
 @pytest.mark.slow
 def test_train_accepts_sequences_of_different_lengths(run: Any, forked_processes: None, tmp_path: Path) -> None:
-    # One device has one order, which takes no search.
+    # One device has a single order, so there is no search.
     plan_for("1xCPU").save(tmp_path / "plan.json")
     lines = [json.dumps({"input_ids": tokens}) for tokens in sequences().sequences]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""The host's memory before a run starts, and what is said when a device runs out of its own."""
+"""The check of host memory before a run, and the message when a device runs out of memory."""
 
 import multiprocessing
 import os
@@ -53,7 +53,7 @@ def test_shortage_names_operation_bytes_and_a_fitting_plan(plan: Any) -> None:
 
 @pytest.mark.slow
 def test_advice_for_a_measured_plan_uses_measured_memory() -> None:
-    """MLPs that take and keep far more than computed costs have it: planned with these, a step would take nothing."""
+    """MLPs measure far above computed costs; planned with computed ones, a step would take almost no time."""
     mlp = {
         "type": "mlp", "count": 8, "forward": 0.1, "backward_input": 0.1, "backward_weight": 0.1, "static": 10**6,
         "strategies": {"none": {"activation": 10**8}, "full": {"activation": 10**6, "recompute": 0.1}},
@@ -73,7 +73,7 @@ def test_where_nothing_takes_less_other_sizes_are_advised(plan: Any) -> None:
 
 
 def run_short_of_memory(told: Connection) -> None:
-    """Tell the failure of a step that needs more memory than this process may have from then on."""
+    """Report the failure of a step that exceeds the memory limit of this process."""
     plan = plan_of(Schedule.of("one", Placement.linear(1), 1, [["0F0", "0B0"]]), LLAMA)
 
     def work(pipeline: Any) -> None:
@@ -104,7 +104,7 @@ SIZE = 10.0
 
 
 def offloading(plan: Plan) -> Plan:
-    """The first two of four micro-batches are on the host together."""
+    """A plan with the first two of four micro-batches on the host at the same time."""
     order = ["0F0", "0O0", "0F1", "0O1", "0F2", "0B2", "0L0", "0B0", "0L1", "0B1", "0F3", "0B3"]
     schedule = Schedule.of("offload", Placement.linear(1), 4, [order])
     costs = db.StageCosts.of(stages=1, activation=SIZE, offload=0.1, reload=0.1)

@@ -1,4 +1,4 @@
-"""What a run says of itself while it goes on and at its end."""
+"""Reports of a run during training and at its end."""
 
 import math
 import sys
@@ -62,7 +62,7 @@ def test_the_line_of_a_step_has_all_its_figures() -> None:
 
 def outcome(seconds: list[float]) -> TrainingSummary:
     reports = [replace(REPORT, step=i, seconds=s) for i, s in enumerate(seconds)]
-    comparison: Any = None  # has no part in how the speed is told
+    comparison: Any = None  # is not part of the speed
     return TrainingSummary(reports=reports, comparison=comparison, checkpoint=None)
 
 

@@ -1,4 +1,4 @@
-"""The optimizers of `debubble train` by name or class, and its learning rates, beside torch's own schedules."""
+"""Optimizers of `debubble train` by name or class, and learning rates compared with torch's schedules."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ PEAK, WARMUP, STEPS = 0.8, 4, 21
 
 
 def torch_rates(*schedules: tuple[int, Any]) -> list[float]:
-    """The rates of torch's schedules one after another: how many steps each takes, and what makes it."""
+    """Rates of torch's schedules in sequence, given as the steps and constructor of each."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=PEAK)
     made: list[LRScheduler] = [make(optimizer) for _, make in schedules]
     ends = [sum(steps for steps, _ in schedules[: i + 1]) for i in range(len(schedules) - 1)]
@@ -53,7 +53,7 @@ def test_schedules_are_torchs(name: str, parts: Any) -> None:
 def test_warm_up_stable_decay_decays_in_the_last_fifth() -> None:
     rates = [learning_rate(step, peak=1.0, warmup=0, steps=11, schedule="wsd") for step in range(11)]
     assert rates == pytest.approx([1.0] * 9 + [0.55, 0.1], rel=1e-12)
-    assert learning_rate(99, peak=1.0, warmup=2, steps=10) == pytest.approx(0.1)  # It stays at the floor.
+    assert learning_rate(99, peak=1.0, warmup=2, steps=10) == pytest.approx(0.1)  # It stays at the minimum rate.
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_an_optimizer_that_torch_has_not_is_asked_for(options: TrainOptions) -> 
 
 
 class Codes(torch.Tensor):
-    """Numbers in 8 bits that pose as 32-bit ones, as torchao's do."""
+    """8-bit numbers that appear as 32-bit ones, as in torchao."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -133,7 +133,7 @@ class Codes(torch.Tensor):
 
 
 class InEightBits(torch.optim.Optimizer):
-    """Keeps two moments in 8 bits, with a scale for every 256 numbers; small parameters in 32 bits."""
+    """Keeps two moments in 8 bits with a scale per 256 numbers; small parameters in 32 bits."""
 
     wrapped = False
 
@@ -164,7 +164,7 @@ def test_states_in_eight_bits_are_counted_as_such(kind: Any) -> None:
 
 
 class Remembering(InEightBits):
-    """Keeps something that no checkpoint holds."""
+    """Keeps a value that no checkpoint can hold."""
 
     def step(self, closure: Any = None) -> Any:
         for parameter in (p for group in self.param_groups for p in group["params"]):
@@ -178,7 +178,7 @@ def test_states_that_no_checkpoint_holds_are_refused() -> None:
 
 
 def test_tensor_learning_rate_stays_the_same_tensor() -> None:
-    """Optimizers that compile their step read the tensor itself."""
+    """Optimizers with a compiled step read the tensor itself."""
     rate = torch.tensor(0.5)
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA)
     (pipeline,) = run_threads(plan, lambda p: p, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate))

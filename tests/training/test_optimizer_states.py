@@ -1,4 +1,4 @@
-"""Whatever an optimizer keeps is in a checkpoint: a run that is resumed goes on bit for bit."""
+"""Checkpoints hold all optimizer states: a resumed run is bitwise identical."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.support.training_cases import train_alone
 
 
 class EightBits(Optimizer):
-    """Momentum as codes with a scale for every row, and a count of steps that is Python's own."""
+    """Momentum as codes with a scale per row, and a step count that is a Python number."""
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -47,7 +47,7 @@ class EightBits(Optimizer):
 
 
 class CountingGroups(Optimizer):
-    """Adam whose count of steps, and a sum of its learning rates, are its groups', as schedule-free optimizers'."""
+    """Adam that keeps its step count and a sum of learning rates in its groups, as schedule-free optimizers do."""
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "k": 0, "sum": 0, "begun": False})
@@ -95,7 +95,7 @@ def test_resumed_run_is_bitwise_identical(optimizer: str, options: TrainOptions,
 
 
 def states(plan: db.Plan) -> list[dict[str, Any]]:
-    """What each rank saves, by name."""
+    """Tensors that each rank saves, by name."""
 
     def state_dict(pipeline: Pipeline) -> dict[str, Any]:
         return dict(state_of(pipeline))

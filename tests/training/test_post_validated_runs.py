@@ -1,4 +1,4 @@
-"""`debubble train --post-validation`: the same losses, reported when they are known."""
+"""`debubble train --post-validation` has the same losses, reported when they are final."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ def test_a_checkpoint_has_settled_parameters(options: Any, tmp_path: Path) -> No
 
 
 def test_ranks_report_updates_that_they_rolled_back(options: Any, train: Any, plan_file: Any) -> None:
-    """The last device's gradients are within the limit in the first step, all together are not."""
+    """In the first step the last device's gradients are within the limit, but all together are not."""
     short = replace(options, steps=4, clip=1.5)
     more = ["--clip", "1.5", "--steps", "4", "--post-validation", "--json"]
     code, answer, said = train(*arguments(replace(short, plan=plan_file(2)), *more))
@@ -64,7 +64,7 @@ def test_devices_validate_afterwards_where_copies_are_planned(options: Any) -> N
     assert not validates_after(False, post_validated(plan))
     [order] = plan.schedule.orders
     hosted = replace(plan.schedule, orders=((Op(Kind.P, 0, 0), *order, Op(Kind.D, 0, 3), Op(Kind.S, 0, 3)),))
-    assert not validates_after(None, replace(plan, schedule=hosted))  # Steps on hosts alone ask for no copies.
+    assert not validates_after(None, replace(plan, schedule=hosted))  # Plans with steps only on hosts need no copies.
 
 
 def test_plan_with_inner_device_steps_needs_post_validation(options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The next batch is made beside the training, and is the one that training would have made."""
+"""The next batch is prepared during training and is the one that training would have read."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ SPAWN, FORKED = multiprocessing.get_context("spawn"), multiprocessing.get_contex
 
 
 class Noisy:
-    """Item i is i and a random number; notes that it was made, for other processes too."""
+    """Item i is i and a random number; sets an event, which other processes see, when it was made."""
 
     def __init__(self) -> None:
         self.made = {index: SPAWN.Event() for index in range(8)}
@@ -40,7 +40,7 @@ class Noisy:
 
 
 class InOrder(DatasetSamples):
-    """The items as they come."""
+    """The items in order."""
 
     def batch(self, first: int, *, count: int) -> torch.Tensor:
         return torch.stack([self._item(i, i) for i in range(first, first + count)])
@@ -52,7 +52,7 @@ def samples() -> InOrder:
 
 @pytest.fixture
 def prefetch(forked_processes: None) -> Iterator[Callable[..., Prefetcher]]:
-    """Makes items ahead, in a process that ends with the test."""
+    """Prefetch items in a process that ends with the test."""
     with ExitStack() as ends:
         yield lambda items, stride: ends.enter_context(closing(Prefetcher(items, stride=stride)))
 
@@ -99,7 +99,7 @@ def test_dataset_that_cannot_be_pickled_is_refused() -> None:
 
 
 class Waiting(Noisy):
-    """Tells which process makes its items, and never has one."""
+    """Reports which process makes its items, and never returns one."""
 
     def __init__(self, told: Connection) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Waiting(Noisy):
 
 
 class Late(Waiting):
-    """Arrives in the process that makes its items when the rank has ended."""
+    """Starts in the worker process after the rank has ended."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -143,7 +143,7 @@ def test_the_process_that_makes_items_ends_with_its_rank(kind: type[Waiting]) ->
 
 
 class Raising(Noisy):
-    """A dataset of which no item can be made."""
+    """A dataset whose items all raise."""
 
     def __getitem__(self, index: int) -> list[int]:
         raise KeyError("text")

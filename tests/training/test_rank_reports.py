@@ -1,4 +1,4 @@
-"""Which of the ranks' failures came first."""
+"""Which of several failures of ranks is reported as the first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from debubble.runtime.launch.rank_reports import Reason, first_failure
 
 ENDING = 5.0
-"""When the launcher began to end the ranks."""
+"""Time at which the launcher began to end the ranks."""
 
 
 def reason(moment: float, *, text: str = "RuntimeError: Connection reset by peer.", ended_by: str = "") -> Reason:

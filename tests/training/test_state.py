@@ -15,7 +15,7 @@ from tests.support.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 
 
 def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
-    """What each rank has to save."""
+    """Names of the tensors that each rank saves."""
     assert plan.model is not None
     plan = replace(plan, model_on_cluster=on_cpus({**plan.model.config, "tie_word_embeddings": tied}))
 

@@ -41,7 +41,7 @@ def test_the_loss_falls_and_the_outcome_has_it(options: Any) -> None:
     outcome = train_alone(replace(options, steps=30))
     losses = [report.loss for report in outcome.reports]
     assert len(losses) == 30
-    assert losses[0] == pytest.approx(5.55, abs=0.1)  # ln 256: nothing is known yet
+    assert losses[0] == pytest.approx(5.55, abs=0.1)  # ln 256: the loss of an untrained model
     assert losses[-1] < 3.5
     assert outcome.as_dict()["losses"] == losses
 
@@ -356,7 +356,7 @@ MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok
 def test_sharded_training_matches_one_rank_and_is_merged(
     options: Any, losses: Any, tmp_path: Path, degrees: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    """Two ranks, then the same from a checkpoint, bit for bit, then one rank alone, with all sequences of a step."""
+    """Two ranks, then the same resumed bitwise, then one rank alone with all sequences of a step."""
     plan, divided, alone, folder = Plan.load(options.plan), tmp_path / "two.json", tmp_path / "one.json", tmp_path / "c"
     assert plan.model is not None
     plan = replace(plan, model_on_cluster=on_cpus({**plan.model.config, **config}))

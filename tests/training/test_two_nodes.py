@@ -1,4 +1,4 @@
-"""Two nodes, which are network namespaces: one dies, is started again, and the run goes on."""
+"""Two nodes as network namespaces: one dies, restarts, and the run continues."""
 
 import os
 import re

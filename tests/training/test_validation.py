@@ -1,4 +1,4 @@
-"""A run computes the loss of a validation set beside its training."""
+"""A run computes the loss of a validation set during training."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`debubble watch` on a run that goes on, on runs that have ended in each way, and on what is no run."""
+"""`debubble watch` on running runs, on runs that ended in every way, and on other folders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def step(number: int, *, loss: float = 2.0, busy: tuple[float, ...] = (1.0, 1.0)
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a record of these lines."""
+    """Write a record with these lines."""
 
     def write(*lines: Any) -> Path:
         (tmp_path / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

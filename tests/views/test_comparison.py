@@ -27,7 +27,7 @@ def test_ratios_are_of_measured_to_planned_times() -> None:
 
 
 def three_steps(plan: Plan) -> Trace:
-    """Step 0 is of median length and holds half as much as the others; step 1 holds most of all."""
+    """Step 0 has the median length and half the memory of the others; step 1 has the most memory."""
     first, second, third = (trace_of(plan, slower=slower).typical for slower in (2, 1, 3))
     half = tuple(sample._replace(bytes=sample.bytes / 2) for sample in first.memory)
     double = tuple(sample._replace(bytes=sample.bytes * 2) for sample in second.memory)
@@ -48,7 +48,7 @@ def test_warm_up_is_excluded_and_the_step_is_named() -> None:
 
 
 def test_drift_names_the_largest_deviation() -> None:
-    """1B0 takes 4 instead of 2, and all that follows waits for it."""
+    """1B0 takes 4 instead of 2, and all later operations wait for it."""
     plan = small_plan()
     step = trace_of(plan).typical
     late = next(e for e in step.events if e.name == "1B0").end
@@ -98,7 +98,7 @@ def test_one_deviating_device_is_named(times: tuple[float, ...], said: str) -> N
 
 
 def test_devices_that_share_cores_are_compared_with_these_cores() -> None:
-    """F takes 1 and B 2: on one core each device's work follows the other's."""
+    """F takes 1 and B 2: on one core the work of the devices is serialized."""
     plan = small_plan()
     trace = replace(trace_of(plan), cores=1)
 

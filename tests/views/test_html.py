@@ -22,7 +22,7 @@ def page(*scenes: Scene) -> str:
 
 
 def words(text: str) -> str:
-    """What a reader sees: the page's text on one line."""
+    """The visible text of the page on one line."""
     body = re.sub(r"<(script|style).*?</\1>", "", text.partition("<body>")[2], flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 

@@ -26,7 +26,7 @@ def test_a_trace_that_went_as_planned_is_the_predicted_timeline() -> None:
     assert measured.timeline.ends == predicted.timeline.ends
     assert measured.memory == predicted.memory
     assert measured.bubbles == predicted.bubbles
-    # Samples, which are twice as large, take the place of the plan's accounting.
+    # Samples, which are twice as large, replace the plan's memory curve.
     assert Scene.pair(plan, trace_of(plan))[1].peak_memory == tuple(2 * peak for peak in plan.simulate().peak_memory)
 
 

@@ -1,4 +1,4 @@
-"""What a notebook's cell shows, and the notebooks that the project has."""
+"""Cells of notebooks, and the project's notebooks."""
 
 from __future__ import annotations
 

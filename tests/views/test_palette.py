@@ -34,7 +34,7 @@ CLEAR = 12
 
 
 def lab(color: str, eye: str) -> np.ndarray:
-    """CIE Lab of a colour as an eye sees it."""
+    """CIE Lab of a color as seen with this type of color vision."""
     channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     t = XYZ @ np.clip(EYES[eye] @ linear, 0, 1) / WHITE

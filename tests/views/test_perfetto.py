@@ -16,7 +16,7 @@ from tests.views.scenes import small_plan, surrounded, trace_of
 
 
 def events(*scenes: Scene) -> dict[str, list[dict[str, Any]]]:
-    """By phase."""
+    """Events by phase."""
     events_of_phase: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in json.loads(views["perfetto"](scenes))["traceEvents"]:
         events_of_phase[event["ph"]].append(event)

@@ -1,4 +1,4 @@
-"""The report in a real browser: with mouse, keyboard, touch, on a phone and in the dark."""
+"""The report in a browser: mouse, keyboard, touch, phone and dark theme."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = {"viewport": {"width": 1280, "height": 900}}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pages of a plan, of a plan beside its measurement, and of two plans."""
+    """Pages of a plan, of a plan with its measurement, and of two plans."""
     made = tmp_path_factory.mktemp("pages")
     plan = small_plan()
     predicted = Scene.predicted(plan)
@@ -43,7 +43,7 @@ def said(page: Any) -> str:
 
 
 def hovered(page: Any, x: float, y: float) -> str:
-    """What the page says of a point of the first timeline."""
+    """Text that the page shows for a point of the first timeline."""
     canvas = page.locator(CANVAS).first
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()

@@ -66,7 +66,7 @@ def test_stages_are_summed_over_their_micro_batches() -> None:
 
 
 def test_critical_path_explains_the_step() -> None:
-    """1F1B on two devices: F on device 0, then device 1 throughout, then B on device 0."""
+    """1F1B on two devices: F on device 0, then only device 1, then B on device 0."""
     sentence = why_not_faster(Scene.predicted(small_plan(communication=0)))
 
     assert sentence == "The critical path spends 80.0% computing on device 1, 20.0% computing on other devices."
@@ -276,7 +276,7 @@ def test_the_usual_framework_is_named_unless_there_are_adapters(rank: int, named
 
 
 def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02) -> DegreeSearch:
-    """A search of degrees whose best choices take these steps, the plan's first."""
+    """A search of degrees whose best choices have these steps; the first is the plan's."""
     parts = MemoryParts(weights=1, gradients=1, optimizer=1, activations=1, workspace=1)
     summary = ConfigurationSummary(
         degrees=Degrees(), step_time=1, tokens_per_second_per_device=1, mfu=0.5, peak_memory=5, memory=parts,
@@ -350,7 +350,7 @@ def test_the_stages_of_a_device_make_up_the_step() -> None:
 
 
 def all_causes() -> Timeline:
-    """Two chunks per device under ChronosPipe: recomputation, the optimizer of the deep chunk on the host, messages."""
+    """ChronosPipe with two chunks per device: recomputation, the optimizer of the deep chunk on the host, messages."""
     made = offload_states(db.schedules["chronos-recomp"](devices=4, micro_batches=8, chunks=2), chunks=[1])
     costs = db.StageCosts.of(
         stages=8, forward=[3, 5, 3, 5, 3, 5, 3, 5], static=60 * 2**30, activation=2**20, communication=1, host_step=90,

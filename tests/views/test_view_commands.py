@@ -86,7 +86,7 @@ def test_two_plans_are_compared_by_where_their_steps_go(tmp_path: Path) -> None:
     out = run("show", tmp_path / "4.json", tmp_path / "8.json").stdout
     rows = [line.split() for line in out.partition("\nA")[0].splitlines()]
 
-    # The optimizer takes as long after twice the micro-batches, and computing twice as long.
+    # The optimizer takes the same time after twice the micro-batches, and compute twice the time.
     assert [row[-1] for row in rows if row[:1] == ["optimizer"]] == ["1.000"]
     assert [row[-1] for row in rows if row[:1] == ["compute"]] == ["2.000"]
 

@@ -1,4 +1,4 @@
-"""When an online run searches, switches, and takes a switch back."""
+"""When an online run searches, switches, and switches back."""
 
 import json
 from dataclasses import replace

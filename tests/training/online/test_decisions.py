@@ -1,4 +1,4 @@
-"""What the decisions of online scheduling rest on: measured costs, effects, sums."""
+"""Inputs of online decisions: measured costs, effects, and orders of summation."""
 
 from dataclasses import replace
 from typing import Any
@@ -74,7 +74,7 @@ def test_drift_is_the_largest_change_of_a_stage() -> None:
     ("after", "worse"),
     [
         ([1.0, 1.1, 0.9, 1.05, 0.95], False),
-        ([1.05, 1.15, 0.95, 1.1, 1.0], False),  # within what chance does
+        ([1.05, 1.15, 0.95, 1.1, 1.0], False),  # within random variation
         ([1.5, 1.6, 1.4, 1.55, 1.45], True),
         ([1.0, 9.0, 0.9, 1.05, 0.95], False),  # one slow step
         ([0.5, 0.6, 0.4, 0.55, 0.45], False),

@@ -1,4 +1,4 @@
-"""Online runs move units between stages where measured times and memory say that it pays."""
+"""Online runs move units between stages if measured times and memory justify it."""
 
 import itertools
 from dataclasses import replace
@@ -27,7 +27,7 @@ def even_plan(devices: int) -> Plan:
 
 
 def large_plan() -> Plan:
-    """A plan whose units take longer to move than a step's gain."""
+    """A plan whose units take longer to move than a step gains."""
     return db.plan(
         db.models["llama2-7b"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="megatron-even",
         sequence_length=16,
@@ -35,7 +35,7 @@ def large_plan() -> Plan:
 
 
 def slowed(plan: Plan, device: int, *, factor: float = 3.0) -> Plan:
-    """The plan with the costs of a run in which a device is so much slower than planned."""
+    """The plan with the costs of a run in which one device is slower by this factor."""
     stages = plan.schedule.placement.stages_of[device]
     times = {
         name: [t * factor if s in stages else t for s, t in enumerate(getattr(plan.costs, name))]
@@ -55,7 +55,7 @@ def test_units_leave_a_slow_device_for_the_best_partition() -> None:
     assert sum(moved.lengths) == sum(plan.lengths)
     assert moved.lengths[0] < plan.lengths[0]
     assert [u.layer for stage in moved.partition for u in stage] == [u.layer for stage in plan.partition for u in stage]
-    # Every other partition is reached from that one by moving one unit or more: none of them is faster.
+    # All other partitions differ from it by one or more moves, and none is faster.
     assert better_partition(moved, seconds) is None
     assert seconds(moved) < seconds(plan)
     assert better_partition(replace(plan, model_on_cluster=None), seconds) is None
@@ -108,7 +108,7 @@ def test_moving_time_is_weights_and_states_over_the_links() -> None:
 def test_units_leave_a_slow_device_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
     plan = even_plan(devices)
     controller = controlled(plan, tmp_path, steps=10**6, policy=QUICK)
-    # The machine's second device takes three times as long for whatever it has.
+    # The machine's second device takes three times as long for any unit.
     costs, seconds = partial(true_costs, plan), partial(step_of, plan)
     losses, plans, parameters = trained(plan, controller=controller, costs=costs, seconds=seconds)
     lengths = [running.lengths for running in plans]
@@ -123,7 +123,7 @@ def test_units_leave_a_slow_device_and_no_bit_changes(devices: int, tmp_path: Pa
 
 
 def true_costs(start: Plan, running: Plan) -> Any:
-    """What the stages of a plan take on the machine: its second device is three times as slow as planned."""
+    """True costs of a plan's stages: the second device is three times as slow as planned."""
     units = units_of(start)
     assert units is not None
     index = itertools.count()

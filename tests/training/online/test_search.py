@@ -1,4 +1,4 @@
-"""The process that searches beside a run: it answers, fails and ends without the run waiting for it."""
+"""The search process of a run answers, fails and ends without blocking the run."""
 
 import os
 import signal
