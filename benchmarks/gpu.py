@@ -125,9 +125,9 @@ def run(name: str, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             code, status = None, "out of time"
-    told = json.loads(path.read_text()) if path.exists() else {}
+    contents = json.loads(path.read_text()) if path.exists() else {}
     path.unlink(missing_ok=True)
-    return {"status": status, "exit_code": code, "seconds": round(time.monotonic() - start, 1), **told}
+    return {"status": status, "exit_code": code, "seconds": round(time.monotonic() - start, 1), **contents}
 
 
 def here(args: argparse.Namespace) -> None:

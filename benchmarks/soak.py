@@ -157,12 +157,12 @@ class Runs:
         seconds = time.monotonic() - begin
         (self.checkpoints / "stuff").unlink(missing_ok=True)
         log, after = self._log.read_text(), newest(self.checkpoints)
-        said = [line for line in log.splitlines() if not re.match(r"step \d+[/:]", line)]
+        messages = [line for line in log.splitlines() if not re.match(r"step \d+[/:]", line)]
         taken = [int(step) for step in self._taken.read_text().split()] if self._taken.exists() else []
         reported = max(taken, default=before)
         return {
-            "moment": moment, "victim": victim, "how": how, "exit_code": code, "said": said,
-            "explained": explains(said, code, victim, how, began=bool(taken)), "before": before, "steps": reported,
+            "moment": moment, "victim": victim, "how": how, "exit_code": code, "said": messages,
+            "explained": explains(messages, code, victim, how, began=bool(taken)), "before": before, "steps": reported,
             "checkpoint": after, "resumed": taken[:1] in ([], [before + 1]),
             "lost_more": after < max(newest_before, certain_checkpoint(reported, self.layout.save_every)),
             "orphans": self._orphans(), "seconds": round(seconds, 2),
@@ -261,11 +261,11 @@ def certain_checkpoint(steps: int, save_every: int) -> int:
     return max(0, (steps - 1) // save_every - 1) * save_every
 
 
-def explains(said: Sequence[str], code: int | None, victim: str, how: str, *, began: bool) -> bool:
+def explains(messages: Sequence[str], code: int | None, victim: str, how: str, *, began: bool) -> bool:
     """Tell whether what a run said names the cause of its end, and nothing else."""
     if code == 0 or how == "slow":
-        return code == 0 and not said  # it had ended before, or went on
-    if not said and how.startswith("SIG") and code == -signal.Signals[how]:
+        return code == 0 and not messages  # it had ended before, or went on
+    if not messages and how.startswith("SIG") and code == -signal.Signals[how]:
         return how == "SIGKILL" or not began  # nobody was there to say anything
     requested = rf"The run was ended by {how}(\.| after step \d+ of \d+: go on from \S+ with --resume\.)"
     sentence = {
@@ -274,7 +274,7 @@ def explains(said: Sequence[str], code: int | None, victim: str, how: str, *, be
     }.get(how, f"debubble: {requested}")  # fmt: skip
     if victim == "rank" and how != "SIGSTOP":
         sentence = rf"debubble: (Rank \d was (killed|ended) by {how}.*; the other ranks were ended\.|{requested})"
-    return len(said) == 1 and re.fullmatch(sentence, said[0]) is not None
+    return len(messages) == 1 and re.fullmatch(sentence, messages[0]) is not None
 
 
 def measure(name: str) -> Row:

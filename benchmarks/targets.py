@@ -138,7 +138,7 @@ def levers(all_rows: list[Row]) -> str:
         + f": {len(all_rows)} rows, {len(rows)} of them with a plan that fits.  Of {len(plans)} plans for targets,"
         f" {taken} are taken by the target's export with nothing refused and nothing slower."
     )
-    said = (
+    definition = (
         "*Behind* is how much longer the step of a target's plan takes than that of the fastest plan with the target's"
         " levers in the row, whatever it was planned for:"
     )
@@ -149,7 +149,7 @@ def levers(all_rows: list[Row]) -> str:
         lines.append((target, str(len(ratios)), str(slow), f"{max(ratios, default=1) - 1:.1%}"))
     return "\n\n".join(
         (
-            fill(summary, 118, break_on_hyphens=False), fill(said, 118, break_on_hyphens=False),
+            fill(summary, 118, break_on_hyphens=False), fill(definition, 118, break_on_hyphens=False),
             table(("target", "plans", "more than 5% behind", "most behind"), lines),
             "Steps of the unrestricted plans, and the targets' steps over them:",
             table(("model", "cluster", "unrestricted", *targets), map(cells, rows)),

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OWN = re.compile(r"path/to|my-text|\bconfig\.json|runs/|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\.")
+PLACEHOLDERS = re.compile(r"path/to|my-text|\bconfig\.json|runs/|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\.")
 """What stands for something of the reader's own."""
 UNENDING = ("serve",)
 WRITES = ("-o", "--html", "--png", "--svg", "--pdf", "--perfetto", "--trace")
@@ -51,7 +51,7 @@ def runnable(command: str, folder: Path) -> bool:
     words = shlex.split(command)
     read = [word for before, word in itertools.pairwise(words) if before not in WRITES]
     missing = [word for word in read if word.endswith((".json", ".sh")) and not (folder / word).exists()]
-    return not OWN.search(command) and not missing and words[1] not in UNENDING
+    return not PLACEHOLDERS.search(command) and not missing and words[1] not in UNENDING
 
 
 def main(names: list[str]) -> int:

@@ -24,7 +24,7 @@ def planned(**arguments: Any) -> db.Plan:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: API.show(), "There is nothing to show: give a plan, a timeline or a sweep."),
         (lambda: API.show(3), "sources must be a Plan, a Timeline or a Sweep, not 3."),
@@ -46,10 +46,10 @@ def planned(**arguments: Any) -> db.Plan:
         (lambda: API.exports["torch"](3), "plan must be a Plan, not 3."),
     ],
 )
-def test_a_wrong_type_is_refused_with_a_sentence(call: Callable[[], object], said: str) -> None:
+def test_a_wrong_type_is_refused_with_a_sentence(call: Callable[[], object], message: str) -> None:
     with pytest.raises(db.InputError) as refused:
         call()
-    assert str(refused.value) == said
+    assert str(refused.value) == message
 
 
 def test_a_sweep_is_shown_alone() -> None:
@@ -80,7 +80,7 @@ def test_errors_of_python_are_not_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((True,), "count must be a whole number, not True."),
         ((1, "x"), "share must be a number, not 'x'."),
@@ -88,7 +88,7 @@ def test_errors_of_python_are_not_replaced() -> None:
         ((1, [1] * 99), "share must be a number, not a list."),
     ],
 )
-def test_every_argument_is_checked(arguments: tuple[Any, ...], said: str) -> None:
+def test_every_argument_is_checked(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(db.InputError) as refused:
         taking(*arguments)
-    assert str(refused.value) == said
+    assert str(refused.value) == message

@@ -64,12 +64,12 @@ def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
     logging = "import logging\nlogging.basicConfig(level=logging.INFO, format='%(message)s')\n"
     (tmp_path / "kernel.py").write_text(logging + KERNEL + "double(shapes.Pair(21))\ndouble(shapes.Pair(0.5))\n")
-    said = [
+    logged = [
         subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True).stderr
         for _ in range(2)
     ]
     sentence = "Compiling the search's kernels, which takes up to a minute and is done once on a machine ...\n"
-    assert said == [sentence, ""]
+    assert logged == [sentence, ""]
 
 
 @pytest.mark.slow

@@ -58,9 +58,9 @@ class Figures:
         """Do one part of a section, whose answer is the figures at its place."""
         self.run(lambda: self.add(*path, figures=work()), *path, needs=needs)
 
-    def fail(self, told: str) -> None:
+    def fail(self, reason: str) -> None:
         """The section ends with this traceback."""
-        self._write(traceback=told)
+        self._write(traceback=reason)
 
     def _write(self, **more: str) -> None:
         partial_file = self._path.with_suffix(".part")

@@ -40,7 +40,7 @@ def compared_hardware(settings: Settings) -> Hardware:
     """The costs' own entry for this device; a dry run takes any."""
     names = {"H100": "H100-80GB", "H200": "H200-141GB"}
     device = "H100" if settings.dry else torch.cuda.get_device_name()
-    return hardware[next(name for name_part, name in names.items() if name_part in device)]
+    return hardware[next(name for fragment, name in names.items() if fragment in device)]
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -91,8 +91,8 @@ def headlines(result: Result) -> Iterator[str]:
         )
     ways = [way for way in ("kept", "recomputed", "offloaded") if "fits" in large.get(way, {})]
     if large:
-        said = ", ".join(f"{way} {'trains' if large[way]['fits'] else 'does not fit'}" for way in ways)
-        yield f"* **A model that does not fit**: {said}."
+        outcomes = ", ".join(f"{way} {'trains' if large[way]['fits'] else 'does not fit'}" for way in ways)
+        yield f"* **A model that does not fit**: {outcomes}."
 
 
 def _sum(units: Sequence[Figures], way: str, quantity: str) -> float:
@@ -146,7 +146,7 @@ def _profile(figures: Figures) -> Iterator[str]:
     yield table(("tokens", "unit or operator", *head), lines)
     off = [f"{place} ({100 * error:.0f}%)" for place, error in _kept_errors(figures) if error > 0.02]
     yield f"\nBytes kept that are off by more than 2%: {', '.join(off) or 'none'}.\n"
-    yield from _told("", figures)
+    yield from _remarks("", figures)
 
 
 def _both_ways(tree: Figures) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _paces(figures: Figures) -> Iterator[str]:
                 lines.append((length, way, *pace, *memory, f"{one['losses'][-1]:.3f}"))
     yield table(("", "way", "tokens/s", "MFU", "allocated", "reserved", "loss"), lines)
     yield ""
-    yield from _told("", figures)
+    yield from _remarks("", figures)
 
 
 def _programs(figures: Figures) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _programs(figures: Figures) -> Iterator[str]:
     yield f"{TEXT['programs']}\n"
     yield table((*times, "hidden, predicted", "hidden", "allocated", "reserved"), lines)
     yield ""
-    yield from _told("", figures)
+    yield from _remarks("", figures)
 
 
 def _cells(one: Figures) -> Iterator[str]:
@@ -229,8 +229,8 @@ def _pairs(figures: Figures) -> Iterator[str]:
     }  # fmt: skip
     lines = [(path, f"{p['predicted']:.4g}", f"{p['measured']:.4g}", _ratio(p)) for path, p in pairs.items()]
     yield table(("figure", "predicted", "measured", "measured / predicted"), lines)
-    if told := list(_told("", figures)):
-        yield from ("", *told)
+    if remarks := list(_remarks("", figures)):
+        yield from ("", *remarks)
 
 
 def _trees(path: str, tree: Any) -> Iterator[tuple[str, Figures]]:
@@ -242,7 +242,7 @@ def _trees(path: str, tree: Any) -> Iterator[tuple[str, Figures]]:
                 yield from _trees(f"{path}, {name}" if path else name, value)
 
 
-def _told(path: str, tree: Any) -> Iterator[str]:
+def _remarks(path: str, tree: Any) -> Iterator[str]:
     """A line for what failed, was left out, or is said in words."""
     for place, subtree in _trees(path, tree):
         if "failed" in subtree or "left_out" in subtree:

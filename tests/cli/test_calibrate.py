@@ -36,16 +36,16 @@ def test_calibrate_prints_old_and_new_prediction(run: Any, plan: db.Plan) -> Non
     code, out, error = run("calibrate", "plan.json", "--step", slower(plan, 1.1))
 
     assert code == 0
-    said = " ".join(out.split())
+    words = " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
-    assert said.startswith("Step: predicted ")
-    assert "(1.100 times)" in said
+    assert words.startswith("Step: predicted ")
+    assert "(1.100 times)" in words
     assert (
         f"The run moves the step of its own job by {100 * STEP.of_job:.0f}% of the difference, and that of other jobs"
-    ) in said
+    ) in words
     several = 3 * STEP.of_model / (1 + 2 * STEP.of_model)
-    assert f"by {100 * STEP.of_model:.0f}% (3 such runs by {100 * several:.0f}%)" in said
-    assert said.endswith("other dense models in bf16, on A100-80GB with no --framework.")
+    assert f"by {100 * STEP.of_model:.0f}% (3 such runs by {100 * several:.0f}%)" in words
+    assert words.endswith("other dense models in bf16, on A100-80GB with no --framework.")
     assert "give it with --cluster cluster.yaml" in error
 
 
@@ -122,7 +122,7 @@ def test_the_same_job_planned_there_takes_the_measured_step(run: Any, json_of: A
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "Give a log or trace of the run, --step SECONDS or --memory SIZE"),
         (("--step", "1000"), "check that the plan is the one that ran"),
@@ -132,11 +132,11 @@ def test_the_same_job_planned_there_takes_the_measured_step(run: Any, json_of: A
         (("--step", "0.02", "--cluster", "2xL4"), "The plan ran on A100-80GB, not L4-24GB"),
     ],
 )
-def test_useless_calibration_is_refused(run: Any, plan: db.Plan, arguments: tuple[str, ...], said: str) -> None:
+def test_useless_calibration_is_refused(run: Any, plan: db.Plan, arguments: tuple[str, ...], message: str) -> None:
     code, out, error = run("calibrate", "plan.json", *arguments)
 
     assert (code, out) == (2, "")
-    assert said in error
+    assert message in error
     assert not Path("cluster.yaml").exists()
 
 

@@ -107,8 +107,8 @@ def test_plan_with_too_few_stages_suggests_chunks(
     run: Any, tmp_path: Path, options: tuple[str, ...], rest: str
 ) -> None:
     (tmp_path / "c.json").write_text('{"stages": 8}')
-    _, _, said = run("plan", "--costs", str(tmp_path / "c.json"), "--devices", *options)
-    assert said == f"debubble: {tmp_path}/c.json has the costs of 8 stages, and {rest}"
+    _, _, error = run("plan", "--costs", str(tmp_path / "c.json"), "--devices", *options)
+    assert error == f"debubble: {tmp_path}/c.json has the costs of 8 stages, and {rest}"
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_every_schedule_that_does_not_fit_is_named(run: Any) -> None:
 def test_abstract_costs_out_of_memory_suggest_a_remedy(run: Any, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text('{"activation": 1}')
     call = ("simulate", "--schedule", "1f1b", "--costs", str(tmp_path / "costs.json"), "--devices", "4")
-    code, _, said = run(*call, "--memory-limit", "2")
-    assert (code, said.endswith("; raise the memory limit, or take another schedule.\n")) == (1, True)
+    code, _, error = run(*call, "--memory-limit", "2")
+    assert (code, error.endswith("; raise the memory limit, or take another schedule.\n")) == (1, True)
 
 
 def test_a_file_that_is_no_text_is_called_so(run: Any, tmp_path: Path) -> None:

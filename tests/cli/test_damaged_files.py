@@ -192,19 +192,19 @@ def check(kind: str, seed: int, files: dict[str, Any], folder: Path, read: Calla
     file.write_bytes(content)
     names = {"FILE": str(file), "FOLDER": str(folder / "exported"), "PLAN": files["valid plan"]}
     command = tuple(names.get(word, word) for word in dice.choice(COMMANDS[kind]))
-    told = f"{' '.join(command)} with {content[:3000]!r}"
+    case = f"{' '.join(command)} with {content[:3000]!r}"
     try:
         code = outcome(command)
     except Exception as error:
-        raise AssertionError(f"A traceback from {told}") from error
+        raise AssertionError(f"A traceback from {case}") from error
     out, err = read()
     if code:
-        assert code in (1, 2), told
-        assert err.strip().splitlines()[-1].startswith("debubble: "), told
-        assert err.count("debubble: ") == 1, told
-        assert "Traceback" not in err, told
+        assert code in (1, 2), case
+        assert err.strip().splitlines()[-1].startswith("debubble: "), case
+        assert err.count("debubble: ") == 1, case
+        assert "Traceback" not in err, case
     else:
-        json.loads(out, parse_constant=lambda word: pytest.fail(f"It printed {word}: {told}"))
+        json.loads(out, parse_constant=lambda word: pytest.fail(f"It printed {word}: {case}"))
     return code
 
 
@@ -253,8 +253,8 @@ def test_edited_plan_is_reported_first(
     edited = json.loads((tmp_path / "plan.json").read_text())
     edited["options"][option] = value
     (tmp_path / "edited.json").write_text(json.dumps(edited))
-    said = "The plan's costs are not what its partition, options and cluster cost now"
-    for name, told in (("plan.json", False), ("edited.json", True)):
+    warning = "The plan's costs are not what its partition, options and cluster cost now"
+    for name, is_warned in (("plan.json", False), ("edited.json", True)):
         code, out, err = run(command[0], str(tmp_path / name), *command[1:])
         assert code == 0
-        assert (said in " ".join((out + err).split())) is told
+        assert (warning in " ".join((out + err).split())) is is_warned

@@ -31,21 +31,21 @@ from debubble.planners.progress import Improvement, Progress, progress_listener
 app = with_all_commands()
 
 
-def said(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def test_commands_and_options_have_titles() -> None:
-    titles = re.findall(r"^(\S.*):$", said("plan", "--help"), re.MULTILINE)
+    titles = re.findall(r"^(\S.*):$", output_of("plan", "--help"), re.MULTILINE)
 
     assert titles == [
         "Arguments", "The run of the MODEL", "What is asked", "Costs instead of a MODEL", "The search", "Output",
         "Options",
     ]  # fmt: skip
-    assert "The run of the MODEL" not in said("profile", "--help")
-    words = said("--help")
+    assert "The run of the MODEL" not in output_of("profile", "--help")
+    words = output_of("--help")
     assert re.findall(r"^(Plan|Look|Take along):$", words, re.MULTILINE) == ["Plan", "Look", "Take along"]
 
 
@@ -57,8 +57,8 @@ def test_root_help_has_full_sentences_in_80_columns() -> None:
 
 
 def test_commands_options_and_names_are_called_by_a_beginning() -> None:
-    assert json.loads(said("sim", "--sched", "dual", "--dev=2", "--js"))["schedule"] == "dualpipe-v"
-    assert said("--vers") == f"debubble {db.__version__}\n"
+    assert json.loads(output_of("sim", "--sched", "dual", "--dev=2", "--js"))["schedule"] == "dualpipe-v"
+    assert output_of("--vers") == f"debubble {db.__version__}\n"
 
 
 def test_repeated_options_show_the_type_of_one_value(run: Any) -> None:
@@ -104,7 +104,7 @@ def test_wrong_calls_get_suggestions(call: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("option", ["--no-post-validation", "--no-post", "--prompt=--steps", "--prompt --x"])
 def test_negated_options_and_option_like_values_are_read(option: str) -> None:
-    assert said("train", "plan.json", *option.split(), "--help").startswith("Usage")
+    assert output_of("train", "plan.json", *option.split(), "--help").startswith("Usage")
 
 
 @pytest.mark.parametrize("json_option", ["--json", "--js"])
@@ -123,7 +123,7 @@ def test_parser_errors_are_one_object_and_one_sentence(run: Any, json_option: st
     ],
 )  # fmt: skip
 def test_lists_name_every_member_as_json_and_in_80_columns(command: str, members: list[str]) -> None:
-    listed = json.loads(said(command, "--json"))[command]
+    listed = json.loads(output_of(command, "--json"))[command]
     printed = CliRunner().invoke(app, [command], env={"COLUMNS": "80"}).output
 
     assert [entry["name"] for entry in listed] == members
@@ -135,7 +135,7 @@ def test_lists_name_every_member_as_json_and_in_80_columns(command: str, members
 
 
 def test_the_list_of_models_has_their_parameters() -> None:
-    assert json.loads(said("models", "--json"))["models"][0]["parameters"] == 6_738_415_616
+    assert json.loads(output_of("models", "--json"))["models"][0]["parameters"] == 6_738_415_616
 
 
 def test_the_list_of_devices_has_the_hosts_memory_assumed() -> None:
@@ -147,12 +147,14 @@ def test_the_list_of_devices_has_the_hosts_memory_assumed() -> None:
 def test_models_shows_the_parameters_of_a_config(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(dict(db.models["llama2-7b"].config)))
-    assert [row["parameters"] for row in json.loads(said("models", str(config), "--json"))["models"]] == [6_738_415_616]
+    assert [row["parameters"] for row in json.loads(output_of("models", str(config), "--json"))["models"]] == [
+        6_738_415_616
+    ]
 
 
 @pytest.mark.parametrize(("command", "names"), [("export", list(exports)), ("plan", list(MOMENTS))])
 def test_help_names_the_choices(command: str, names: list[str]) -> None:
-    words = " ".join(said(command, "--help").split())
+    words = " ".join(output_of(command, "--help").split())
 
     assert [name for name in names if name not in words] == []
 
@@ -198,7 +200,7 @@ def test_planning_reports_the_number_of_finished_planners() -> None:
 
 def test_slow_command_reports_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Queue[str] = Queue()
-    said: list[str] = []
+    printed: list[str] = []
 
     class Terminal(io.StringIO):
         def write(self, text: str) -> int:
@@ -210,10 +212,10 @@ def test_slow_command_reports_what_it_does(monkeypatch: pytest.MonkeyPatch) -> N
 
     @output.with_delayed_message("Counting")
     def command() -> None:
-        said.append(lines.get())
+        printed.append(lines.get())
 
     command()
-    assert said == ["Counting ...\n"]
+    assert printed == ["Counting ...\n"]
 
 
 def test_a_command_loads_no_other() -> None:

@@ -76,8 +76,8 @@ def test_custom_order_of_a_model_is_simulated_and_written(run: Any, tmp_path: Pa
 def test_an_order_of_other_devices_than_the_models_is_refused(run: Any, tmp_path: Path) -> None:
     order = tmp_path / "mine.csv"
     order.write_text(to_csv(db.schedules["1f1b"](devices=2, micro_batches=4)))
-    code, _, said = run("simulate", "llama-tiny", "--cluster", "4xCPU", "--csv", str(order))
-    assert (code, said) == (
+    code, _, error = run("simulate", "llama-tiny", "--cluster", "4xCPU", "--csv", str(order))
+    assert (code, error) == (
         2,
         "debubble: The order 'mine' has 2 devices, and the pipeline has 4: give --pipeline 2, and a --cluster with as"
         " many devices as all degrees make.\n",
@@ -357,10 +357,10 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     step, interval = answer["step_time"], answer["accuracy"]["step"]
     low, high = (days_words(answer["days"] * interval[end] / step) for end in ("low", "high"))
     assert f"{low} to {high} for these tokens" in words
-    said = re.search(r"GPU (\d), fullest at ([\d.]+) ms, in GiB: weights", words)
-    assert said is not None
-    assert int(said[1]) == answer["fullest"]
-    assert float(said[2]) == pytest.approx(1e3 * answer["peak_times"][answer["fullest"]], rel=1e-3)
+    match = re.search(r"GPU (\d), fullest at ([\d.]+) ms, in GiB: weights", words)
+    assert match is not None
+    assert int(match[1]) == answer["fullest"]
+    assert float(match[2]) == pytest.approx(1e3 * answer["peak_times"][answer["fullest"]], rel=1e-3)
     assert "shorter with" in words
     assert "no plan with these degrees takes less than" in words
     assert "--details" in words

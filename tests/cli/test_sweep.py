@@ -70,7 +70,7 @@ def test_over_wins_over_the_job_files_entry(json_of: Any, tmp_path: Path, over: 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("colour=red,blue", "--over varies one of model, cluster, memory-limit"),
         ("tensor=1", "--over takes two values or more"),
@@ -79,8 +79,8 @@ def test_over_wins_over_the_job_files_entry(json_of: Any, tmp_path: Path, over: 
         ("cluster=2xL4,4xL4", "leave out --cluster"),
     ],
 )
-def test_invalid_sweeps_are_refused(run: Any, options: str, said: str) -> None:
+def test_invalid_sweeps_are_refused(run: Any, options: str, message: str) -> None:
     code, _, error = run(*TINY, "--over", *options.split())
 
     assert code == 2
-    assert said in error
+    assert message in error

@@ -36,10 +36,10 @@ def test_the_fused_kernels_blocks_are_those_of_written_scores(block: str, gpu: A
     rows = slice(30, 60)
     attended = Attended(exact.output[:, :, rows], exact.log_sum[:, :, rows])
     rounded = Attended(attended.output.bfloat16(), attended.log_sum)
-    of_part = replace(scores, causal=False, seen=None if seen is None else seen[..., rows, :])
-    actual = block_gradients(gradient[:, :, rows], q[:, :, rows], k, v, rounded, of_part)
+    row_scores = replace(scores, causal=False, seen=None if seen is None else seen[..., rows, :])
+    actual = block_gradients(gradient[:, :, rows], q[:, :, rows], k, v, rounded, row_scores)
     expected = gradients_unfused(
-        gradient[:, :, rows].float(), q[:, :, rows].float(), k.float(), v.float(), attended, of_part
+        gradient[:, :, rows].float(), q[:, :, rows].float(), k.float(), v.float(), attended, row_scores
     )
     for mine, other in zip(actual, expected, strict=True):
         assert (mine.float() - other).abs().max() <= 0.05 * other.abs().max()

@@ -36,8 +36,8 @@ def test_step_has_the_gradients_of_one_process(device: Any, name: str, devices: 
     plan.save(tmp_path / "plan.json")
     tokens = tokens_of(LLAMA_TIED, rows=2 * devices * data)
     folder = spawn(devices * data, one_step, tmp_path / "plan.json", tokens, str(device))
-    told = [torch.load(folder / f"rank{rank}.pt") for rank in range(devices * data)]
-    actual = told[0][0], {n: g for _, gradients in told[:devices] for n, g in gradients.items()}
+    answers = [torch.load(folder / f"rank{rank}.pt") for rank in range(devices * data)]
+    actual = answers[0][0], {n: g for _, gradients in answers[:devices] for n, g in gradients.items()}
     expected = reference_gradients(LLAMA_TIED, tokens, device=device, micro_batches=plan.micro_batches * data)
     assert_same(actual, expected, tolerance=1e-11)
 
@@ -58,12 +58,12 @@ def train(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:
 @pytest.mark.parametrize("options", [on_gpu({"data": 2, "zero": 2}), {"tensor": 2}, on_gpu({"context": 2})], ids=str)
 def test_ranks_that_communicate_in_backward_match_one_process(device: Any, options: Any, tmp_path: Path) -> None:
     schedule, tokens = schedule_of("1f1b", devices=1, micro_batches=2), tokens_of(LLAMA, rows=4)
-    told = []
+    answers = []
     for name, options_of_run in {"divided": options, "alone": {}}.items():
         plan_of(schedule, LLAMA, **options_of_run).save(tmp_path / name)
         folder = spawn(2 if options_of_run else 1, train, tmp_path / name, tokens, str(device))
-        told.append(torch.load(folder / "rank0.pt"))
-    (losses, parameters), (expected_losses, expected) = told
+        answers.append(torch.load(folder / "rank0.pt"))
+    (losses, parameters), (expected_losses, expected) = answers
     torch.testing.assert_close(losses, expected_losses, rtol=1e-6, atol=0)
     assert parameters.keys() == expected.keys()
     for name, parameter in parameters.items():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OTHERS = Path(np.__file__).parents[1]
+DEPENDENCIES = Path(np.__file__).parents[1]
 """Folder of the packages that debubble needs."""
 
 
@@ -33,7 +33,7 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(place, with_pip=True)
     subprocess.run([place / "bin/pip", "install", "--quiet", "--no-deps", str(wheel)], check=True)
     (packages,) = place.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text(f"{OTHERS}\n")
+    (packages / "others.pth").write_text(f"{DEPENDENCIES}\n")
     return place / "bin"
 
 

@@ -19,7 +19,7 @@ from tests.exports.hand_plans import MIXTRAL, full, priced, with_operations
 ONE_F_ONE_B = db.schedules["1f1b"](devices=2, micro_batches=8)
 
 
-def said(plan: Plan, target: str) -> object:
+def outcome_of(plan: Plan, target: str) -> object:
     """All that a user learns of an export: files and losses, or the refusal."""
     try:
         return exports[target](plan)
@@ -80,8 +80,8 @@ def test_images_are_refused_with_the_vision_tower_that_sees_them(target: str) ->
 )
 def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> None:
     alongside, value = OPTIONS[name]
-    plain = said(priced(config=MIXTRAL, **alongside), target)
-    changed = said(priced(config=MIXTRAL, **alongside, **{name: value}), target)
+    plain = outcome_of(priced(config=MIXTRAL, **alongside), target)
+    changed = outcome_of(priced(config=MIXTRAL, **alongside, **{name: value}), target)
 
     assert not isinstance(plain, str)
     assert changed != plain
@@ -89,10 +89,10 @@ def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> 
 
 @pytest.mark.parametrize("target", list(exports))
 def test_zero_2_is_reported_where_it_is_not_needed_to_fit(target: str) -> None:
-    reported = said(priced(data=2, zero=2), target)
+    reported = outcome_of(priced(data=2, zero=2), target)
 
     assert not isinstance(reported, str)
-    assert reported != said(priced(data=2, zero=1), target)
+    assert reported != outcome_of(priced(data=2, zero=1), target)
 
 
 def split(schedule: Schedule) -> Schedule:
@@ -137,7 +137,7 @@ KINDS: Mapping[Kind, Callable[[], Plan]] = {
 def test_an_operation_is_written_refused_or_reported(kind: Kind, target: str) -> None:
     before = full(0, 1) if kind is Kind.R else full()
 
-    assert said(KINDS[kind](), target) != said(priced(before), target)
+    assert outcome_of(KINDS[kind](), target) != outcome_of(priced(before), target)
 
 
 def blocking(plan: Plan) -> Plan:
@@ -176,7 +176,7 @@ SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
 def test_fraction_of_one_micro_batch_is_written_or_reported(target: str) -> None:
     schedule = replace(ONE_F_ONE_B, recompute_fraction={0: (0.5, *[1] * 7)})
 
-    assert said(priced(full(0, 1), schedule=schedule), target) != said(priced(full(0, 1)), target)
+    assert outcome_of(priced(full(0, 1), schedule=schedule), target) != outcome_of(priced(full(0, 1)), target)
 
 
 @pytest.mark.parametrize("target", list(exports))
@@ -184,7 +184,7 @@ def test_fraction_of_one_micro_batch_is_written_or_reported(target: str) -> None
 def test_a_field_of_the_schedule_is_written_refused_or_reported(name: str, target: str) -> None:
     plain, changed = SCHEDULE[name]
 
-    assert said(changed, target) != said(plain, target)
+    assert outcome_of(changed, target) != outcome_of(plain, target)
 
 
 def mtp() -> Plan:
@@ -211,7 +211,7 @@ DESCRIPTIONS = {
 @pytest.mark.parametrize("target", list(exports))
 @pytest.mark.parametrize("name", sorted({field.name for field in fields(Plan)} - DESCRIPTIONS))
 def test_a_field_of_the_plan_is_written_refused_or_reported(name: str, target: str) -> None:
-    assert said(PLAN[name], target) != said(priced(), target)
+    assert outcome_of(PLAN[name], target) != outcome_of(priced(), target)
 
 
 @pytest.mark.parametrize("target", list(exports))
@@ -226,7 +226,7 @@ def test_a_field_of_the_plan_is_written_refused_or_reported(name: str, target: s
     ],
 )
 def test_a_unit_is_written_refused_or_reported(changed: Plan, target: str) -> None:
-    assert said(changed, target) != said(priced(), target)
+    assert outcome_of(changed, target) != outcome_of(priced(), target)
 
 
 def test_exports_of_a_plain_plan_report_required_settings() -> None:

@@ -292,7 +292,7 @@ class TestDeepSpeed:
         assert config["zero_optimization"] == {"stage": 1}
 
     @pytest.mark.parametrize(
-        ("layers", "framework", "said"),
+        ("layers", "framework", "message"),
         [
             ((2, 2), "deepspeed", "a DeepSpeed pipeline keeps gradients twice"),
             ((4,), "deepspeed", "Before 0.17.6 DeepSpeed sums gradients in fp32 without ZeRO"),
@@ -300,11 +300,11 @@ class TestDeepSpeed:
         ],
     )
     def test_different_gradients_without_zero_are_reported(
-        self, layers: tuple[int, ...], framework: str, said: str
+        self, layers: tuple[int, ...], framework: str, message: str
     ) -> None:
         losses = exports["deepspeed"](priced(layers=layers, data=2, framework=framework)).losses
 
-        assert any(said in loss for loss in losses)
+        assert any(message in loss for loss in losses)
 
     def test_fp32_gradients_are_requested_where_priced(self) -> None:
         written = exports["deepspeed"](priced(framework="deepspeed,gradient_bytes=4")).files["ds_config.json"]
@@ -568,10 +568,10 @@ class TestStates:
         assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in script
         assert "CUDA_DEVICE" not in exports["megatron"](priced()).files["megatron-arguments.sh"]
 
-    @pytest.mark.parametrize(("zero", "said"), [(0, ()), (1, (MUON_DIVIDED,))])
-    def test_muon_with_divided_states_needs_a_newer_megatron(self, zero: int, said: tuple[str, ...]) -> None:
+    @pytest.mark.parametrize(("zero", "losses"), [(0, ()), (1, (MUON_DIVIDED,))])
+    def test_muon_with_divided_states_needs_a_newer_megatron(self, zero: int, losses: tuple[str, ...]) -> None:
         made = exports["megatron"](priced(data=2, zero=zero, optimizer="muon"))
-        assert made.losses == said
+        assert made.losses == losses
         assert ("--use-distributed-optimizer" in made.files["megatron-arguments.sh"]) == bool(zero)
 
     def test_megatron_moves_a_share_of_the_states_to_hosts(self) -> None:
@@ -658,9 +658,9 @@ REFUSED: dict[str, tuple[Plan, str, str]] = {
 
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_refusal_explains_how_to_plan_for_the_target(name: str) -> None:
-    plan, target, said = REFUSED[name]
+    plan, target, message = REFUSED[name]
 
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         exports[target](plan)
 
 

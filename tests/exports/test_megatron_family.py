@@ -168,7 +168,7 @@ def test_priced_overlaps_become_megatron_arguments(options: dict[str, Any], flag
 
 def test_script_lists_user_arguments_to_remove() -> None:
     header, _, arguments = exports["megatron"](priced(full(0, 2))).files["megatron-arguments.sh"].partition("=(")
-    left_out = {word for word in header.split() if word.startswith("--")}
+    removed = {word for word in header.split() if word.startswith("--")}
 
-    assert {"--num-layers-per-virtual-pipeline-stage", "--recompute-modules"} <= left_out
-    assert left_out.isdisjoint(arguments.split())
+    assert {"--num-layers-per-virtual-pipeline-stage", "--recompute-modules"} <= removed
+    assert removed.isdisjoint(arguments.split())

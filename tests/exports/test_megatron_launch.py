@@ -98,7 +98,7 @@ def test_model_arguments_exist_in_megatron(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"model_type": "mistral", "sliding_window": 1024}, "are not written for attention with windows"),
         ({"attention_bias": True}, "are not written for biases next to a gated MLP"),
@@ -106,13 +106,13 @@ def test_model_arguments_exist_in_megatron(name: str) -> None:
         ({"model_type": "gemma", "num_key_value_heads": 8}, "are not written for models of the family 'gemma'"),
     ],
 )
-def test_unsupported_model_is_reported(changes: dict[str, Any], said: str) -> None:
+def test_unsupported_model_is_reported(changes: dict[str, Any], reason: str) -> None:
     plan = priced(config={**LLAMA, **changes})
 
     made = exports["megatron"](plan)
     assert "DEBUBBLE_MODEL_ARGS=(\n)\n" in made.files["megatron-arguments.sh"]
     (loss,) = made.losses
-    assert said in loss
+    assert reason in loss
 
 
 def test_unsupported_rotary_scaling_is_reported() -> None:

@@ -43,15 +43,15 @@ def test_custom_order_of_one_device_is_kept() -> None:
 
 def test_export_reports_the_step_with_framework_kernels() -> None:
     one_stage = priced(layers=(2,), schedule=db.schedules["1f1b"](devices=1, micro_batches=4), data=4, zero=3)
-    said = exports["torchtitan"](one_stage).own_kernels
-    assert said is not None
-    assert said.startswith("The plan prices no framework's kernels; with those of torchtitan the step is predicted")
+    remark = exports["torchtitan"](one_stage).own_kernels
+    assert remark is not None
+    assert remark.startswith("The plan prices no framework's kernels; with those of torchtitan the step is predicted")
     assert exports["torchtitan"](priced(layers=(2,), data=4, zero=3, framework="torchtitan")).own_kernels is None
 
 
 def test_export_reports_if_framework_kernels_do_not_fit() -> None:
     limit = float(max(FSDP.simulate().peak_memory))
     near = replace(FSDP, costs=FSDP.costs.with_limit(limit))
-    said = exports["deepspeed"](near).own_kernels
-    assert said is not None
-    assert "does not fit: plan again with --for deepspeed" in said
+    remark = exports["deepspeed"](near).own_kernels
+    assert remark is not None
+    assert "does not fit: plan again with --for deepspeed" in remark

@@ -47,10 +47,10 @@ def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> Non
 def test_removing_a_host_optimizer_is_advised(tmp_path: Path) -> None:
     offload = "--use-distributed-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 1.0"
     now, hints = advice(tmp_path, f"{TENSOR} --sequence-parallel --tp-comm-overlap {offload}", "16xA100-80GB")
-    [left_out] = [hint for hint in hints if hint.settings == {"--optimizer-cpu-offload": None}]
+    [hint_of_removal] = [hint for hint in hints if hint.settings == {"--optimizer-cpu-offload": None}]
 
-    assert left_out.step_time < now.step_time
-    assert left_out.words(now).startswith("leave out --optimizer-cpu-offload: ")
+    assert hint_of_removal.step_time < now.step_time
+    assert hint_of_removal.words(now).startswith("leave out --optimizer-cpu-offload: ")
 
 
 def test_measured_corrections_apply_equally_with_a_switch_on(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ dataset: {{seq_length: 4096}}
         plans[size] = importer.job(settings, file, facts).plan(facts.cluster)
         if size == 8:
             hints = setting_advice(importer, settings, file, facts, plans[size])
-    told = {hint.settings["micro-batch size"]: hint for hint in hints if "micro-batch size" in hint.settings}
+    hint_by_size = {hint.settings["micro-batch size"]: hint for hint in hints if "micro-batch size" in hint.settings}
 
-    assert told[1].peak_memory == Figures.from_plan(plans[1]).peak_memory
+    assert hint_by_size[1].peak_memory == Figures.from_plan(plans[1]).peak_memory
 
 
 def test_largest_saving_is_advised_if_nothing_makes_it_fit(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_switches_are_those_that_megatron_takes(
 
 
 @pytest.mark.parametrize(
-    ("job", "changed", "said"),
+    ("job", "changed", "expected"),
     [
         ({}, {"--micro-batch-size": 4}, []),
         ({}, {"--use-megatron-fsdp": True, "--ckpt-format": "fsdp_dtensor"}, [OTHER_CHECKPOINTS]),
@@ -201,12 +201,12 @@ def test_switches_are_those_that_megatron_takes(
         ({"--ckpt-format": "torch_dcp"}, {"--ckpt-format": None}, [OTHER_CHECKPOINTS]),
     ],
 )
-def test_checkpoint_format_change_is_noted(job: dict[str, Any], changed: dict[str, Any], said: list[str]) -> None:
-    assert list(notes(job, changed)) == said
+def test_checkpoint_format_change_is_noted(job: dict[str, Any], changed: dict[str, Any], expected: list[str]) -> None:
+    assert list(notes(job, changed)) == expected
 
 
-@pytest.mark.parametrize(("local", "told"), [(2, True), (16, False)])
-def test_single_pass_instead_of_accumulation_is_advised(tmp_path: Path, run: Any, local: int, told: bool) -> None:
+@pytest.mark.parametrize(("local", "is_advised"), [(2, True), (16, False)])
+def test_single_pass_instead_of_accumulation_is_advised(tmp_path: Path, run: Any, local: int, is_advised: bool) -> None:
     (tmp_path / "job.toml").write_text(
         f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = {local}\nglobal_batch_size = 16\n'
         'seq_len = 4096\n[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = "GPipe"\n'
@@ -217,4 +217,4 @@ def test_single_pass_instead_of_accumulation_is_advised(tmp_path: Path, run: Any
 
     assert code == 0
     assert "parallelism.pipeline_parallel_schedule" in out
-    assert (f"training.local_batch_size 16 (now {local})" in out) is told
+    assert (f"training.local_batch_size 16 (now {local})" in out) is is_advised

@@ -59,7 +59,7 @@ def test_overrides_of_a_recipe_are_read(tmp_path: Path, script: str, args: str |
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         (RUN.replace("model.seq_length=4096 ", ""), "leaves model.seq_length to it: give these with --args"),
         (LOOP, "--tensor-model-parallel-size is '$TP', which the file does not tell: give it with --args 'TP=1'"),
@@ -67,10 +67,10 @@ def test_overrides_of_a_recipe_are_read(tmp_path: Path, script: str, args: str |
         (f"{RUN}\n{RUN} model.context_parallel_size=2", "starts several recipes of Megatron-Bridge: give a copy"),
     ],
 )
-def test_options_missing_from_a_launch_are_requested(tmp_path: Path, script: str, said: str) -> None:
+def test_options_missing_from_a_launch_are_requested(tmp_path: Path, script: str, message: str) -> None:
     with pytest.raises(InputError) as refusal:
         job(tmp_path, script)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_use_of_recipe_defaults_is_reported(tmp_path: Path) -> None:

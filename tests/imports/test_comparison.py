@@ -65,7 +65,7 @@ def test_arguments_that_conflict_with_the_plan_are_removed(megatron: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "left_out"),
+    ("changed", "removed"),
     [
         ({}, []),
         ({"--recompute-granularity": None}, ["--recompute-activations"]),
@@ -73,9 +73,9 @@ def test_arguments_that_conflict_with_the_plan_are_removed(megatron: Any) -> Non
         ({"--pipeline-model-parallel-layout": None}, []),
     ],
 )
-def test_only_arguments_of_the_job_conflict(changed: dict[str, str | None], left_out: list[str]) -> None:
+def test_only_arguments_of_the_job_conflict(changed: dict[str, str | None], removed: list[str]) -> None:
     job = {"--recompute-activations": True, "--decoder-first-pipeline-num-layers": "3"}
-    assert list(conflicts(job, changed)) == left_out
+    assert list(conflicts(job, changed)) == removed
 
 
 FSDP = {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"}
@@ -140,10 +140,10 @@ def test_fsdp_job_gets_the_checkpoint_format(megatron: Any) -> None:
 
 def test_the_answer_has_pace_and_intervals(megatron: Any) -> None:
     _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is")
-    said = unwrapped(out)
+    words = unwrapped(out)
 
-    assert re.search(r"Yours: [\d.]+ s \([\d.]+ s to [\d.]+ s\), [\d,]+ tokens/s per GPU, MFU [\d.]+%; ", said)
-    assert re.search(r" of 72\.00 GiB \(up to [\d.]+ GiB\)", said)
+    assert re.search(r"Yours: [\d.]+ s \([\d.]+ s to [\d.]+ s\), [\d,]+ tokens/s per GPU, MFU [\d.]+%; ", words)
+    assert re.search(r" of 72\.00 GiB \(up to [\d.]+ GiB\)", words)
 
 
 def test_gain_within_the_interval_is_reported() -> None:
@@ -157,11 +157,11 @@ def test_gain_within_the_interval_is_reported() -> None:
         for step in (1.0, 0.95, 0.8)
     )  # fmt: skip
     change = SettingChange(name="--a", now=None, then=True)
-    said = [
+    sentences = [
         " ".join(JobComparison(yours=yours, planned=planned, changes=(change,)).sentences()) for planned in (near, far)
     ]
 
-    assert ["less than the interval: measure both" in words for words in said] == [True, False]
+    assert ["less than the interval: measure both" in words for words in sentences] == [True, False]
 
 
 def test_interrupted_search_is_reported() -> None:

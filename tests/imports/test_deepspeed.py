@@ -72,7 +72,7 @@ def test_missing_deepspeed_batch_entries_are_derived(
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "of which DeepSpeed takes one"),
         ({"train_batch_size": 30}, "is 30, which is no multiple of 4, .* use a multiple of 4, such as 28 or 32"),
@@ -82,8 +82,10 @@ def test_missing_deepspeed_batch_entries_are_derived(
         ),
     ],
 )
-def test_configurations_that_deepspeed_refuses_are_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_configurations_that_deepspeed_refuses_are_refused(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
         job(
             "deepspeed", tmp_path, "a.json", json.dumps({**config, "zero_optimization": {"stage": 2}}),
             model=db.models["llama-tiny"], sequence_length=128,
@@ -91,14 +93,14 @@ def test_configurations_that_deepspeed_refuses_are_refused(config: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("entry", "pipeline", "told"), [('"train_batch_size": 8', 2, True), ('"pipeline": {"stages": 4}', 4, False)]
+    ("entry", "pipeline", "is_noted"), [('"train_batch_size": 8', 2, True), ('"pipeline": {"stages": 4}', 4, False)]
 )
-def test_pipeline_derived_from_the_batch_is_noted(entry: str, pipeline: int, *, told: bool, tmp_path: Path) -> None:
+def test_pipeline_derived_from_the_batch_is_noted(entry: str, pipeline: int, *, is_noted: bool, tmp_path: Path) -> None:
     text = f'{{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, {entry}}}'
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama-tiny"], sequence_length=128)
 
     assert read.pipeline == pipeline
-    assert any("predicted is a pipeline of 2" in remark for remark in read.rest.remarks) == told
+    assert any("predicted is a pipeline of 2" in remark for remark in read.rest.remarks) == is_noted
 
 
 def test_deepspeed_runs_no_pipeline_with_divided_gradients(tmp_path: Path) -> None:
@@ -134,13 +136,13 @@ def test_deepspeed_offload_is_predicted_or_warned_about(tmp_path: Path) -> None:
 def test_states_larger_than_host_memory_do_not_fit(tmp_path: Path) -> None:
     facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
     read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts)
-    told = [
+    comparisons = [
         Figures.from_plan(read.plan(db.Cluster.from_dict({"devices": "4xA100-80GB", "host_memory": host})))
         for host in ("24GiB", "32GiB")
     ]
 
-    assert [comparison.fits for comparison in told] == [False, True]
-    assert "29.92 GiB of 24.00 GiB of host memory per GPU, which does not fit" in str(told[0])
+    assert [comparison.fits for comparison in comparisons] == [False, True]
+    assert "29.92 GiB of 24.00 GiB of host memory per GPU, which does not fit" in str(comparisons[0])
 
 
 def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:
@@ -167,8 +169,8 @@ def test_deepspeed_without_zero_sums_gradients_in_bf16(
     assert any("from 0.17.6 on" in warning for warning in read.warnings) is warned
 
 
-@pytest.mark.parametrize(("at_once", "said"), [(False, 1), (True, 0)])
-def test_gradients_in_two_dtypes_are_warned_about(at_once: bool, said: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at_once", "warnings"), [(False, 1), (True, 0)])
+def test_gradients_in_two_dtypes_are_warned_about(at_once: bool, warnings: int, tmp_path: Path) -> None:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True, "immediate_grad_update": at_once},
@@ -178,7 +180,7 @@ def test_gradients_in_two_dtypes_are_warned_about(at_once: bool, said: int, tmp_
     facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
     read = job("deepspeed", tmp_path, "ds.json", json.dumps(config), **facts)
 
-    assert sum("bf16.immediate_grad_update saves them" in warning for warning in read.warnings) == said
+    assert sum("bf16.immediate_grad_update saves them" in warning for warning in read.warnings) == warnings
     assert not any("immediate_grad_update" in sentence for sentence in read.unread)
 
 
@@ -235,8 +237,8 @@ def test_moments_in_bf16_need_masters_in_bf16(tmp_path: Path) -> None:
         job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
 
-@pytest.mark.parametrize(("moments", "said"), [(True, 0), (False, 1)])
-def test_deepspeed_may_step_weights_in_bf16(moments: bool, said: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("moments", "remarks"), [(True, 0), (False, 1)])
+def test_deepspeed_may_step_weights_in_bf16(moments: bool, remarks: int, tmp_path: Path) -> None:
     """A parameter has a weight, a gradient, a copy and two moments of 2 bytes each."""
     text = json.dumps(
         {
@@ -248,6 +250,6 @@ def test_deepspeed_may_step_weights_in_bf16(moments: bool, said: int, tmp_path: 
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert read.options.master_dtype == "bf16"
-    assert sum("moments are predicted in bf16" in remark for remark in read.unread) == said
+    assert sum("moments are predicted in bf16" in remark for remark in read.unread) == remarks
     states = parameter_bytes(read.options, shards=4, framework=DEEPSPEED)
     assert (states.weight, states.gradient, states.optimizer) == (2, 2, 6 / 4)

@@ -253,7 +253,7 @@ OWN_CELLS = {("none", "activation+multiply")}
 
 
 @pytest.mark.parametrize(
-    ("said", "layers", "ways"),
+    ("value", "layers", "ways"),
     [
         ("true", 32, OWN_CELLS),
         ("[3, 2, 1, 0]", 6, OWN_CELLS),
@@ -263,9 +263,9 @@ OWN_CELLS = {("none", "activation+multiply")}
     ],
 )
 def test_mindformers_select_recompute_is_read(
-    said: str, layers: int, ways: set[tuple[str, str]], tmp_path: Path
+    value: str, layers: int, ways: set[tuple[str, str]], tmp_path: Path
 ) -> None:
-    text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", f"select_recompute: {said}")
+    text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", f"select_recompute: {value}")
     read = job("mindformers", tmp_path, "run.yaml", text)
 
     assert (len(read.strategies), set(read.strategies.values())) == (layers, ways)
@@ -316,14 +316,14 @@ def test_csv_reports_that_only_its_order_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "message"),
     [
         ({"pipeline": 2}, "a.csv has 1 where --pipeline says 2: leave --pipeline out."),
         ({"micro_batches": 8}, "a.csv has 1 where --micro-batches says 8: leave --micro-batches out."),
     ],
 )
-def test_options_that_contradict_the_order_are_refused(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_options_that_contradict_the_order_are_refused(facts: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         job("torch", tmp_path, "a.csv", "0F0,0B0\n", model=db.models["llama-tiny"], sequence_length=128, **facts)
 
 
@@ -335,7 +335,7 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("framework", "name", "text", "said"),
+    ("framework", "name", "text", "message"),
     [
         ("torchtitan", "a.toml", "[model]\nname = 'mine'\n", "give it with --model"),
         ("torchtitan", "a.toml", "not toml", "is no TOML"),
@@ -386,8 +386,8 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
         ("mindformers", "a.yaml", MINDFORMERS.replace("bfloat16", "bfloat8"), "compute_dtype is 'bfloat8', and only"),
     ],
 )
-def test_missing_entries_are_one_sentence(framework: str, name: str, text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_missing_entries_are_one_sentence(framework: str, name: str, text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         job(framework, tmp_path, name, text)
 
 

@@ -125,14 +125,14 @@ def test_the_command_writes_a_profile_that_plan_takes(tmp_path: Path, run: Any, 
     traces = [word for path in paths for word in ("--from-trace", str(path))]
     profile = str(tmp_path / "costs.json")
 
-    code, said, _ = run("profile", str(tmp_path / "plan.json"), *traces, "-o", profile)
+    code, out, _ = run("profile", str(tmp_path / "plan.json"), *traces, "-o", profile)
     model = ("plan", str(tmp_path / "config.json"), "--cluster", "2xA100-80GB")
     options = (*model, "--micro-batches", "8", "--planner", "dapple")
     computed, measured = (json_of(*options, *more) for more in ((), ("--profile", profile)))
 
     assert code == 0
-    assert "Stage 0: forward 2.000, backward 2.000 times as long as computed." in said
-    assert "it took 2 s" in said
+    assert "Stage 0: forward 2.000, backward 2.000 times as long as computed." in out
+    assert "it took 2 s" in out
     assert measured["makespan"] == pytest.approx(2 * computed["makespan"], rel=0.05)
 
 

@@ -209,7 +209,7 @@ def test_unpriced_arguments_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("echo hello\n", "has no arguments of a training"),
         (
@@ -236,8 +236,8 @@ def test_unpriced_arguments_are_listed(tmp_path: Path) -> None:
         (SCRIPT.replace("=16", "=15.5"), "--global-batch-size is '15.5'"),
     ],
 )
-def test_unreadable_scripts_are_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_unreadable_scripts_are_refused_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         job(tmp_path, text)
 
 
@@ -358,7 +358,7 @@ def test_overlaps_and_dtypes_of_arguments_are_priced(tmp_path: Path, flags: str,
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "warning"),
     [
         (
             "--recompute-granularty full",
@@ -373,9 +373,9 @@ def test_overlaps_and_dtypes_of_arguments_are_priced(tmp_path: Path, flags: str,
         ),
     ],
 )
-def test_a_misspelt_argument_of_megatron_is_warned_of(flag: str, said: str | None, tmp_path: Path) -> None:
+def test_a_misspelt_argument_of_megatron_is_warned_of(flag: str, warning: str | None, tmp_path: Path) -> None:
     read = job(tmp_path, SCRIPT.replace("EXTRA", flag))
-    assert (*read.warnings, *read.rest.warnings) == ((said,) if said else ())
+    assert (*read.warnings, *read.rest.warnings) == ((warning,) if warning else ())
 
 
 def test_missing_argument_names_the_most_similar_one(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_missing_argument_names_the_most_similar_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "said"),
+    ("launcher", "warning"),
     [
         ("torchrun --nproc_per_node 4", ""),
         ("torchrun --nproc-per-nod 4", "--nproc-per-nod (did you mean --nproc-per-node?)"),
@@ -400,13 +400,13 @@ def test_missing_argument_names_the_most_similar_one(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("more", ["", "--deepspeed"])
-def test_misspelt_arguments_of_launchers_are_warned_of(tmp_path: Path, launcher: str, said: str, more: str) -> None:
+def test_misspelt_arguments_of_launchers_are_warned_of(tmp_path: Path, launcher: str, warning: str, more: str) -> None:
     script = SCRIPT.replace("torchrun --nproc_per_node 4", launcher).replace("EXTRA", more)
     read = job(tmp_path, script)
     warnings = [warning for warning in (*read.warnings, *read.rest.warnings) if not warning.startswith("Micro-batches")]
 
-    assert len(warnings) == bool(said)
-    assert said in "".join(warnings)
+    assert len(warnings) == bool(warning)
+    assert warning in "".join(warnings)
 
 
 def test_unknown_argument_is_listed_once(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_dropout_is_that_of_the_script(tmp_path: Path, script: str, flags: str, 
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "remark_name"),
     [
         (SCRIPT, ""),
         (SCRIPT.replace("--hidden-dropout 0", ""), "--hidden-dropout 0.1 (Megatron-LM's default) is predicted as none"),
@@ -447,9 +447,9 @@ def test_dropout_is_that_of_the_script(tmp_path: Path, script: str, flags: str, 
         (GPT2.replace("EXTRA", "--hidden-dropout 0.2"), ""),
     ],
 )
-def test_dropout_unlike_the_models_is_reported(tmp_path: Path, script: str, said: str) -> None:
+def test_dropout_unlike_the_models_is_reported(tmp_path: Path, script: str, remark_name: str) -> None:
     remarks = [remark for remark in job(tmp_path, script).rest.remarks if "dropout" in remark]
-    assert [remark.partition(":")[0] for remark in remarks] == ([said] if said else [])
+    assert [remark.partition(":")[0] for remark in remarks] == ([remark_name] if remark_name else [])
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("if [ $SIZE = 7B ]; then A=--bf16; fi; run $A", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
         ("if [ $SIZE = 7B ]; then run --lr 1; else run --lr 2; fi", "line 1 decides"),
@@ -85,8 +85,8 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
         ("if [[ aaaa =~ ^(a+)+$ ]]; then run --lr 1; fi", "line 1 decides"),
     ],
 )
-def test_undecidable_condition_is_refused(script: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_undecidable_condition_is_refused(script: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         follow(script, Path("job.sh"))
 
 
@@ -110,15 +110,15 @@ def test_variable_set_under_an_open_condition_is_unknown(script: str, by: str) -
 
 
 @pytest.mark.parametrize(
-    ("unknown", "said"),
+    ("unknown", "message"),
     [
         ("$(L: line 2 decides by $SIZE)", "give it with --args 'SIZE=1'"),
         ("$(L: line 2 decides by $1)", "give the script's arguments with --args '1 8 ...'"),
         ("$(L: line 2 decides)", "give it with --args 'L=1'"),
     ],
 )
-def test_deciding_variables_are_requested(unknown: str, said: str) -> None:
-    assert args_hint(unknown, {}) == said
+def test_deciding_variables_are_requested(unknown: str, message: str) -> None:
+    assert args_hint(unknown, {}) == message
 
 
 def test_given_variable_resolves_a_condition() -> None:

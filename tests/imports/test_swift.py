@@ -100,9 +100,9 @@ def test_further_tokens_are_predicted_only_where_asked(argument: str, layers: in
     ],
 )
 def test_differing_predictions_are_reported(text: str, remark: str, tmp_path: Path) -> None:
-    (told,) = job(tmp_path, text).rest.remarks
+    (actual,) = job(tmp_path, text).rest.remarks
 
-    assert told.startswith(remark)
+    assert actual.startswith(remark)
 
 
 def test_adapters_with_a_frozen_vision_tower_are_predicted(tmp_path: Path) -> None:

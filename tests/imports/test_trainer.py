@@ -49,7 +49,7 @@ def test_user_options_override_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer", "said"),
+    ("name", "optimizer", "remarks"),
     [
         ("adamw_torch_fused", "adamw", []),
         ("paged_adamw_8bit", "adamw-8bit", []),
@@ -58,11 +58,11 @@ def test_user_options_override_arguments(tmp_path: Path) -> None:
         ("adafactor", "adamw", ["--optim adafactor is predicted as adamw."]),
     ],
 )
-def test_the_nearest_optimizer_is_predicted(tmp_path: Path, name: str, optimizer: str, said: list[str]) -> None:
+def test_the_nearest_optimizer_is_predicted(tmp_path: Path, name: str, optimizer: str, remarks: list[str]) -> None:
     read = job(tmp_path, f"{WORDS} --optim {name}")
 
     assert read.options.optimizer == optimizer
-    assert [sentence for sentence in read.unread if sentence.startswith("--optim")] == said
+    assert [sentence for sentence in read.unread if sentence.startswith("--optim")] == remarks
 
 
 def test_the_optimizer_of_the_configuration_is_that_of_the_job(tmp_path: Path) -> None:

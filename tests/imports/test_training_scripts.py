@@ -32,11 +32,11 @@ def test_a_script_of_a_family_may_describe_its_layers(tmp_path: Path) -> None:
     assert job(tmp_path, "pretrain_llama.py", "--vocab-size 32000 --swiglu").model.gated
 
 
-@pytest.mark.parametrize("said", ["'your tokenizer'", "/data/llama-2-7b/tokenizer.model", "x --vocab-size 64000"])
-def test_guessed_vocabulary_is_reported(said: str, tmp_path: Path) -> None:
-    read = job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} {said}")
+@pytest.mark.parametrize("tokenizer", ["'your tokenizer'", "/data/llama-2-7b/tokenizer.model", "x --vocab-size 64000"])
+def test_guessed_vocabulary_is_reported(tokenizer: str, tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} {tokenizer}")
 
-    assert any("32,000 words" in line for line in read.unread) == (said == "'your tokenizer'")
+    assert any("32,000 words" in line for line in read.unread) == (tokenizer == "'your tokenizer'")
 
 
 def test_hub_name_of_a_tokenizer_sets_the_vocabulary(tmp_path: Path) -> None:

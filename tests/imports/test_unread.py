@@ -73,24 +73,24 @@ def unread(framework: str, config: dict[str, Any], folder: Path, **overrides: An
 
 @pytest.mark.parametrize("section", ["float8", "mx", "compile", "comm", "parallelism", "training", "mine"])
 def test_unknown_torchtitan_entries_are_reported(section: str, tmp_path: Path) -> None:
-    said = unread("torchtitan", {**TITAN, section: {**TITAN.get(section, {}), "zork": 7}}, tmp_path)
+    remarks = unread("torchtitan", {**TITAN, section: {**TITAN.get(section, {}), "zork": 7}}, tmp_path)
 
-    assert f"Not known to torchtitan, and not in the prediction: {section}.zork." in said
+    assert f"Not known to torchtitan, and not in the prediction: {section}.zork." in remarks
 
 
 def test_typo_in_a_harmless_section_is_reported(tmp_path: Path) -> None:
-    said = imported_jobs.job(
+    job = imported_jobs.job(
         "torchtitan", tmp_path, "job.json", json.dumps({**TITAN, "checkpoint": {"enable_checkpiont": True}}),
         cluster="8xA100-80GB",
     )  # fmt: skip
 
-    assert "checkpoint.enable_checkpiont (did you mean checkpoint.enable_checkpoint?)" in said.rest.warnings[0]
+    assert "checkpoint.enable_checkpiont (did you mean checkpoint.enable_checkpoint?)" in job.rest.warnings[0]
 
 
 def test_entries_of_float8_cost_nothing_without_it(tmp_path: Path) -> None:
-    said = unread("torchtitan", {**TITAN, "float8": {"recipe_name": "rowwise"}}, tmp_path)
+    remarks = unread("torchtitan", {**TITAN, "float8": {"recipe_name": "rowwise"}}, tmp_path)
 
-    assert "Known to cost neither time nor memory: float8.recipe_name." in said
+    assert "Known to cost neither time nor memory: float8.recipe_name." in remarks
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_entries_of_float8_cost_nothing_without_it(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_deepspeed_entries_are_reported(entry: dict[str, Any], name: str, tmp_path: Path) -> None:
-    said = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
+    remarks = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
 
-    assert f"Not known to DeepSpeed, and not in the prediction: {name}." in said
+    assert f"Not known to DeepSpeed, and not in the prediction: {name}." in remarks
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_unknown_deepspeed_entries_are_reported(entry: dict[str, Any], name: str
     ],
 )
 def test_entries_that_deepspeed_has_are_not_called_unknown(entry: dict[str, Any], tmp_path: Path) -> None:
-    said = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
+    remarks = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
 
-    assert not any(sentence.startswith("Not known") for sentence in said)
+    assert not any(sentence.startswith("Not known") for sentence in remarks)
 
 
 def test_an_argument_of_the_trainer_is_no_entry(tmp_path: Path) -> None:
-    said = unread("deepspeed", DEEPSPEED, tmp_path, args="--neftune_noise_alpha 5")
+    remarks = unread("deepspeed", DEEPSPEED, tmp_path, args="--neftune_noise_alpha 5")
 
-    assert "Not in the prediction: --neftune_noise_alpha." in said
+    assert "Not in the prediction: --neftune_noise_alpha." in remarks
 
 
 def test_the_head_line_counts_entries_of_the_file_alone(tmp_path: Path) -> None:

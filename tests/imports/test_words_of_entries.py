@@ -53,7 +53,7 @@ def megatron(folder: Path, more: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('"selective"', '"selective"\nselective_ac_option = "banana"', "selective_ac_option is 'banana', and"),
         ('"selective"', '"selective"\n[compile]\nenable = "yes"', "compile.enable is 'yes', which is neither true nor"),
@@ -66,11 +66,11 @@ def megatron(folder: Path, more: str) -> Any:
         ("= 4", "= 4\npipeline_parallel_schedule = '1F1BB'", "'1F1BB', which is not known here (did you mean 1f1b?)"),
     ],
 )  # fmt: skip
-def test_torchtitan_refuses_a_wrong_value(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_torchtitan_refuses_a_wrong_value(old: str, new: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as refusal:
         titan(tmp_path, old, new)
 
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_a_misspelt_degree_is_asked_for_first(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_selective_checkpointing_needs_no_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"zero_optimization": {"stage": -1}}, "stage is -1, and DeepSpeed has the levels 0, 1, 2 and 3"),
         ({"zero_optimization": {"stage": 7}}, "stage is 7, and DeepSpeed has the levels 0, 1, 2 and 3"),
@@ -118,11 +118,11 @@ def test_selective_checkpointing_needs_no_mode(tmp_path: Path) -> None:
         ({"train_batch_size": "8"}, "train_batch_size is '8', which is no whole number"),
     ],
 )
-def test_deepspeed_refuses_a_wrong_value(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_deepspeed_refuses_a_wrong_value(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as refusal:
         deepspeed(tmp_path, train_micro_batch_size_per_gpu=1, **config)
 
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_deepspeed_needs_a_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("fsdp2", "banana", "distributed.strategy is 'banana', which is none of fsdp2, megatron_fsdp"),
         ("pp_size: 1", "pp_size: 1, activation_checkpointing: maybe", "checkpointing is 'maybe', which is none"),
@@ -158,11 +158,11 @@ def test_deepspeed_needs_a_batch(tmp_path: Path) -> None:
         ("pp_size: 1", "pp_size: 1, dp_size: 4", "dp_size 4 makes 4 ranks, and --cluster has 8 devices"),
     ],
 )  # fmt: skip
-def test_automodel_refuses_a_wrong_value(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_automodel_refuses_a_wrong_value(old: str, new: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as refusal:
         automodel(tmp_path, old, new)
 
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_automodel_values_are_converted_like_its_loader(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_automodel_values_are_converted_like_its_loader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ("--bf16 --fp16", "has --bf16 and --fp16, of which Megatron-LM takes one"),
         ("--bf16 banana", "--bf16 is 'banana', and takes no value"),
@@ -180,12 +180,12 @@ def test_automodel_values_are_converted_like_its_loader(tmp_path: Path) -> None:
         ("--context-parallel-size", "--context-parallel-size has no value after it"),
     ],
 )
-def test_megatron_refuses_a_wrong_value(more: str, said: str, tmp_path: Path) -> None:
+def test_megatron_refuses_a_wrong_value(more: str, message: str, tmp_path: Path) -> None:
     text = f"{more} --recompute-granularity full --recompute-method block"
     with pytest.raises(InputError) as refusal:
         megatron(tmp_path, text if more.startswith("--rec") else more)
 
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_a_misspelt_argument_is_asked_for_first(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_model_option_replaces_model_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--attention-backend flash", "--attention-backend flash is predicted as any fused attention; a plan"),
         ("--rotary-percent 0.5", "--rotary-percent 0.5: it costs nothing, and a model that is exported rotates whole"),
@@ -268,8 +268,8 @@ def test_model_option_replaces_model_sizes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_losses_of_an_exported_model_are_reported(tmp_path: Path, words: str, said: str) -> None:
-    assert any(line.startswith(said) for line in megatron(tmp_path, words).unread)
+def test_losses_of_an_exported_model_are_reported(tmp_path: Path, words: str, message: str) -> None:
+    assert any(line.startswith(message) for line in megatron(tmp_path, words).unread)
     assert not any("rotary" in line for line in megatron(tmp_path, "--rotary-percent 1.0").unread)
 
 

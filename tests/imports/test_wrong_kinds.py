@@ -91,7 +91,7 @@ def forms(framework: str) -> Iterator[tuple[Settings, Any, UserFacts]]:
             yield imports[framework].read(path, form.get("args")), path, UserFacts(cluster=cluster, **facts)
 
 
-def is_told(framework: str, settings: Settings, name: str, path: Any, facts: UserFacts) -> bool:
+def is_reported(framework: str, settings: Settings, name: str, path: Any, facts: UserFacts) -> bool:
     """Whether a refusal or a warning names an entry."""
     last = name.rpartition(".")[2].lstrip("-")
     try:
@@ -105,7 +105,7 @@ def is_told(framework: str, settings: Settings, name: str, path: Any, facts: Use
 def test_wrong_type_is_reported_by_its_entry(framework: str) -> None:
     importer = imports[framework]
     untold: dict[tuple[str, str], str] = {}
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for settings, path, facts in forms(framework):
         reader = SettingsReader(settings, path, importer.defaults, importer.harmless, importer.converts)
         importer.read_job(reader, facts)
@@ -113,14 +113,14 @@ def test_wrong_type_is_reported_by_its_entry(framework: str) -> None:
             free = ACCEPTED[framework].get(name, ()) if ":" not in name and not name.startswith("--") else WRONG
             for value in WRONG:
                 key = (name, repr(value))
-                if value not in free and key not in told:
-                    if is_told(framework, {**settings, name: value}, name, path, facts):
-                        told.add(key)
+                if value not in free and key not in reported:
+                    if is_reported(framework, {**settings, name: value}, name, path, facts):
+                        reported.add(key)
                     else:
                         untold[key] = path.name
 
-    assert {key: file for key, file in untold.items() if key not in told} == {}
-    assert len({name for name, _ in told}) > 20
+    assert {key: file for key, file in untold.items() if key not in reported} == {}
+    assert len({name for name, _ in reported}) > 20
 
 
 @pytest.mark.parametrize("name", [f"--{name}" for name in VALUED.split()])
@@ -133,7 +133,7 @@ def test_wrong_argument_value_is_reported(name: str, tmp_path: Any) -> None:
     assert [
         value
         for value in (*ARGUMENTS, *NO_VALUE)
-        if not is_told("megatron", {**settings, name: value}, name, path, facts)
+        if not is_reported("megatron", {**settings, name: value}, name, path, facts)
     ] == []
 
 
@@ -144,4 +144,4 @@ def test_value_after_a_switch_is_reported(name: str, tmp_path: Any) -> None:
     settings = imports["megatron"].read(path, None)
     facts = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
 
-    assert is_told("megatron", {**settings, name: "banana"}, name, path, facts)
+    assert is_reported("megatron", {**settings, name: "banana"}, name, path, facts)

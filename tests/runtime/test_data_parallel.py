@@ -38,7 +38,7 @@ class Sign(Optimizer):
                 parameter -= 1e-3 * parameter.grad.sign()
 
 
-class Own(AdamW):
+class CustomAdamW(AdamW):
     """A user's subclass of AdamW."""
 
 
@@ -80,7 +80,7 @@ def test_the_users_optimizer_is_refused_before_its_first_step() -> None:
     run_threads(plan(data=2, zero=1), one)
 
 
-@pytest.mark.parametrize("make", [partial(SGD, lr=1e-2), partial(Own, lr=1e-2)])
+@pytest.mark.parametrize("make", [partial(SGD, lr=1e-2), partial(CustomAdamW, lr=1e-2)])
 def test_elementwise_optimizers_step_shards_correctly(make: Any) -> None:
     assert losses(plan(data=2, zero=1), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=1e-5)
 

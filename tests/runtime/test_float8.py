@@ -126,8 +126,8 @@ def test_torchao_converts_custom_modules() -> None:
     expected = {name: p.grad for name, p in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = None
-    found_loss, gradients = step(model, plan)
-    torch.testing.assert_close(found_loss, total, rtol=1e-6, atol=0)
+    actual_loss, gradients = step(model, plan)
+    torch.testing.assert_close(actual_loss, total, rtol=1e-6, atol=0)
     for name, gradient in gradients.items():
         assert gradient is not None
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)

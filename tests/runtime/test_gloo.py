@@ -42,8 +42,8 @@ def test_a_run_switches_to_an_order_of_a_shared_link(tmp_path: Path) -> None:
     for path, schedule in zip(paths, (plain.schedule, on_one_link(plain.schedule)), strict=True):
         replace(plain, schedule=schedule).save(path)
     batches = [tokens_of(plain.model, rows=4, length=6, seed=step) for step in range(2)]
-    told = gloo_ranks.spawn(2, gloo_ranks.moved, [paths, paths[:1] * 2], batches)
-    (losses, _), (expected, _) = torch.load(told / "rank0.pt")
+    answers = gloo_ranks.spawn(2, gloo_ranks.moved, [paths, paths[:1] * 2], batches)
+    (losses, _), (expected, _) = torch.load(answers / "rank0.pt")
     assert losses == expected
 
 

@@ -164,13 +164,13 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("model.safetensors", "is no whole safetensors file"),
         ("model.safetensors.index.json", "is no index of a checkpoint"),
     ],
 )
-def test_a_checkpoint_that_is_cut_short_is_named(name: str, said: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_cut_short_is_named(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"{")
-    with pytest.raises(InputError, match=f"{name} {said}"):
+    with pytest.raises(InputError, match=f"{name} {message}"):
         checkpoint_files(tmp_path)

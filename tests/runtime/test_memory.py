@@ -28,7 +28,7 @@ def stage_of(*units: Any, ledger: Any) -> Any:
     return Stage(built, units, ledger)
 
 
-def kept_by(unit: Any) -> Any:
+def bytes_saved_by(unit: Any) -> Any:
     ledger = Ledger()
     stage = stage_of(unit, ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), SavePolicy(recomputing=1))
@@ -48,7 +48,7 @@ def kept_by(unit: Any) -> Any:
     ],
 )
 def test_mlp_saves_what_its_strategy_specifies(strategy: str, expected: Any) -> None:
-    assert kept_by(PlannedUnit("mlp", 0, strategy)) == expected
+    assert bytes_saved_by(PlannedUnit("mlp", 0, strategy)) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_mlp_saves_what_its_strategy_specifies(strategy: str, expected: Any) -> 
     ],
 )
 def test_attention_saves_what_its_strategy_specifies(strategy: str, expected: Any) -> None:
-    assert kept_by(PlannedUnit("attention", 0, strategy)) == expected
+    assert bytes_saved_by(PlannedUnit("attention", 0, strategy)) == expected
 
 
 def test_fused_recomputation_holds_one_layer_at_a_time() -> None:
@@ -74,7 +74,7 @@ def test_fused_recomputation_holds_one_layer_at_a_time() -> None:
     assert ledger.bytes == 4 * X
     ledger.start_step()
     stage.backward(0, y, split=False)
-    assert ledger.peak == 3 * X + kept_by(PlannedUnit("attention", 0)) + kept_by(PlannedUnit("mlp", 0))
+    assert ledger.peak == 3 * X + bytes_saved_by(PlannedUnit("attention", 0)) + bytes_saved_by(PlannedUnit("mlp", 0))
     assert ledger.bytes == 0
 
 
@@ -94,7 +94,7 @@ def test_deeper_micro_batch_saves_by_its_strategy() -> None:
         x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
         stage.forward(j, x, MicroBatch(), SavePolicy(recomputing=1, deeper=deeper))
         saved_bytes.append(ledger.bytes - before)
-    assert saved_bytes == [kept_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
+    assert saved_bytes == [bytes_saved_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])

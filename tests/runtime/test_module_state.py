@@ -126,8 +126,8 @@ def step(model: nn.Module, *, strategy: str = "none") -> tuple[float, dict[str, 
 def test_random_module_recomputes_the_same_numbers(name: str) -> None:
     model = sequence(RANDOM[name])
     loss, gradients = step(copy.deepcopy(model))
-    again_loss, recomputed = step(copy.deepcopy(model), strategy="full")
-    assert again_loss == loss
+    recomputed_loss, recomputed = step(copy.deepcopy(model), strategy="full")
+    assert recomputed_loss == loss
     for key, gradient in gradients.items():
         torch.testing.assert_close(recomputed[key], gradient, rtol=1e-12, atol=1e-14)
 
@@ -230,7 +230,7 @@ def test_checkpointed_submodule_may_have_dropout(reentrant: bool, strategy: str)
         assert isinstance(residual, Residual)
         residual.body = Checkpointed(residual.body, reentrant=reentrant)
     loss, expected = step(plain)
-    found_loss, actual = step(wrapped, strategy=strategy)
-    assert found_loss == loss
+    actual_loss, actual = step(wrapped, strategy=strategy)
+    assert actual_loss == loss
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[name.replace("body", "body.module")], gradient, rtol=1e-12, atol=1e-14)

@@ -85,8 +85,8 @@ def step(model: Any, plan: Any, **arguments: Any) -> Any:
 
 def check(model: Any, plan: Any) -> None:
     loss, expected = gradients_alone(model, tokens())
-    found_loss, gradients = step(model, plan)
-    torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
+    actual_loss, gradients = step(model, plan)
+    torch.testing.assert_close(actual_loss, loss, rtol=1e-12, atol=0)
     assert expected.keys() - gradients.keys() <= {"7.weight"}  # of a tied table, the first name
     reached = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     assert gradients.keys() - reached.keys() == {name for name in gradients if expected[name] is None}
@@ -280,8 +280,8 @@ def test_autocast_matches_a_single_process() -> None:
             loss = pipeline.step(tokens())
         return loss, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
 
-    for found_loss, gradients in run_threads(plan, one, model=model):
-        torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-3, atol=0)
+    for actual_loss, gradients in run_threads(plan, one, model=model):
+        torch.testing.assert_close(actual_loss, loss.detach(), rtol=1e-3, atol=0)
         for name, gradient in gradients.items():
             assert gradient.dtype == torch.float32
             # bf16 has an 8-bit significand, and micro-batches are rounded separately.
@@ -323,9 +323,9 @@ def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) 
     with torch.compiler.set_stance("force_eager"):
         loss, gradients = gradients_alone(model, tokens())
     expected = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-    found_loss, actual, peak = step_alone(model, name, strategy)
+    actual_loss, actual, peak = step_alone(model, name, strategy)
     assert len(graphs) >= 2
-    torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(actual_loss, loss, rtol=1e-12, atol=0)
     assert expected.keys() == {name for name, gradient in actual.items() if gradient is not None}
     assert_gradients({name: actual[name] for name in expected}, expected)
     assert peak > 0

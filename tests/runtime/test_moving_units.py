@@ -240,9 +240,9 @@ def test_units_move_between_four_gloo_ranks(options: Any, tmp_path: Path) -> Non
     for plan, path in zip(plans, (before, after), strict=True):
         plan.save(path)
     batches = [tokens_of(LLAMA, rows=4, seed=step) for step in range(STEPS)]
-    told = gloo_ranks.spawn(4, gloo_ranks.moved, [[before, after, before], [before] * STEPS], batches)
+    answers = gloo_ranks.spawn(4, gloo_ranks.moved, [[before, after, before], [before] * STEPS], batches)
     for rank in range(4):
-        assert_same_run(*torch.load(told / f"rank{rank}.pt"))
+        assert_same_run(*torch.load(answers / f"rank{rank}.pt"))
 
 
 def test_move_without_memory_is_reported() -> None:

@@ -376,10 +376,10 @@ def test_frozen_parameters_do_not_affect_the_norm() -> None:
 
     actual, expected = work(models(), partial(ahead, max_norm=0.5)), work(models(), partial(synchronous, max_norm=0.5))
     assert_same(actual, expected)
-    assert expected[0][1][0] == pytest.approx(own_norm(models(), trained), rel=1e-5)
+    assert expected[0][1][0] == pytest.approx(torchs_norm(models(), trained), rel=1e-5)
 
 
-def own_norm(model: Any, trained: Any) -> Any:
+def torchs_norm(model: Any, trained: Any) -> Any:
     """The norm of the same batch's gradients, by torch alone."""
     loss_alone(model, tokens_of(LLAMA, rows=4, seed=0))
     return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))

@@ -31,12 +31,12 @@ def whole_sequences(*, kv_heads: int = HEADS, dtype: torch.dtype = torch.float64
     return [t.transpose(1, 2) if t.dim() == 4 else t for t in made]
 
 
-def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
+def by_ranks(size: int, sequences: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
     """Full result of ranks that shard a sequence, and the gradients of queries, keys and values."""
 
     def one(transport: ThreadTransport) -> list[Tensor]:
         context = ContextGroup(transport, tuple(range(size)))
-        *inputs, gradient = (context.local_chunks(t, -2) for t in wholes)
+        *inputs, gradient = (context.local_chunks(t, -2) for t in sequences)
         inputs = [t.detach().requires_grad_() for t in inputs]
         y = attend(*inputs, context=context)
         shards = [y.detach(), *torch.autograd.grad(y, inputs, gradient)]
@@ -46,10 +46,10 @@ def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor])
     return answer
 
 
-def by_one(wholes: Sequence[Tensor]) -> list[Tensor]:
-    q, k, v = (t.detach().requires_grad_() for t in wholes[:3])
+def by_one(sequences: Sequence[Tensor]) -> list[Tensor]:
+    q, k, v = (t.detach().requires_grad_() for t in sequences[:3])
     y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
-    return [y.detach(), *torch.autograd.grad(y, (q, k, v), wholes[3])]
+    return [y.detach(), *torch.autograd.grad(y, (q, k, v), sequences[3])]
 
 
 def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor], within: float) -> None:
@@ -59,8 +59,8 @@ def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor], within: f
 
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, HEADS), (3, 1), (4, 2)])
 def test_ring_attention_matches_one_rank(size: int, kv_heads: int) -> None:
-    wholes = whole_sequences(kv_heads=kv_heads)
-    assert_equal(by_ranks(size, wholes, attention), by_one(wholes), 1e-14)
+    sequences = whole_sequences(kv_heads=kv_heads)
+    assert_equal(by_ranks(size, sequences, attention), by_one(sequences), 1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -85,24 +85,24 @@ class RingAlone(ThreadTransport):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_keys_circulate_once_and_again_with_gradients(size: int) -> None:
-    wholes = whole_sequences(kv_heads=2)
+    sequences = whole_sequences(kv_heads=2)
 
     def one(transport: ThreadTransport) -> tuple[int, int]:
         ring = RingAlone(transport._hub, transport.rank)
         context = ContextGroup(ring, tuple(range(size)))
-        *inputs, gradient = (context.local_chunks(t, -2) for t in wholes)
+        *inputs, gradient = (context.local_chunks(t, -2) for t in sequences)
         inputs = [t.detach().requires_grad_() for t in inputs]
         y = attention(*inputs, context=context)
         forward = ring.passed
         y.backward(gradient)
         return forward, ring.passed - forward
 
-    share = 2 * wholes[1].numel() // size
+    share = 2 * sequences[1].numel() // size
     assert ThreadTransport.run(size, one) == [((size - 1) * share, 2 * (size - 1) * share)] * size
 
 
 def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
-    wholes = whole_sequences()
+    sequences = whole_sequences()
 
     def one(transport: ThreadTransport) -> int:
         context, saved = ContextGroup(transport, (0, 1)), list[Tensor]()
@@ -111,7 +111,7 @@ def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
             saved.append(tensor)
             return tensor
 
-        inputs = [context.local_chunks(t, -2).detach().requires_grad_() for t in wholes[:3]]
+        inputs = [context.local_chunks(t, -2).detach().requires_grad_() for t in sequences[:3]]
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             attention(*inputs, context=context)
         return sum(t.numel() for t in saved)

@@ -59,6 +59,6 @@ def test_bf16_messages_carry_the_sums_in_fp32() -> None:
     x, sums = torch.randn(2, 3, 8).bfloat16(), torch.rand(2, 5)
     message = balance.pack(x, sums)
     assert message.shape == balance.message(torch.Size([2, 3]))
-    back, told = balance.unpack(message, torch.Size([2, 3]))
+    back, unpacked_sums = balance.unpack(message, torch.Size([2, 3]))
     assert torch.equal(back, x)
-    assert torch.equal(told, sums)
+    assert torch.equal(unpacked_sums, sums)

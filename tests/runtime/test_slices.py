@@ -120,11 +120,11 @@ def test_fewer_tokens_than_slices_are_refused() -> None:
 
 
 def test_loss_with_custom_entries_is_refused() -> None:
-    def own_loss(logits: Tensor, targets: Tensor, *, weights: Tensor) -> Tensor:
+    def custom_loss(logits: Tensor, targets: Tensor, *, weights: Tensor) -> Tensor:
         return logits.square().sum()
 
     with pytest.raises(InputError, match="The loss asks for 'weights', which is of whole sequences"):
-        run_threads(plan_for(sliced(slices=2), LLAMA), lambda pipeline: None, loss=own_loss)
+        run_threads(plan_for(sliced(slices=2), LLAMA), lambda pipeline: None, loss=custom_loss)
 
 
 @pytest.mark.parametrize(

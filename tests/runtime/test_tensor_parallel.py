@@ -53,7 +53,7 @@ def schedule(name: str = "1f1b", devices: int = 2, micro_batches: int = 4) -> An
     return db.schedules[name](devices=devices, micro_batches=micro_batches)
 
 
-def wholes(answers: Any) -> Any:
+def merged(answers: Any) -> Any:
     """Merge the answers of the ranks by name; equal names must have equal tensors."""
     tensors: dict[str, Any] = {}
     for answer in answers:
@@ -105,10 +105,12 @@ def test_a_rank_has_its_shards_alone_and_its_activations() -> None:
         return pipeline.measured.static_bytes, pipeline.measured.peak_activation
 
     plans = [plan_of(schedule(devices=1, micro_batches=1), SMALL, tensor=tensor) for tensor in (1, 2)]
-    (undivided, undivided_activation), (divided, kept_part) = (run_threads(p, one, ranks=p.ranks)[0] for p in plans)
+    (undivided, undivided_activation), (divided, divided_activation) = (
+        run_threads(p, one, ranks=p.ranks)[0] for p in plans
+    )
     norms = 9 * SMALL["hidden_size"] * 8 * 2  # parameters and gradients in fp64
     assert divided - norms == (undivided - norms) / 2
-    assert kept_part < undivided_activation
+    assert divided_activation < undivided_activation
 
 
 def test_offload_moves_the_ranks_shards() -> None:
@@ -135,7 +137,7 @@ def test_dropout_of_tensor_ranks_matches_one_rank(family: Any, strategy: str) ->
     plans = [plan_of(schedule(micro_batches=2), DROPPING[family], tensor=t, strategy=strategy) for t in (1, 2)]
     undivided, divided = (run_threads(plan, one, ranks=plan.ranks) for plan in plans)
     torch.testing.assert_close(divided[0][0], undivided[0][0], rtol=1e-12, atol=0)
-    expected, actual = (wholes(state for _, state in answers) for answers in (undivided, divided))
+    expected, actual = (merged(state for _, state in answers) for answers in (undivided, divided))
     assert_gradients({name: actual[name] for name in expected}, expected)
 
 

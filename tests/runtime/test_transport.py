@@ -13,7 +13,7 @@ from debubble.runtime.distributed.transport import Channel, on_lane
 
 
 def test_early_failure_of_a_rank_ends_its_peers() -> None:
-    told = []
+    failed_ranks = []
 
     def one(transport: Any) -> None:
         if transport.rank == 0:
@@ -22,15 +22,15 @@ def test_early_failure_of_a_rank_ends_its_peers() -> None:
             transport.receive(torch.zeros(1), 0, Channel.MESSAGE)
         with pytest.raises(PeerError, match="Rank 0 has stopped"):
             transport.gather(1)
-        told.append(transport.rank)
+        failed_ranks.append(transport.rank)
 
     with pytest.raises(ValueError, match="broken"):
         ThreadTransport.run(2, one)
-    assert told == [1]
+    assert failed_ranks == [1]
 
 
 def test_waiting_ranks_hear_which_rank_failed() -> None:
-    told = []
+    failed_ranks = []
 
     def one(transport: Any) -> None:
         if transport.rank == 2:
@@ -40,11 +40,11 @@ def test_waiting_ranks_hear_which_rank_failed() -> None:
             transport.send(torch.zeros(1), 2, Channel.MESSAGE)
         with pytest.raises(PeerError, match="Rank 2 has stopped"):
             transport.gather(1)
-        told.append(transport.rank)
+        failed_ranks.append(transport.rank)
 
     with pytest.raises(ValueError, match="broken"):
         ThreadTransport.run(3, one)
-    assert sorted(told) == [0, 1]
+    assert sorted(failed_ranks) == [0, 1]
 
 
 def test_exchanged_tensors_are_released() -> None:

@@ -248,7 +248,7 @@ def test_the_command_prints_its_address_and_ends_when_asked_to() -> None:
         client = Client(address)
         status, _ = client.ask("search", form={**TINY, "planner": "auto", "effort": "60"})
         process.terminate()
-        _, said = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
 
     assert status == 200
-    assert said == "The workbench is closed.\n"
+    assert printed == "The workbench is closed.\n"

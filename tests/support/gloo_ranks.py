@@ -32,10 +32,12 @@ def assert_gradients_over_gloo(plans: Any, batches: Any, folder: Path) -> None:
         plan.save(path)
     answers = spawn(plans[0].ranks, gradients, paths, batches)
     parts = [torch.load(answers / f"rank{rank}.pt") for rank in range(plans[0].ranks)]
-    for plan, tokens, told in zip(plans, batches, zip(*parts, strict=True), strict=True):
+    for plan, tokens, answers_of_plan in zip(plans, batches, zip(*parts, strict=True), strict=True):
         expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
-        assert expected.keys() - {name for _, gradients, _ in told for name in gradients} <= {"lm_head.weight"}
-        for loss, actual, events in told:
+        assert expected.keys() - {name for _, gradients, _ in answers_of_plan for name in gradients} <= {
+            "lm_head.weight"
+        }
+        for loss, actual, events in answers_of_plan:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert plan.ranks > plan.devices or events == len(lower(plan.schedule, plan.costs).instructions)
             assert_gradients(actual, expected)
@@ -49,8 +51,8 @@ def assert_norm_over_gloo(plan: Any, tokens: Any, folder: Path) -> None:
     distinct = {id(gradient): gradient for gradient in expected.values()}.values()
     norm = torch.stack([gradient.square().sum() for gradient in distinct]).sum().sqrt()
     for rank in range(plan.ranks):
-        told = torch.load(answers / f"rank{rank}.pt")
-        torch.testing.assert_close(torch.stack(told), torch.stack([loss, norm]), rtol=1e-12, atol=0)
+        answer = torch.load(answers / f"rank{rank}.pt")
+        torch.testing.assert_close(torch.stack(answer), torch.stack([loss, norm]), rtol=1e-12, atol=0)
 
 
 def _one(rank: Any, ranks: Any, work: Any, folder: Any, arguments: Any) -> None:
@@ -122,8 +124,8 @@ def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
         rows = [tokens.chunk(plan.options.data)[pipeline.ranks.replica] for tokens in batches]
         synchronous = [(float(pipeline.step(tokens)), pipeline.optimizer_step(0.5)) for tokens in rows]
         results = [ahead.post_validated_step(tokens, max_norm=0.5) for tokens in rows]
-        told = [r.loss for r in (*results, ahead.finish_update()) if r is not None]
-        losses.append(([loss for loss, _ in synchronous], told))
+        ahead_losses = [r.loss for r in (*results, ahead.finish_update()) if r is not None]
+        losses.append(([loss for loss, _ in synchronous], ahead_losses))
     torch.save(losses, folder / f"rank{rank}.pt")
 
 

@@ -103,17 +103,17 @@ def assert_trains_as_alone(
         with within():
             loss = pipeline.step(rows_of(pipeline, tokens))
         reached = {name for name, p in pipeline.named_parameters() if p.grad is not None}
-        told = pipeline.clip_grad_norm(float("inf"))
+        actual_norm = pipeline.clip_grad_norm(float("inf"))
         with torch.no_grad():
             for parameter in pipeline.parameters():
                 if parameter.grad is not None:
                     parameter.copy_(parameter.grad)
-        return loss, told, reached, pipeline.state_dict()  # which joins sharded gradients
+        return loss, actual_norm, reached, pipeline.state_dict()  # which joins sharded gradients
 
     answers = run_threads(plan, one, model=model)
-    for loss, told, _, _ in answers:
+    for loss, actual_norm, _, _ in answers:
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)
+        torch.testing.assert_close(actual_norm, norm, rtol=1e-12, atol=0)
     have = {name for _, _, reached, _ in answers for name in reached}
     assert expected.keys() == have if only else expected.keys() <= have
     for *_, state in answers:

@@ -57,7 +57,7 @@ def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "masters", "said"),
+    ("written", "masters", "message"),
     [
         (torch.float32, "bf16", "fp32 weights and optimizer states are rounded to bf16"),
         (torch.bfloat16, "fp32", "fp32 masters are made of them"),
@@ -65,10 +65,10 @@ def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path: Path) -> None:
         (torch.bfloat16, "bf16", None),
     ],
 )
-def test_changed_master_dtypes_are_noted(tmp_path: Path, written: Any, masters: str, said: str | None) -> None:
+def test_changed_master_dtypes_are_noted(tmp_path: Path, written: Any, masters: str, message: str | None) -> None:
     save(tmp_path, {"model.head.weight": TensorShard.unsharded(torch.zeros(2, dtype=written))}, 1)
     note = checkpoint.precision_note(checkpoint_folder.latest(tmp_path), masters)
-    assert note is None if said is None else said in str(note)
+    assert note is None if message is None else message in str(note)
 
 
 def test_checkpoint_excludes_changes_during_the_write(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def zero(path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "name", "said", "manifest"),
+    ("damage", "name", "message", "manifest"),
     [
         (flip, SHARD, "", True),
         (cut, ".metadata", "", True),
@@ -176,7 +176,7 @@ def zero(path: Any) -> None:
     ],
 )
 def test_damage_is_refused_and_the_file_named(
-    tmp_path: Path, damage: Any, name: str, said: str, manifest: bool
+    tmp_path: Path, damage: Any, name: str, message: str, manifest: bool
 ) -> None:
     save(tmp_path, state(1), 1)
     newest = checkpoint_folder.latest(tmp_path)
@@ -184,7 +184,7 @@ def test_damage_is_refused_and_the_file_named(
         (newest / "manifest.json").unlink()
     assert checkpoint.verify(newest) == manifest
     damage(newest / name)
-    with pytest.raises(DamagedError, match=rf"step-000001 is damaged: .*{re.escape(name)}.*{said}"):
+    with pytest.raises(DamagedError, match=rf"step-000001 is damaged: .*{re.escape(name)}.*{message}"):
         checkpoint.verify(newest)
 
 

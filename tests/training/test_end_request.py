@@ -67,10 +67,10 @@ def test_a_checkpoint_is_written_on_request(
     sentence = (
         r"The run was stopped by a signal after step (\d+) of 12: go on from (.*) by the same call with --resume\."
     )
-    said = re.fullmatch(sentence, str(ended.value))
-    assert said is not None
-    done = int(said[1])
-    assert Path(said[2]) == tmp_path / "c" / f"step-{done:06d}"
+    match = re.fullmatch(sentence, str(ended.value))
+    assert match is not None
+    done = int(match[1])
+    assert Path(match[2]) == tmp_path / "c" / f"step-{done:06d}"
     resumed = train_alone(replace(saving, resume=True), dataset=Signalling(None))
     uninterrupted = train_alone(options, dataset=Signalling(None))
     assert [r.loss for r in resumed.reports] == [r.loss for r in uninterrupted.reports][done:]

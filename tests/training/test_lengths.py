@@ -188,7 +188,7 @@ def test_two_ranks_match_gradients_of_one_process(tmp_path: Path, replicas: int)
     for step, ranks in enumerate(on_two_ranks(tmp_path, replicas=replicas)):
         rows = [row for replica in range(replicas) for row in data.batch(step, replica=replica, ranks=range(4))]
         alone = [
-            micro_batch for row in rows for micro_batch in apart(row) if bool((micro_batch["targets"] != -100).any())
+            micro_batch for row in rows for micro_batch in unpacked(row) if bool((micro_batch["targets"] != -100).any())
         ]
         expected_loss, expected = reference_gradients(LLAMA, alone, micro_batches=8 * replicas)
         for loss, gradients, _, _ in ranks:
@@ -196,7 +196,7 @@ def test_two_ranks_match_gradients_of_one_process(tmp_path: Path, replicas: int)
             assert_gradients(gradients, expected, relative=1e-10)
 
 
-def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+def unpacked(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """The sequences of a packed row, one by one; padding has no targets."""
     begins = [*(row["position_ids"][0] == 0).nonzero().flatten().tolist(), row["input_ids"].shape[1]]
     return [

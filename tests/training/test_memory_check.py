@@ -42,13 +42,13 @@ def test_prediction_is_the_planned_memory_at_the_operation(plan: Any) -> None:
 
 def test_shortage_names_operation_bytes_and_a_fitting_plan(plan: Any) -> None:
     error = explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 2**20)
-    said = str(error)
-    assert said.startswith("Device 0 ran out of memory at 0F1, micro-batch 1: Tried to allocate 2.00 GiB.  It held ")
-    assert "raise" not in said
-    limit = int(said.split("--memory-limit ")[1].split(":")[0])
+    message = str(error)
+    assert message.startswith("Device 0 ran out of memory at 0F1, micro-batch 1: Tried to allocate 2.00 GiB.  It held ")
+    assert "raise" not in message
+    limit = int(message.split("--memory-limit ")[1].split(":")[0])
     peak = max(plan.simulate().peak_memory)
     assert limit == int(0.9 * float(peak) - 2**20)
-    assert "then fits, at " in said
+    assert "then fits, at " in message
 
 
 @pytest.mark.slow
@@ -60,19 +60,19 @@ def test_advice_for_a_measured_plan_uses_measured_memory() -> None:
     }  # fmt: skip
     model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xCPU")
     plan = db.plan(model, cluster, profile={"units": [mlp]}, **{**GPU_HOURS, "planner": "dapple"})
-    said = str(explain_shortage(failed_at("0F1", plan), plan, memory=0))
-    assert 0.5 < float(said.split("then fits, at ")[1].split(" times")[0]) < 2
+    message = str(explain_shortage(failed_at("0F1", plan), plan, memory=0))
+    assert 0.5 < float(message.split("then fits, at ")[1].split(" times")[0]) < 2
 
 
 def test_where_nothing_takes_less_other_sizes_are_advised(plan: Any) -> None:
     peak = float(max(plan.simulate().peak_memory))
-    said = str(
+    message = str(
         explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak)
     )
-    assert "use more devices, smaller micro-batches, or shorter sequences" in said
+    assert "use more devices, smaller micro-batches, or shorter sequences" in message
 
 
-def run_short_of_memory(told: Connection) -> None:
+def run_short_of_memory(sender: Connection) -> None:
     """Report the failure of a step that exceeds the memory limit of this process."""
     plan = plan_of(Schedule.of("one", Placement.linear(1), 1, [["0F0", "0B0"]]), LLAMA)
 
@@ -85,19 +85,19 @@ def run_short_of_memory(told: Connection) -> None:
     try:
         run_threads(plan, work)
     except DeviceMemoryError as error:
-        told.send(str(error))
+        sender.send(str(error))
 
 
 def test_shortage_reported_by_torchs_allocator_is_named() -> None:
     processes: Any = multiprocessing.get_context(forked.START_METHOD)
-    heard, told = processes.Pipe(duplex=False)
-    process = processes.Process(target=run_short_of_memory, args=(told,))
+    heard, sender = processes.Pipe(duplex=False)
+    process = processes.Process(target=run_short_of_memory, args=(sender,))
     process.start()
-    told.close()
-    said = heard.recv()
+    sender.close()
+    message = heard.recv()
     process.join()
-    assert said.startswith("Device 0 ran out of memory at 0F0, micro-batch 0: ")
-    assert "tried to allocate" in said
+    assert message.startswith("Device 0 ran out of memory at 0F0, micro-batch 0: ")
+    assert "tried to allocate" in message
 
 
 SIZE = 10.0

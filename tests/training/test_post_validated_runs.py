@@ -45,12 +45,12 @@ def test_ranks_report_updates_that_they_rolled_back(options: Any, train: Any, pl
     """In the first step the last device's gradients are within the limit, but all together are not."""
     short = replace(options, steps=4, clip=1.5)
     more = ["--clip", "1.5", "--steps", "4", "--post-validation", "--json"]
-    code, answer, said = train(*arguments(replace(short, plan=plan_file(2)), *more))
-    assert code == 0, said
+    code, answer, error = train(*arguments(replace(short, plan=plan_file(2)), *more))
+    assert code == 0, error
     ahead = json.loads(answer)
     assert ahead["losses"] == pytest.approx(losses(train_alone(short)), rel=1e-5)
     assert ahead["rolled_back"] == [1]
-    assert "step 1: the gradients' norm 1.75 is clipped: 1 device took the update back and repeated it" in said
+    assert "step 1: the gradients' norm 1.75 is clipped: 1 device took the update back and repeated it" in error
 
 
 def post_validated(plan: Any) -> Any:

@@ -101,12 +101,12 @@ def test_dataset_that_cannot_be_pickled_is_refused() -> None:
 class Waiting(Noisy):
     """Reports which process makes its items, and never returns one."""
 
-    def __init__(self, told: Connection) -> None:
+    def __init__(self, sender: Connection) -> None:
         super().__init__()
-        self.told = told
+        self.sender = sender
 
     def __getitem__(self, index: int) -> list[int]:
-        self.told.send(os.getpid())
+        self.sender.send(os.getpid())
         signal.pause()
         raise AssertionError
 
@@ -116,7 +116,7 @@ class Late(Waiting):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.told.send(os.getpid())
+        self.sender.send(os.getpid())
         rank = multiprocessing.parent_process()
         assert rank is not None
         rank.join()
@@ -126,15 +126,15 @@ class Late(Waiting):
         raise AssertionError
 
 
-def ask_for_an_item(kind: type[Waiting], told: Connection) -> None:
-    Prefetcher(DatasetSamples(dataset=kind(told), sequence_length=1), stride=1).batch(0, count=1)
+def ask_for_an_item(kind: type[Waiting], sender: Connection) -> None:
+    Prefetcher(DatasetSamples(dataset=kind(sender), sequence_length=1), stride=1).batch(0, count=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Waiting, Late])
 def test_the_process_that_makes_items_ends_with_its_rank(kind: type[Waiting]) -> None:
-    heard, told = FORKED.Pipe(duplex=False)
-    rank = FORKED.Process(target=ask_for_an_item, args=(kind, told))
+    heard, sender = FORKED.Pipe(duplex=False)
+    rank = FORKED.Process(target=ask_for_an_item, args=(kind, sender))
     rank.start()
     worker = heard.recv()
     rank.kill()

@@ -26,7 +26,7 @@ BUG = "ValueError: no."
 
 
 @pytest.mark.parametrize(
-    ("codes", "reasons", "said"),
+    ("codes", "reasons", "message"),
     [
         (
             {0: 1, 1: 1},
@@ -48,8 +48,8 @@ BUG = "ValueError: no."
     ],
     ids=["the earliest error", "a killed rank", "a rank that was ended", "not what the launcher ended", "no word"],
 )
-def test_the_first_failure_is_the_cause(codes: dict[int, int], reasons: dict[int, Reason], said: str) -> None:
-    assert sentence(codes, reasons).startswith(said)
+def test_the_first_failure_is_the_cause(codes: dict[int, int], reasons: dict[int, Reason], message: str) -> None:
+    assert sentence(codes, reasons).startswith(message)
 
 
 @pytest.mark.parametrize("reasons", [{}, {1: reason(1.0, ended_by="SIGUSR1")}], ids=["at once", "with a reason"])

@@ -111,11 +111,11 @@ def test_a_plan_for_larger_devices_than_here_is_refused() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two ranks have GPUs here")
-@pytest.mark.parametrize(("cluster", "said"), [("2xA100-80GB", "planned for 2xA100-80GB"), ("2xCPU", None)])
-def test_gpu_plan_on_a_cpu_is_noted(cluster: str, said: Any) -> None:
+@pytest.mark.parametrize(("cluster", "message"), [("2xA100-80GB", "planned for 2xA100-80GB"), ("2xCPU", None)])
+def test_gpu_plan_on_a_cpu_is_noted(cluster: str, message: Any) -> None:
     plan = db.plan(db.models["llama-tiny"], db.Cluster.parse(cluster), planner="dapple", sequence_length=128)
     remark = check_host_memory(plan)
-    assert remark is None if said is None else said in (remark or "")
+    assert remark is None if message is None else message in (remark or "")
 
 
 @pytest.mark.parametrize(
@@ -255,9 +255,9 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_run_continues_from_the_newest_complete_checkpoint(
-    options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, said: Any
+    options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, message: Any
 ) -> None:
     folder = tmp_path / "c"
     restartable = replace(options, checkpoint=folder, save_every=3, keep=9, auto_resume=True)
@@ -267,7 +267,7 @@ def test_run_continues_from_the_newest_complete_checkpoint(
     assert [r.loss for r in resumed.reports] == [r.loss for r in uninterrupted.reports][3:]
     assert sorted(p.name for p in folder.glob("step-*")) == ["step-000006", "step-000006.damaged"]
     [line] = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
-    assert said in line
+    assert message in line
     assert line.endswith("It is put aside, and the run goes on from step-000003.")
 
 
@@ -283,13 +283,13 @@ def test_a_run_that_falls_back_takes_that_checkpoints_settings(options: Any, tmp
     assert checkpoint_folder.progress_of(folder / "step-000003").recipe.clip == 0.5
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damage: Any, said: Any) -> None:
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damage: Any, message: Any) -> None:
     saving = replace(options, checkpoint=tmp_path / "c", steps=2)
     train_alone(saving)
     damage(tmp_path / "c" / "step-000002")
     for resuming in (replace(saving, steps=4, resume=True), replace(saving, steps=4, auto_resume=True)):
-        with pytest.raises((InputError, RunError), match=rf"step-000002 is damaged: .*{re.escape(said)}"):
+        with pytest.raises((InputError, RunError), match=rf"step-000002 is damaged: .*{re.escape(message)}"):
             train_alone(resuming)
 
 
@@ -317,8 +317,8 @@ def arguments(options: TrainOptions, *more: str) -> list[str]:
 
 def answer_of(finished: tuple[int, str, str]) -> Any:
     """The answer of `debubble train --json`."""
-    code, answer, said = finished
-    assert code == 0, said
+    code, answer, error = finished
+    assert code == 0, error
     return json.loads(answer)
 
 

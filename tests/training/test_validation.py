@@ -76,8 +76,8 @@ def test_two_ranks_validate_as_one(options: TrainOptions, train: Any, plan_file:
     texts = ["--data", str(options.data), "--validation", str(options.validation)]
 
     def losses(ranks: int) -> Any:
-        code, answer, said = train(str(plan_file(ranks)), *texts, *arguments)
-        assert code == 0, said
+        code, answer, error = train(str(plan_file(ranks)), *texts, *arguments)
+        assert code == 0, error
         return json.loads(answer)["validation_losses"]
 
     assert losses(2) == [[step, pytest.approx(loss, rel=1e-5)] for step, loss in losses(1)]

@@ -78,7 +78,7 @@ def test_longer_waits_in_a_shorter_step_are_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "said"),
+    ("times", "ending"),
     [
         ((1, 2.2, 1.1), " Device 1 computed 2.20 times as long as predicted, the others 1.05 times."),
         ((1, 0.5, 1), " Device 1 computed 0.50 times as long as predicted, the others 1.00 times."),
@@ -87,14 +87,14 @@ def test_longer_waits_in_a_shorter_step_are_reported() -> None:
         ((1, 2, 3), ""),
     ],
 )
-def test_one_deviating_device_is_named(times: tuple[float, ...], said: str) -> None:
+def test_one_deviating_device_is_named(times: tuple[float, ...], ending: str) -> None:
     plan = small_plan(devices=len(times))
     slower = plan.costs.replace(**dict.fromkeys(("forward", "backward_input", "backward_weight"), times))
 
     drift = compare(plan, trace_of(replace(plan, costs=slower))).drift
 
-    assert drift.endswith(said)
-    assert ("Device" in drift) == bool(said)
+    assert drift.endswith(ending)
+    assert ("Device" in drift) == bool(ending)
 
 
 def test_devices_that_share_cores_are_compared_with_these_cores() -> None:

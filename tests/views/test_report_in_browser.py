@@ -37,7 +37,7 @@ def page(folder: Path, browser: Any) -> Iterator[Any]:
         yield opened
 
 
-def said(page: Any) -> str:
+def status_of(page: Any) -> str:
     text: str = page.locator("#status").inner_text()
     return text
 
@@ -56,7 +56,7 @@ def test_search_finds_operations_micro_batches_and_devices(page: Any) -> None:
     def searched(text: str) -> str:
         page.fill("#search", text)
         page.press("#search", "Enter")
-        return said(page)
+        return status_of(page)
 
     operation = small_plan().simulate().by_name["1F2"]
     place = "stage 1 (chunk 0), micro-batch 2, device 1, compute lane"
@@ -73,11 +73,11 @@ def test_keys_step_through_operations_and_let_go(page: Any) -> None:
     page.keyboard.press("n")
     page.keyboard.press("n")
 
-    assert said(page).startswith("0F1: forward")
+    assert status_of(page).startswith("0F1: forward")
     page.keyboard.press("p")
-    assert said(page).startswith("0F0: forward")
+    assert status_of(page).startswith("0F0: forward")
     page.keyboard.press("Escape")
-    assert said(page) == ""
+    assert status_of(page) == ""
 
 
 @pytest.mark.parametrize("how", ["key", "wheel", "button", "map"])
@@ -105,12 +105,12 @@ def test_click_pins_a_micro_batch_and_a_second_unpins_it(page: Any) -> None:
     pinned = hovered(page, 120, 32).splitlines()[0]
     page.mouse.down()
     page.mouse.up()
-    first = said(page)
+    first = status_of(page)
     page.mouse.down()
     page.mouse.up()
 
     assert first.startswith(f"{pinned}: ")
-    assert said(page) == ""
+    assert status_of(page) == ""
 
 
 def test_a_device_is_folded_by_its_name(page: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, browse
         canvas.evaluate("canvas => { canvas.scrollIntoView(); window.scrollBy(0, -300); }")
         box = canvas.bounding_box()
         page.touchscreen.tap(box["x"] + 70, box["y"] + 32)
-        pinned = said(page)
+        pinned = status_of(page)
 
     assert wide <= 390
     assert re.match(r"0F\d: forward", pinned)
@@ -159,7 +159,7 @@ def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, browse
 def test_measured_operations_show_their_prediction(folder: Path, browser: Any) -> None:
     with empty_page(browser) as page:
         page.goto(f"file://{folder}/measured.html#1F2")
-        assert "measured: " in said(page)
+        assert "measured: " in status_of(page)
         assert page.locator("#differences").is_checked()
         page.goto(f"file://{folder}/two.html")
         top = page.locator(".compared").bounding_box()["y"]

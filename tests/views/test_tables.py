@@ -177,7 +177,7 @@ def test_planners_are_sorted_by_full_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "words"),
     [
         ((100,), None),
         ((100, 100.5), "a is taken: b is 0.50% slower."),
@@ -194,12 +194,12 @@ def test_planners_are_sorted_by_full_step() -> None:
         ),
     ],
 )
-def test_planner_table_explains_the_choice(steps: tuple[float, ...], said: str | None) -> None:
+def test_planner_table_explains_the_choice(steps: tuple[float, ...], words: str | None) -> None:
     candidates = tuple(
         CandidateSummary(planner=name, step_time=step, makespan=step) for name, step in zip("abc", steps, strict=False)
     )
 
-    assert chosen_words(replace(small_plan(), candidates=candidates)) == said
+    assert chosen_words(replace(small_plan(), candidates=candidates)) == words
 
 
 def test_the_table_of_planners_groups_them_by_frameworks() -> None:
@@ -214,12 +214,12 @@ def test_the_table_of_planners_groups_them_by_frameworks() -> None:
     assert rows.caption.endswith("Plans run in these frameworks: a and c in debubble and torch; b in debubble.")
 
 
-@pytest.mark.parametrize(("cluster", "said"), [("8xA100-80GB", False), ("2x4xA100-80GB", True)])
-def test_the_answer_names_an_assumed_network(cluster: str, said: bool) -> None:
+@pytest.mark.parametrize(("cluster", "is_shown"), [("8xA100-80GB", False), ("2x4xA100-80GB", True)])
+def test_the_answer_names_an_assumed_network(cluster: str, is_shown: bool) -> None:
     plan = db.plan("llama2-7b", cluster, planner="dapple", micro_batches=8)
 
     answer = printed(render_plan(plan, Scene.predicted(plan)))
-    assert ("network 25 GB/s assumed" in answer) is said
+    assert ("network 25 GB/s assumed" in answer) is is_shown
 
 
 def test_a_network_of_a_cluster_file_is_not_assumed() -> None:
@@ -229,8 +229,8 @@ def test_a_network_of_a_cluster_file_is_not_assumed() -> None:
     assert "GB/s assumed" not in printed(render_plan(plan, Scene.predicted(plan)))
 
 
-@pytest.mark.parametrize(("ratio", "said"), [(0.998, False), (0.98, True)])
-def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> None:
+@pytest.mark.parametrize(("ratio", "is_shown"), [(0.998, False), (0.98, True)])
+def test_the_answer_names_a_planner_that_is_faster(ratio: float, is_shown: bool) -> None:
     plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     step = float(plan.simulate().makespan)
     first = replace(plan.candidates[0], step_time=step, makespan=step)
@@ -238,17 +238,17 @@ def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> 
     compared = replace(plan, candidates=(first, other))
 
     answer = printed(render_plan(compared, Scene.predicted(compared)))
-    assert ("2.0% less time by b" in answer) is said
+    assert ("2.0% less time by b" in answer) is is_shown
 
 
 def test_simpler_plan_shows_its_slowdown() -> None:
     plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     first = replace(plan.candidates[0], remark="its own words", plain_excess=0.0049)
     plainer = replace(plan, candidates=(first,))
-    said = "0.5% slower than with recomputation, offload or steps on hosts"
-    assert first.remarks == ("its own words", said)
+    remark = "0.5% slower than with recomputation, offload or steps on hosts"
+    assert first.remarks == ("its own words", remark)
     answer = " ".join(printed(render_plan(plainer, Scene.predicted(plainer))).split())
-    assert f"this plan is {said} · it wins within 1% · --fastest takes the other" in answer
+    assert f"this plan is {remark} · it wins within 1% · --fastest takes the other" in answer
 
 
 def test_answer_shows_the_tolerance_for_simpler_plans() -> None:
@@ -291,7 +291,7 @@ def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02)
 
 
 @pytest.mark.parametrize(
-    ("degree_search", "said"),
+    ("degree_search", "beginning"),
     [
         (search(1.0, 1.03), ""),
         (search(1.0, 1.01), "  The first is taken: within 2% of the fastest the plan with the fewest"),
@@ -301,11 +301,11 @@ def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02)
         (search(1.0, 1.02, tolerance=0.0), ""),
     ],
 )
-def test_degrees_table_explains_the_choice(degree_search: DegreeSearch, said: str) -> None:
+def test_degrees_table_explains_the_choice(degree_search: DegreeSearch, beginning: str) -> None:
     words = chosen_degrees_words(degree_search)
 
-    assert words.startswith(said)
-    assert bool(words) == bool(said)
+    assert words.startswith(beginning)
+    assert bool(words) == bool(beginning)
 
 
 def test_the_table_of_degrees_names_levers_and_quick_plans() -> None:

@@ -53,8 +53,8 @@ def test_show_prints_the_answer_of_plan_and_tables_on_demand(tmp_path: Path) -> 
     assert largest < 1024
     assert f" {largest:.1f} " in table or f" {largest:.0f} " in table
     assert printed.startswith("llama-tiny on 2 x A100-80GB fits: 1f1b by dapple\n")
-    for said in ("tokens/s", "MFU", "GPU 0, fullest at", "in MiB: weights", "reserve 8192.0", "compute"):
-        assert said in printed
+    for text in ("tokens/s", "MFU", "GPU 0, fullest at", "in MiB: weights", "reserve 8192.0", "compute"):
+        assert text in printed
     assert details.startswith(printed.removesuffix("\n"))
     assert "-0.0%" not in words
     tables = ("Where the step goes", "Stages", "Planners")

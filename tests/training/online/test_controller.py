@@ -128,15 +128,16 @@ def refused(_: Any, __: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("search", "said"), [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")]
+    ("search", "message"),
+    [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")],
 )
 def test_failed_search_is_reported_once_and_the_run_continues(
-    plan: Any, tmp_path: Path, search: Any, said: str
+    plan: Any, tmp_path: Path, search: Any, message: str
 ) -> None:
     controller = controlled(plan, tmp_path, search=search)
     Machine(controller, UNIT).run(20)
     assert events_of(controller) == [(4, "search"), (4, "search failed")]
-    assert f"the search for a better order failed ({said}" in str(controller.journal.entries[1])
+    assert f"the search for a better order failed ({message}" in str(controller.journal.entries[1])
     assert controller.plan is plan
 
 
