@@ -68,24 +68,24 @@ class Benchmark:
         parser.add_argument("case", nargs="*", help="names, or beginnings of names; the default is all")
         parser.add_argument("--again", action="store_true", help="measure again what is of this commit")
         parser.add_argument("--docs", action="store_true", help="write the pages from the results")
-        given = parser.parse_args()
-        if given.docs:
+        args = parser.parse_args()
+        if args.docs:
             self.write_pages()
         else:
-            beginnings = tuple(part for part in given.case if part not in self.cases)
-            named = [name for name in self.cases if name in given.case or name.startswith(beginnings)]
-            chosen = named if given.case else [*self.cases]
+            beginnings = tuple(prefix for prefix in args.case if prefix not in self.cases)
+            named = [name for name in self.cases if name in args.case or name.startswith(beginnings)]
+            chosen = named if args.case else [*self.cases]
             if not chosen:
-                parser.error(f"There is no case {' '.join(given.case)}: there are {', '.join(self.cases)}.")
-            self.run(chosen, again=given.again)
+                parser.error(f"There is no case {' '.join(args.case)}: there are {', '.join(self.cases)}.")
+            self.run(chosen, remeasure=args.again)
 
-    def run(self, chosen: Iterable[str], *, again: bool) -> None:
+    def run(self, chosen: Iterable[str], *, remeasure: bool) -> None:
         """Measure cases; the file is written after each."""
         rows = {row["case"]: row for row in self.rows()}
         now = commit()
         self.prepare()
         for name in chosen:
-            if not again and name in rows and rows[name]["commit"] == now and not now.endswith("+"):
+            if not remeasure and name in rows and rows[name]["commit"] == now and not now.endswith("+"):
                 continue
             rows[name] = {"case": name, **self.measure(self.cases[name]), "commit": now}
             print(*(f"{key}={value}" for key, value in rows[name].items()), flush=True)

@@ -69,7 +69,7 @@ def tiny_config(family: str) -> dict[str, Any]:
     kind = type(transformers.AutoConfig.for_model(family))
     known = {*kind().to_dict(), *inspect.signature(kind.__init__).parameters}
     entries = dict(ENTRIES["every"]) | {name: value for name, value in ENTRIES["where_known"].items() if name in known}
-    entries |= {name: 0.0 for name in known if any(part in name for part in RANDOM)}
+    entries |= {name: 0.0 for name in known if any(word in name for word in RANDOM)}
     read = kind.from_dict({**entries, "model_type": family, **ENTRIES["of_family"].get(family, {})})
     return {**read.to_dict(), "model_type": family}
 
@@ -87,8 +87,8 @@ def tiny_model(config: Mapping[str, Any]) -> Any:
     single = {name: buffer for name, buffer in model.named_buffers() if "inv_freq" in name}
     model = model.double()
     for name, buffer in single.items():
-        path, _, own = name.rpartition(".")
-        model.get_submodule(path)._buffers[own] = buffer
+        path, _, buffer_name = name.rpartition(".")
+        model.get_submodule(path)._buffers[buffer_name] = buffer
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 1:
@@ -102,9 +102,9 @@ def reference(model: Any, tokens: Tensor, micro_batches: int) -> tuple[Tensor, d
     """Loss and gradients of the whole model in one process, micro-batch by micro-batch."""
     total, counted = torch.zeros((), dtype=torch.float64), tokens[:, 1:].numel()
     with Wide():
-        for part in tokens.chunk(micro_batches):
-            logits = model(input_ids=part[:, :-1], use_cache=False).logits
-            loss = functional.cross_entropy(logits.flatten(0, 1).double(), part[:, 1:].flatten(), reduction="sum")
+        for rows in tokens.chunk(micro_batches):
+            logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+            loss = functional.cross_entropy(logits.flatten(0, 1).double(), rows[:, 1:].flatten(), reduction="sum")
             (loss / counted).backward()
             total += loss.detach() / counted
     return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -126,20 +126,20 @@ def error_of(model: Any, plan: Plan, tokens: Tensor, loss: Tensor, gradients: Ma
     def step(transport: Any) -> tuple[Tensor, dict[str, Tensor]]:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
         with Wide():
-            found = pipeline.step(tokens)
-        return found, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
+            loss = pipeline.step(tokens)
+        return loss, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
 
     answers = ThreadTransport.run(plan.ranks, step)
-    found = {name: gradient for _, part in answers for name, gradient in part.items()}
+    actual = {name: gradient for _, gradients in answers for name, gradient in gradients.items()}
     errors = [_relative(answers[0][0], loss)]
     # Some gradients are zero, as that of a bias of keys: rounding is measured by the size of the others.
     floor = 1e-6 * max(float(gradient.abs().max()) for gradient in gradients.values())
-    errors += [_relative(found[name], gradient, floor) for name, gradient in gradients.items()]
+    errors += [_relative(actual[name], gradient, floor) for name, gradient in gradients.items()]
     return max(errors)
 
 
-def _relative(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(floor))
+def _relative(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max().clamp_min(floor))
 
 
 def judge(family: str) -> Row:

@@ -51,41 +51,41 @@ def main() -> None:
     parser.add_argument("--note", help="what a reader has to know of the sections that are taken")
     parser.add_argument("--report", action="store_true", help="write docs/gpu.md and docs/notes/gpu.md")
     parser.add_argument("--section", help=argparse.SUPPRESS)  # one section, here
-    given = parser.parse_args()
-    if given.take:
-        names = chosen_sections(given, parser)
-        save(RESULTS, with_sections(report.read(RESULTS), report.read(given.take), names, note=given.note))
-    if given.take or given.report:
+    args = parser.parse_args()
+    if args.take:
+        names = chosen_sections(args, parser)
+        save(RESULTS, with_sections(report.read(RESULTS), report.read(args.take), names, note=args.note))
+    if args.take or args.report:
         (DOCS / "gpu.md").write_text(report.page(report.read(RESULTS)))
         (DOCS / "notes" / "gpu.md").write_text(report.note(report.read(RESULTS)))
-    elif given.section:
-        here(given)
+    elif args.section:
+        here(args)
     else:
-        everything(given, parser)
+        everything(args, parser)
 
 
-def everything(given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def everything(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Run the sections one after another, and save after each."""
-    names = chosen_sections(given, parser)
-    given.output.mkdir(parents=True, exist_ok=True)
-    path, end = given.output / "gpu.json", time.monotonic() + given.seconds
+    names = chosen_sections(args, parser)
+    args.output.mkdir(parents=True, exist_ok=True)
+    path, end = args.output / "gpu.json", time.monotonic() + args.seconds
     before = path if path.exists() else RESULTS
-    result = {"sections": {}} if given.dry_run and before == RESULTS else report.read(before)
-    result |= {"dry_run": given.dry_run, "commit": given.commit or commit(), "command": " ".join(sys.argv)}
+    result = {"sections": {}} if args.dry_run and before == RESULTS else report.read(before)
+    result |= {"dry_run": args.dry_run, "commit": args.commit or commit(), "command": " ".join(sys.argv)}
     result["at"] = datetime.now(UTC).isoformat(timespec="seconds")
     for name in names:
         save(path, result)  # a section reads the figures of those before it
-        left = min(SECTIONS[name], end - time.monotonic())
-        result["sections"][name] = {"commit": result["commit"], "at": result["at"], **run(name, left, given)}
+        remaining = min(SECTIONS[name], end - time.monotonic())
+        result["sections"][name] = {"commit": result["commit"], "at": result["at"], **run(name, remaining, args)}
         save(path, result)
         print(f"{name}: {result['sections'][name]['status']}", flush=True)
     print(f"Wrote {path}.")
 
 
-def chosen_sections(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+def chosen_sections(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
     """The sections that `--sections` names, all of which there are."""
-    names = [name for name in given.sections.split(",") if name]
-    known = report.read(given.take)["sections"] if given.take else SECTIONS
+    names = [name for name in args.sections.split(",") if name]
+    known = report.read(args.take)["sections"] if args.take else SECTIONS
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"There is no section {unknown[0]}: there are {', '.join(known)}.")
@@ -102,19 +102,19 @@ def with_sections(
     return {**result, "dry_run": taken["dry_run"], "sections": ordered}
 
 
-def run(name: str, seconds: float, given: argparse.Namespace) -> dict[str, Any]:
+def run(name: str, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
     """One section in a process of its own, ended when its time is over; what it had by then is kept."""
     if seconds < 10:
         return {"status": "left out", "why": "no time was left"}
-    found = given.output / f"{name}.json"
-    command = [sys.executable, str(Path(__file__)), "--section", name, "--output", str(given.output)]
-    command += ["--seconds", str(seconds), *(["--dry-run"] if given.dry_run else [])]
+    path = args.output / f"{name}.json"
+    command = [sys.executable, str(Path(__file__)), "--section", name, "--output", str(args.output)]
+    command += ["--seconds", str(seconds), *(["--dry-run"] if args.dry_run else [])]
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     # Plans come near the limit: memory that is free in parts is to be of use.
     environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     start = time.monotonic()
-    with (given.output / "gpu.log").open("a") as log:
+    with (args.output / "gpu.log").open("a") as log:
         log.write(f"\n===== {name}\n")
         log.flush()
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -125,17 +125,17 @@ def run(name: str, seconds: float, given: argparse.Namespace) -> dict[str, Any]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             code, status = None, "out of time"
-    told = json.loads(found.read_text()) if found.exists() else {}
-    found.unlink(missing_ok=True)
-    return {"status": status, "exit_code": code, "seconds": round(time.monotonic() - start, 1), **told}
+    contents = json.loads(path.read_text()) if path.exists() else {}
+    path.unlink(missing_ok=True)
+    return {"status": status, "exit_code": code, "seconds": round(time.monotonic() - start, 1), **contents}
 
 
-def here(given: argparse.Namespace) -> None:
+def here(args: argparse.Namespace) -> None:
     """Run one section in this process."""
-    name = given.section
-    figures = Figures(given.output / f"{name}.json", until=time.monotonic() + given.seconds)
-    chosen = settings(dry=given.dry_run)
-    known = {n: s.get("figures", {}) for n, s in report.read(given.output / "gpu.json")["sections"].items()}
+    name = args.section
+    figures = Figures(args.output / f"{name}.json", until=time.monotonic() + args.seconds)
+    chosen = settings(dry=args.dry_run)
+    known = {n: s.get("figures", {}) for n, s in report.read(args.output / "gpu.json")["sections"].items()}
     try:
         if name != "tests":
             import torch
@@ -148,9 +148,9 @@ def here(given: argparse.Namespace) -> None:
 
 
 def save(path: Path, result: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(part, path)
+    partial_file = path.with_suffix(".part")
+    partial_file.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(partial_file, path)
 
 
 if __name__ == "__main__":

@@ -54,14 +54,14 @@ def measure(words: str) -> Row:
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     answer = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     clock, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-    candidates = {each["planner"]: each["step_time"] for each in answer["candidates"] if each["step_time"]}
+    candidates = {c["planner"]: c["step_time"] for c in answer["candidates"] if c["step_time"]}
     return {
         "step": answer["step_time"], "bound": answer["lower_bound"], "planners": candidates,
         "clock": round(clock, 1), "cpu": round(after.ru_utime - before.ru_utime, 1),
     }  # fmt: skip
 
 
-def of(rows: Sequence[Row], job: str, asked: str) -> list[Row]:
+def rows_of(rows: Sequence[Row], job: str, asked: str) -> list[Row]:
     """The rows of a job and of what was asked."""
     return [row for row in rows if row["case"].startswith(f"{job}, {asked}")]
 
@@ -75,14 +75,14 @@ def settings(rows: list[Row]) -> str:
     """`joint` and the best other planner."""
     lines, slower = [], []
     for job, words in SETTINGS.items():
-        own, (other,) = of(rows, job, "joint"), of(rows, job, "others")
+        joint, (other,) = rows_of(rows, job, "joint"), rows_of(rows, job, "others")
         best, name = min((step, name) for name, step in other["planners"].items() if name not in ("auto", "joint"))
-        worst = max(own, key=lambda row: float(row["step"]))
+        worst = max(joint, key=lambda row: float(row["step"]))
         if worst["step"] > best:
             slower.append(job)
         model, _, cluster, *degrees, _, micro_batches = words.split()
         shown = f"{job}: {', '.join(filter(None, (model, cluster, ' '.join(degrees))))}, {micro_batches} micro-batches"
-        steps, cpu = ", ".join(f"{row['step']:.3f}" for row in own), max(row["cpu"] for row in own)
+        steps, cpu = ", ".join(f"{row['step']:.3f}" for row in joint), max(row["cpu"] for row in joint)
         saved = 100 * (1 - worst["step"] / best)
         lines.append(
             (shown, f"{best:.3f} (`{name}`)", steps, f"{saved:.1f}%", f"{worst['bound']:.3f}", f"{gap(worst):.1f}%",
@@ -92,19 +92,19 @@ def settings(rows: list[Row]) -> str:
     verdict = f"slower than another planner with some seed in {', '.join(slower)}" if slower else (
         "slower than none of the others with any seed"
     )  # fmt: skip
-    older = {row["commit"] for row in of(rows, "A", "joint")} != {row["commit"] for row in of(rows, "A", "others")}
-    kept = "  The other planners' steps are an earlier version's." if older else ""
-    return f"{table(head, lines)}\n\nSaved and gap are of the slowest seed.  `joint` is {verdict}.{kept}"
+    commits, peer_commits = ({row["commit"] for row in rows_of(rows, "A", kind)} for kind in ("joint", "others"))
+    remark = "  The other planners' steps are an earlier version's." if commits != peer_commits else ""
+    return f"{table(head, lines)}\n\nSaved and gap are of the slowest seed.  `joint` is {verdict}.{remark}"
 
 
 def by_default(rows: list[Row]) -> str:
     """What the default effort finds."""
     lines = []
     for job in JOBS:
-        own = of(rows, job, f"auto, effort {EFFORT:g}")
-        steps = ", ".join(f"{row['step']:.3f}" for row in own)
-        spans = (_span([gap(row) for row in own], "{:.1f}", "%"), *(
-            _span([row[name] for row in own], "{:.0f}") for name in ("clock", "cpu")
+        chosen = rows_of(rows, job, f"auto, effort {EFFORT:g}")
+        steps = ", ".join(f"{row['step']:.3f}" for row in chosen)
+        spans = (_span([gap(row) for row in chosen], "{:.1f}", "%"), *(
+            _span([row[name] for row in chosen], "{:.0f}") for name in ("clock", "cpu")
         ))  # fmt: skip
         lines.append((job, steps, *spans))
     return table(("setting", "step by seed (s)", "gap", "on the clock (s)", "processor seconds"), lines)
@@ -116,7 +116,7 @@ def _span(values: Sequence[float], form: str, unit: str = "") -> str:
 
 
 def _of_seed_0(rows: Sequence[Row], job: str) -> list[Row]:
-    return [row for row in of(rows, job, "auto") if row["case"].endswith("seed 0")]
+    return [row for row in rows_of(rows, job, "auto") if row["case"].endswith("seed 0")]
 
 
 def by_effort(rows: list[Row]) -> str:

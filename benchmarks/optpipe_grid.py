@@ -58,15 +58,15 @@ def measure(cell: Cell) -> Row:
     problem, begin = problem_of(p, m, to, limit), time.process_time()
     starts = {name: baseline(name, problem) for name in BASELINES}
     value, bound, best_at = float("inf"), 0.0, 0.0
-    given = [schedule for schedule in starts.values() if schedule is not None]
-    for found in optimize(problem, starts=given, effort=effort, workers=WORKERS):
-        if float(found.value) < value:
+    schedules = [schedule for schedule in starts.values() if schedule is not None]
+    for solution in optimize(problem, starts=schedules, effort=effort, workers=WORKERS):
+        if float(solution.value) < value:
             best_at = time.process_time() - begin
-        value, bound = float(found.value), float(found.bound)
+        value, bound = float(solution.value), float(solution.bound)
     return {
         "p": p, "m": m, "To": to, "limit": limit, "bound": bound, "optpipe": value,
         "gap": round((value - bound) / value, 5), "cpu best": round(best_at, 2),
-        **{name: None if each is None else float(problem.value(each)) for name, each in starts.items()},
+        **{name: None if schedule is None else float(problem.value(schedule)) for name, schedule in starts.items()},
     }  # fmt: skip
 
 
@@ -94,8 +94,8 @@ def page(rows: list[Row]) -> str:
     saved = {name: [1 - r["optpipe"] / r[name] for r in rows if r[name] is not None] for name in BASELINES}
     slower = sum(any(r[name] is not None and r[name] < r["optpipe"] for name in BASELINES) for r in rows)
     averages = ", ".join(
-        f"{100 * mean(each):.1f}% against `{name}` ({100 * min(each):.1f} to {100 * max(each):.1f}%)"
-        for name, each in saved.items()
+        f"{100 * mean(savings):.1f}% against `{name}` ({100 * min(savings):.1f} to {100 * max(savings):.1f}%)"
+        for name, savings in saved.items()
     )
     proven = sum(r["optpipe"] <= r["bound"] for r in rows)
     commits = ", ".join(f"{many} of {name[:7]}" for name, many in Counter(r["commit"] for r in rows).most_common())

@@ -51,10 +51,10 @@ def loss_of(count: int) -> Loss:
 
 def torchs(kind: str, modules: Mapping[int, nn.Module], stages: int, micro_batches: int, tokens: Tensor) -> Step:
     """A step by a schedule of torch's, with this rank's modules by stage; its answer is the loss on the last rank."""
-    own = [PipelineStage(module, stage, stages, tokens.device) for stage, module in modules.items()]
+    local = [PipelineStage(module, stage, stages, tokens.device) for stage, module in modules.items()]
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     schedule = get_schedule_class(kind)(
-        own[0] if len(own) == 1 else own, micro_batches, loss_fn=loss_of(targets.numel()), scale_grads=False
+        local[0] if len(local) == 1 else local, micro_batches, loss_fn=loss_of(targets.numel()), scale_grads=False
     )
 
     def step() -> Tensor | None:
@@ -68,12 +68,12 @@ def torchs(kind: str, modules: Mapping[int, nn.Module], stages: int, micro_batch
     return step
 
 
-def debubbles(schedule: Schedule, stages: Sequence[nn.Module], tokens: Tensor, **given: Any) -> Step:
+def debubbles(schedule: Schedule, stages: Sequence[nn.Module], tokens: Tensor, **options: Any) -> Step:
     """A step by debubble, with the modules of all stages; its answer is the loss."""
-    dtype = given.pop("dtype", "fp32")
+    dtype = options.pop("dtype", "fp32")
     units = [PlannedUnit("module", stage) for stage in range(schedule.stages)]
     plan = even_plan(schedule, units, RunOptions(dtype=dtype, sequence_length=tokens.shape[1] - 1))
-    pipeline = db.Pipeline(nn.Sequential(*stages), plan, **given)
+    pipeline = db.Pipeline(nn.Sequential(*stages), plan, **options)
 
     def step() -> Tensor:
         for parameter in pipeline.parameters():

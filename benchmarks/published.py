@@ -68,15 +68,15 @@ class PublishedRun:
     @staticmethod
     def read(entry: Mapping[str, Any]) -> PublishedRun:
         """A run of the file."""
-        given = dict(entry)
-        model = model_of(given.pop("model"))
-        if given.pop("experts_in_turn", False):
+        fields = dict(entry)
+        model = model_of(fields.pop("model"))
+        if fields.pop("experts_in_turn", False):
             model = in_turn(model)
-        cluster = given.pop("cluster")
+        cluster = fields.pop("cluster")
         return PublishedRun(
             model=model, cluster=Cluster.from_dict(cluster if isinstance(cluster, dict) else {"devices": cluster}),
-            degrees=Degrees(**given.pop("degrees")),
-            framework=replace(MEGATRON, keeps_copies=False, **given.pop("framework", {})), **given,
+            degrees=Degrees(**fields.pop("degrees")),
+            framework=replace(MEGATRON, keeps_copies=False, **fields.pop("framework", {})), **fields,
         )  # fmt: skip
 
     @property
@@ -186,11 +186,11 @@ def page(rows: list[Row]) -> str:
                 "ratio",
                 "plan",
             ),
-            (_cells(number, each) for number, each in enumerate(rows, 1)),
+            (_cells(number, row) for number, row in enumerate(rows, 1)),
         ),
         "",
         (CASES / "published.md").read_text(),
-        table(("#", "source"), ((str(number), each["source"]) for number, each in enumerate(rows, 1))),
+        table(("#", "source"), ((str(number), row["source"]) for number, row in enumerate(rows, 1))),
         "",
         "Written by `python benchmarks/published.py --docs` from `benchmarks/results/published.json`; the runs are in"
         " `benchmarks/cases/published.json`.",
@@ -202,15 +202,15 @@ def page(rows: list[Row]) -> str:
 def _summary(rows: list[Row]) -> list[str]:
     lines = []
     for kind, goal in GOALS.items():
-        errors = [abs(_error(each)) for each in rows if each["kind"] == kind]
+        errors = [abs(_error(row)) for row in rows if row["kind"] == kind]
         within = sum(error <= goal for error in errors)
         lines.append(
             f"* {len(errors)} {kind} runs: the median error is {100 * median(errors):.1f}%, the worst"
             f" {100 * max(errors):.1f}%; {within} are within {100 * goal:.0f}%."
         )
-    compared = [each for each in rows if each["priced"] is not None and each["planned"] is not None]
-    unpriced = sum(each["priced"] is None for each in rows)
-    faster = sum(each["planned"] <= each["priced"] * (1 + 1e-9) for each in compared)
+    compared = [row for row in rows if row["priced"] is not None and row["planned"] is not None]
+    unpriced = sum(row["priced"] is None for row in rows)
+    faster = sum(row["planned"] <= row["priced"] * (1 + 1e-9) for row in compared)
     lines.append(
         f"* The plan is at least as fast as the published configuration, by debubble's own prices, for {faster} of the"
         f" {len(compared)} that fit and were planned; {unpriced} do not fit by its memory rule."
@@ -218,21 +218,21 @@ def _summary(rows: list[Row]) -> list[str]:
     return lines
 
 
-def _error(each: Row) -> float:
-    return float(each["predicted"]) / float(each["published"]) - 1
+def _error(row: Row) -> float:
+    return float(row["predicted"]) / float(row["published"]) - 1
 
 
-def _cells(number: int, each: Row) -> list[str]:
-    both = each["priced"] is not None and each["planned"] is not None
+def _cells(number: int, row: Row) -> list[str]:
+    both = row["priced"] is not None and row["planned"] is not None
     return [
         str(number),
-        f"{each['name']}, {each['cluster']}, {each['dtype']}, {each['batch']} x {each['sequence_length']}",
-        each["degrees"],
-        *(f"{each[key]:.4g}" for key in ("published", "predicted")),
-        f"{100 * _error(each):+.1f}%",
-        *("-" if each[key] is None else f"{each[key]:.4g}" for key in ("priced", "planned")),
-        f"{each['priced'] / each['planned']:.2f}" if both else "-",
-        each["plan"],
+        f"{row['name']}, {row['cluster']}, {row['dtype']}, {row['batch']} x {row['sequence_length']}",
+        row["degrees"],
+        *(f"{row[key]:.4g}" for key in ("published", "predicted")),
+        f"{100 * _error(row):+.1f}%",
+        *("-" if row[key] is None else f"{row[key]:.4g}" for key in ("priced", "planned")),
+        f"{row['priced'] / row['planned']:.2f}" if both else "-",
+        row["plan"],
     ]
 
 

@@ -48,7 +48,7 @@ def costs_of(entry: dict[str, Any], p: int, times: str) -> db.StageCosts:
     v = entry["chunks"]
     f, i, w, c = (
         x.numerator if x.denominator == 1 else float(x)
-        for x in (Fraction(cost, part) for cost, part in zip(TIMES[times], (v, v, v, 1), strict=True))
+        for x in (Fraction(cost, divisor) for cost, divisor in zip(TIMES[times], (v, v, v, 1), strict=True))
     )
     return db.StageCosts.of(
         stages=p * v, forward=f, backward_input=i, backward_weight=w, communication=c,
@@ -82,14 +82,14 @@ def measure(cell: Cell) -> Row:
 
 def comparison(rows: list[Row]) -> str:
     """The note: ours beside the original's, cell by cell."""
-    found = {(r["row"], r["devices"], r["times"], r["objective"]): r for r in rows}
+    row_of = {(r["row"], r["devices"], r["times"], r["objective"]): r for r in rows}
     lines = []
     for row in ROWS:
         for p in DEVICES:
-            spans = [_cell(found.get((row, p, times, "span")), "span") for times in TIMES]
-            whole = _cell(found.get((row, p, "uniform", "makespan")), "makespan")
+            spans = [_cell(row_of.get((row, p, times, "span")), "span") for times in TIMES]
+            makespan = _cell(row_of.get((row, p, "uniform", "makespan")), "makespan")
             peak = max(r["peak"] for r in rows if r["row"] == row and r["devices"] == p)
-            lines.append([row, str(p), f"{peak:g}", spans[0], whole, *spans[1:]])
+            lines.append([row, str(p), f"{peak:g}", spans[0], makespan, *spans[1:]])
     head = ("schedule", "p", "peak", "uniform", "its makespan", "a", "b")
     return f"{(CASES / 'schedules_originals.md').read_text()}\n{table(head, lines)}\n"
 
@@ -104,7 +104,7 @@ def _cell(row: Row | None, objective: str) -> str:
 
 BENCHMARK = Benchmark(
     name="schedules", about=__doc__, measure=measure, pages={"notes/schedules.md": comparison},
-    cases={", ".join((row, f"p = {p}", *others)): (row, p, *others) for row, p, *others in cells()},
+    cases={", ".join((row, f"p = {p}", *objective)): (row, p, *objective) for row, p, *objective in cells()},
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -67,12 +67,12 @@ def work(rank: int, ranks: int, folder: str) -> None:
     if rank == 0:
         measured = {slices: statistics.median(times) for slices, times in seconds.items()}
         predicted = {slices: simulated(ranks, slices, trace) for slices, trace in traces.items()}
-        found = {
+        row = {
             "ranks": ranks,
             "measured": round(measured[SLICES] / measured[1], 3),
             "predicted": round(predicted[SLICES] / predicted[1], 3),
         }
-        Path(folder, "row.json").write_text(json.dumps(found))
+        Path(folder, "row.json").write_text(json.dumps(row))
     dist.destroy_process_group()
 
 

@@ -70,13 +70,13 @@ def measure(case: Case) -> Row:
 def page(rows: list[Row]) -> str:
     """The note: one row per job."""
 
-    def cell(found: dict[str, object]) -> str:
-        seconds = found["seconds"]
-        return "does not fit" if seconds is None else f"{seconds:.3g} s: {found['degrees']}"
+    def cell(answer: dict[str, object]) -> str:
+        seconds = answer["seconds"]
+        return "does not fit" if seconds is None else f"{seconds:.3g} s: {answer['degrees']}"
 
     def gain(row: Row) -> str:
-        whole, free = row["whole"]["seconds"], row["free"]["seconds"]
-        return "" if whole is None or free is None else f"{whole / free:.2f}"
+        unsliced, free = row["whole"]["seconds"], row["free"]["seconds"]
+        return "" if unsliced is None or free is None else f"{unsliced / free:.2f}"
 
     lines = [(row["case"], cell(row["whole"]), cell(row["sliced"]), cell(row["free"]), gain(row)) for row in rows]
     return INTRODUCTION + table(

@@ -53,14 +53,14 @@ def work(rank: int, folder: str, size: str, name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, VOCABULARY, (MICRO_BATCHES, length + 1), generator=generator)
     modules = stages_of(hidden, schedule.stages)
-    own = {stage: modules[stage] for stage in schedule.placement.stages_of[rank]}
+    local_modules = {stage: modules[stage] for stage in schedule.placement.stages_of[rank]}
     pair = (
         debubbles(schedule, stages_of(hidden, schedule.stages), tokens),
-        torchs(SCHEDULES[name], own, schedule.stages, MICRO_BATCHES, tokens),
+        torchs(SCHEDULES[name], local_modules, schedule.stages, MICRO_BATCHES, tokens),
     )
-    found = ratios(pair, steps)
+    row = ratios(pair, steps)
     if rank == 0:
-        Path(folder, "row.json").write_text(json.dumps(found))
+        Path(folder, "row.json").write_text(json.dumps(row))
     dist.destroy_process_group()
 
 
@@ -82,8 +82,8 @@ def ratios(pair: Sequence[Step], steps: int) -> dict[str, float]:
                 cpu[which].append(float(used))
                 wall[which].append(seconds)
     return {
-        what: round(statistics.median(ours) / statistics.median(theirs), 3)
-        for what, (ours, theirs) in {"cpu": cpu, "wall": wall}.items()
+        clock: round(statistics.median(ours) / statistics.median(theirs), 3)
+        for clock, (ours, theirs) in {"cpu": cpu, "wall": wall}.items()
     }
 
 
@@ -97,9 +97,9 @@ def measure(case: tuple[str, str]) -> Row:
 
 def page(rows: list[Row]) -> str:
     """A line per schedule."""
-    found = {(row["size"], row["schedule"]): row for row in rows}
+    row_of = {(row["size"], row["schedule"]): row for row in rows}
     lines = [
-        (name, *(f"{found[size, name][what]:.2f}" for size in SIZES for what in ("cpu", "wall"))) for name in SCHEDULES
+        (name, *(f"{row_of[size, name][key]:.2f}" for size in SIZES for key in ("cpu", "wall"))) for name in SCHEDULES
     ]
     return table(("schedule", "hidden 32, CPU", "wall", "hidden 512, CPU", "wall"), lines)
 

@@ -107,19 +107,19 @@ LAYOUTS = {
 
 def newest(folder: Path) -> int:
     """Steps of the newest whole checkpoint."""
-    whole = [p for p in folder.glob("step-*") if (p / "manifest.json").exists()]
-    return max((int(p.name.removeprefix("step-")) for p in whole), default=0)
+    complete = [p for p in folder.glob("step-*") if (p / "manifest.json").exists()]
+    return max((int(p.name.removeprefix("step-")) for p in complete), default=0)
 
 
 def processes_of(run: str) -> dict[int, bool]:
     """The processes of a run, and whether each is a rank."""
-    found = {}
+    processes = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             if state != "Z" and f"{MARK}={run}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found[int(entry.name)] = b"debubble.training.rank" in (entry / "cmdline").read_bytes()
-    return found
+                processes[int(entry.name)] = b"debubble.training.rank" in (entry / "cmdline").read_bytes()
+    return processes
 
 
 @contextmanager
@@ -150,21 +150,21 @@ class Runs:
         self._steps = before + STEPS
         process = self._start(self._saving(before))
         self._await(moment, process, before)
-        whole, begin = newest(self.checkpoints), time.monotonic()
+        newest_before, begin = newest(self.checkpoints), time.monotonic()
         if process.poll() is None:
             self._harm(process, victim, how)
         code = self._end_of(process)
         seconds = time.monotonic() - begin
         (self.checkpoints / "stuff").unlink(missing_ok=True)
         log, after = self._log.read_text(), newest(self.checkpoints)
-        said = [line for line in log.splitlines() if not re.match(r"step \d+[/:]", line)]
+        messages = [line for line in log.splitlines() if not re.match(r"step \d+[/:]", line)]
         taken = [int(step) for step in self._taken.read_text().split()] if self._taken.exists() else []
         reported = max(taken, default=before)
         return {
-            "moment": moment, "victim": victim, "how": how, "exit_code": code, "said": said,
-            "explained": explains(said, code, victim, how, began=bool(taken)), "before": before, "steps": reported,
+            "moment": moment, "victim": victim, "how": how, "exit_code": code, "said": messages,
+            "explained": explains(messages, code, victim, how, began=bool(taken)), "before": before, "steps": reported,
             "checkpoint": after, "resumed": taken[:1] in ([], [before + 1]),
-            "lost_more": after < max(whole, certain_checkpoint(reported, self.layout.save_every)),
+            "lost_more": after < max(newest_before, certain_checkpoint(reported, self.layout.save_every)),
             "orphans": self._orphans(), "seconds": round(seconds, 2),
         }  # fmt: skip
 
@@ -172,8 +172,8 @@ class Runs:
         """Run to the end, and tell whether the losses are those of a run that nothing happened to."""
         before = newest(self.checkpoints)
         self._steps = before + self.layout.save_every + 12
-        resumed, whole = self._losses(self._saving(before)), self._losses(())
-        return resumed == whole[before:] and len(resumed) == self._steps - before
+        resumed, uninterrupted = self._losses(self._saving(before)), self._losses(())
+        return resumed == uninterrupted[before:] and len(resumed) == self._steps - before
 
     def _saving(self, before: int) -> Sequence[str]:
         resume = ["--resume"] if before else []
@@ -251,9 +251,9 @@ class Runs:
     def _orphans(self) -> int:
         """The processes that are left, after some seconds at most."""
         begin = time.monotonic()
-        while (left := len(processes_of(self._name))) and time.monotonic() - begin < ORPHAN_SECONDS:
+        while (remaining := len(processes_of(self._name))) and time.monotonic() - begin < ORPHAN_SECONDS:
             time.sleep(0.1)
-        return left
+        return remaining
 
 
 def certain_checkpoint(steps: int, save_every: int) -> int:
@@ -261,11 +261,11 @@ def certain_checkpoint(steps: int, save_every: int) -> int:
     return max(0, (steps - 1) // save_every - 1) * save_every
 
 
-def explains(said: Sequence[str], code: int | None, victim: str, how: str, *, began: bool) -> bool:
+def explains(messages: Sequence[str], code: int | None, victim: str, how: str, *, began: bool) -> bool:
     """Tell whether what a run said names the cause of its end, and nothing else."""
     if code == 0 or how == "slow":
-        return code == 0 and not said  # it had ended before, or went on
-    if not said and how.startswith("SIG") and code == -signal.Signals[how]:
+        return code == 0 and not messages  # it had ended before, or went on
+    if not messages and how.startswith("SIG") and code == -signal.Signals[how]:
         return how == "SIGKILL" or not began  # nobody was there to say anything
     requested = rf"The run was ended by {how}(\.| after step \d+ of \d+: go on from \S+ with --resume\.)"
     sentence = {
@@ -274,7 +274,7 @@ def explains(said: Sequence[str], code: int | None, victim: str, how: str, *, be
     }.get(how, f"debubble: {requested}")  # fmt: skip
     if victim == "rank" and how != "SIGSTOP":
         sentence = rf"debubble: (Rank \d was (killed|ended) by {how}.*; the other ranks were ended\.|{requested})"
-    return len(said) == 1 and re.fullmatch(sentence, said[0]) is not None
+    return len(messages) == 1 and re.fullmatch(sentence, messages[0]) is not None
 
 
 def measure(name: str) -> Row:
@@ -302,13 +302,13 @@ def page(rows: list[Row]) -> str:
     events = [event for row in rows for event in row["events"]]
     lines = []
     for victim, how in KINDS:
-        found = [e for e in events if (e["victim"], e["how"]) == (victim, how)]
-        moments = ", ".join(f"{sum(e['moment'] == moment for e in found)} {moment}" for moment in MOMENTS)
-        named = sum(e["explained"] for e in found)
-        lost = max((e["steps"] - e["checkpoint"] for e in found), default=0)
-        orphans, seconds = sum(e["orphans"] for e in found), max((e["seconds"] for e in found), default=0)
+        selected = [e for e in events if (e["victim"], e["how"]) == (victim, how)]
+        moments = ", ".join(f"{sum(e['moment'] == moment for e in selected)} {moment}" for moment in MOMENTS)
+        named = sum(e["explained"] for e in selected)
+        lost = max((e["steps"] - e["checkpoint"] for e in selected), default=0)
+        orphans, seconds = sum(e["orphans"] for e in selected), max((e["seconds"] for e in selected), default=0)
         lines.append(
-            (f"{victim}: {how}", str(len(found)), moments, str(named), str(lost), str(orphans), f"{seconds:.0f} s")
+            (f"{victim}: {how}", str(len(selected)), moments, str(named), str(lost), str(orphans), f"{seconds:.0f} s")
         )
     ill = [row["case"] for row in rows if not row["well"]]
     head = ("who and how", "times", "when", "cause named", "steps lost at most", "processes left", "ended within")

@@ -86,70 +86,70 @@ def row(case: tuple[str, str]) -> Row:
                 cells[target] = {"step": None, "why": "refused" if refused else "does not fit", "reason": str(reason)}
     runs = {made_for: plan_runs_in(plan) for made_for, plan in plans.items()}
     for target in (target for target in targets if target in plans):
-        own = plans[target]
-        others = {
+        target_plan = plans[target]
+        steps = {
             made_for: step
             for made_for, plan in plans.items()
             if made_for != target and target in runs[made_for] and (step := step_in(plan, target)) is not None
         }
-        best = min(others, key=lambda name: others[name], default=None)
+        best = min(steps, key=lambda name: steps[name], default=None)
         cells[target] = {
-            "step": seconds_per_step(own), "planner": own.planner, "schedule": own.schedule.name,
-            "export": export_of(own, target),
-            "others": None if best is None and None not in others else {"step": others[best], "of": best or "any"},
+            "step": seconds_per_step(target_plan), "planner": target_plan.planner,
+            "schedule": target_plan.schedule.name, "export": export_of(target_plan, target),
+            "others": None if best is None and None not in steps else {"step": steps[best], "of": best or "any"},
         }  # fmt: skip
     unrestricted = seconds_per_step(plans[None]) if None in plans else None
     return {"model": model, "cluster": cluster, "effort": EFFORT, "unrestricted": unrestricted, "targets": cells}
 
 
-def cells(each: Row) -> list[str]:
+def cells(row: Row) -> list[str]:
     """A line of the table: the unrestricted step, and the targets' over it."""
-    free = each["unrestricted"]
+    free = row["unrestricted"]
 
     def cell(target: str) -> str:
-        found = each["targets"][target]
-        if found["step"] is None:
-            return "refused" if found["why"] == "refused" else "-"
-        return f"{found['step']:.2f} s" if free is None else f"{found['step'] / free:.3f}"
+        cell_of_target = row["targets"][target]
+        if cell_of_target["step"] is None:
+            return "refused" if cell_of_target["why"] == "refused" else "-"
+        return f"{cell_of_target['step']:.2f} s" if free is None else f"{cell_of_target['step'] / free:.3f}"
 
-    return [each["model"], each["cluster"], "-" if free is None else f"{free:.3f} s", *map(cell, targets)]
+    return [row["model"], row["cluster"], "-" if free is None else f"{free:.3f} s", *map(cell, targets)]
 
 
-def behind(each: Row, target: str) -> float | None:
+def slowdown(row: Row, target: str) -> float | None:
     """A target's own plan over the fastest with its levers that the row has; None if there is none."""
-    cell = each["targets"][target]
+    cell = row["targets"][target]
     if cell["step"] is None:
         return None
     other = cell["others"]
     return float(cell["step"] / min(cell["step"], other["step"] if other else cell["step"]))
 
 
-def levers(found: list[Row]) -> str:
+def levers(all_rows: list[Row]) -> str:
     """The note's tables, and the sentences before them."""
-    rows = [each for each in found if any(cell["step"] is not None for cell in each["targets"].values())]
-    commits = ", ".join(sorted({each["commit"] for each in found}))
-    least, most = (choose(each["effort"] for each in found) for choose in (min, max))
-    more = ", ".join(f"{each['case']}" for each in found if each["effort"] > least)
-    plans = [cell for each in rows for cell in each["targets"].values() if cell["step"] is not None]
+    rows = [row for row in all_rows if any(cell["step"] is not None for cell in row["targets"].values())]
+    commits = ", ".join(sorted({row["commit"] for row in all_rows}))
+    min_effort, max_effort = (choose(row["effort"] for row in all_rows) for choose in (min, max))
+    more = ", ".join(f"{row['case']}" for row in all_rows if row["effort"] > min_effort)
+    plans = [cell for row in rows for cell in row["targets"].values() if cell["step"] is not None]
     taken = sum(cell["export"] == "taken" for cell in plans)
     summary = (
-        f"At commit {commits}, {least:g} s of effort for each planner"
-        + (f" ({most:g} s for {more})" if more else "")
-        + f": {len(found)} rows, {len(rows)} of them with a plan that fits.  Of {len(plans)} plans for targets,"
+        f"At commit {commits}, {min_effort:g} s of effort for each planner"
+        + (f" ({max_effort:g} s for {more})" if more else "")
+        + f": {len(all_rows)} rows, {len(rows)} of them with a plan that fits.  Of {len(plans)} plans for targets,"
         f" {taken} are taken by the target's export with nothing refused and nothing slower."
     )
-    said = (
+    definition = (
         "*Behind* is how much longer the step of a target's plan takes than that of the fastest plan with the target's"
         " levers in the row, whatever it was planned for:"
     )
     lines = []
     for target in targets:
-        ratios = [ratio for each in rows if (ratio := behind(each, target)) is not None]
+        ratios = [ratio for row in rows if (ratio := slowdown(row, target)) is not None]
         slow = sum(ratio > 1.05 for ratio in ratios)
         lines.append((target, str(len(ratios)), str(slow), f"{max(ratios, default=1) - 1:.1%}"))
     return "\n\n".join(
         (
-            fill(summary, 118, break_on_hyphens=False), fill(said, 118, break_on_hyphens=False),
+            fill(summary, 118, break_on_hyphens=False), fill(definition, 118, break_on_hyphens=False),
             table(("target", "plans", "more than 5% behind", "most behind"), lines),
             "Steps of the unrestricted plans, and the targets' steps over them:",
             table(("model", "cluster", "unrestricted", *targets), map(cells, rows)),
@@ -161,7 +161,7 @@ def ranges(rows: list[Row]) -> str:
     """A line per target: the least, the mean and the greatest step over the unrestricted plan's."""
     lines = []
     for target in targets:
-        steps = [(each["targets"][target]["step"], each["unrestricted"]) for each in rows]
+        steps = [(row["targets"][target]["step"], row["unrestricted"]) for row in rows]
         ratios = [step / free for step, free in steps if step is not None and free is not None]
         figures = (min(ratios), geometric_mean(ratios), max(ratios))
         lines.append((f"`{target}`", str(len(ratios)), *(f"{figure:.3f}" for figure in figures)))

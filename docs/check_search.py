@@ -28,7 +28,7 @@ def index_of(site: Path) -> dict[str, Any]:
     return index
 
 
-def found(index: dict[str, Any], query: str) -> set[str]:
+def matching_pages(index: dict[str, Any], query: str) -> set[str]:
     """The pages that a search finds."""
     language = SearchEnglish({})
     words = [word for word in language.split(query.lower()) if language.word_filter(word)]
@@ -46,7 +46,7 @@ def found(index: dict[str, Any], query: str) -> set[str]:
 def main(site: Path) -> int:
     """Look up every word; returns the exit code."""
     index = index_of(site)
-    missing = [term for term in terms() if GLOSSARY.stem not in found(index, term)]
+    missing = [term for term in terms() if GLOSSARY.stem not in matching_pages(index, term)]
     for term in missing:
         print(f"A search for '{term}' does not find its page.")
     if missing:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OWN = re.compile(r"path/to|my-text|\bconfig\.json|runs/|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\.")
+PLACEHOLDERS = re.compile(r"path/to|my-text|\bconfig\.json|runs/|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\.")
 """What stands for something of the reader's own."""
 UNENDING = ("serve",)
 WRITES = ("-o", "--html", "--png", "--svg", "--pdf", "--perfetto", "--trace")
@@ -32,7 +32,7 @@ def pages() -> list[Path]:
 def commands(page: Path) -> list[str]:
     """The `debubble` calls in a page's blocks of code, without comments."""
     lines = "\n".join(code(page.read_text())).replace("\\\n", " ").splitlines()
-    calls = [re.sub(r"\s+#.*", "", part).strip() for line in lines for part in line.split("; ")]
+    calls = [re.sub(r"\s+#.*", "", command).strip() for line in lines for command in line.split("; ")]
     return [" ".join(call.split()) for call in calls if call.startswith("debubble ")]
 
 
@@ -51,7 +51,7 @@ def runnable(command: str, folder: Path) -> bool:
     words = shlex.split(command)
     read = [word for before, word in itertools.pairwise(words) if before not in WRITES]
     missing = [word for word in read if word.endswith((".json", ".sh")) and not (folder / word).exists()]
-    return not OWN.search(command) and not missing and words[1] not in UNENDING
+    return not PLACEHOLDERS.search(command) and not missing and words[1] not in UNENDING
 
 
 def main(names: list[str]) -> int:

@@ -52,9 +52,9 @@ LAYERS = 6
 
 def plan() -> db.Plan:
     """Six equal layers between a table that takes no time and a head that takes as long as half a layer."""
-    kept = {"strategies": {"none": {"activation": 1}}}
-    layer = {"type": "layer", "count": LAYERS, "forward": 2, "backward_input": 2, "backward_weight": 2, **kept}
-    ends = {"count": 1, "forward": 1, "backward_input": 1, "backward_weight": 1, **kept}
+    strategies = {"strategies": {"none": {"activation": 1}}}
+    layer = {"type": "layer", "count": LAYERS, "forward": 2, "backward_input": 2, "backward_weight": 2, **strategies}
+    ends = {"count": 1, "forward": 1, "backward_input": 1, "backward_weight": 1, **strategies}
     table = {**ends, "forward": 0, "backward_input": 0, "backward_weight": 0}
     units = units_from_dict({"units": [{"type": "embedding", **table}, layer, {"type": "head", **ends}]})
     problem = db.Problem(workload=ModelUnits(units), devices=DEVICES, micro_batches=MICRO_BATCHES)
@@ -101,19 +101,19 @@ def pipelining(model: Any, *, device: torch.device, **rest: Any) -> tuple[Any, l
     sizes = [len(stage) for stage in made.partition]
     stage_of = [stage for stage, size in enumerate(sizes) for _ in range(size)]
     rank = torch.distributed.get_rank()
-    for part, stage in zip(parts, stage_of, strict=True):
+    for name, stage in zip(parts, stage_of, strict=True):
         if made.schedule.placement.device_of[stage] != rank:
-            forget(model, part)
+            forget(model, name)
     return PlannedSchedule(units, made, device), [model], True, True
 
 
-def forget(model: Any, part: str) -> None:
+def forget(model: Any, name: str) -> None:
     """Take a part out of the model that torchtitan initialises, trains and saves on this rank."""
-    if part.startswith("layers."):
-        del model.layers[part.removeprefix("layers.")]
+    if name.startswith("layers."):
+        del model.layers[name.removeprefix("layers.")]
         return
-    setattr(model, part, None)
-    if part == "norm":
+    setattr(model, name, None)
+    if name == "norm":
         model.lm_head = None
 
 

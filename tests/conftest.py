@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hypothesis import HealthCheck, settings
 
 from debubble.cli import main
 
-# How long an example takes says more about the machine's neighbours than about the code.
+# The time of an example depends on the load of the machine.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what was imported: looking through it was a tenth of the tests' time."""
+    """Exclude imported objects from garbage collection, which took a tenth of the tests' time."""
     gc.freeze()
     gc.set_threshold(700, 10, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """No test reads or writes the user's cache, and none sees what an earlier run left there."""
+    """No test reads or writes the user's cache or sees an earlier run's."""
     folder = tmp_path_factory.mktemp("cache")
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(folder)
@@ -51,7 +51,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A real browser, whose start takes longer than most tests of a page."""
+    """A browser, which takes longer to start than most tests of a page."""
     from tests.support.browsers import started_browser
 
     with started_browser() as opened:
@@ -74,7 +74,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def json_of(run: Any) -> Any:
-    """Call `debubble` with arguments that it takes, and `--json`; returns the object that it prints."""
+    """Call `debubble` with valid arguments and `--json`; returns the object that it prints."""
 
     def call(*arguments: str) -> Any:
         code, out, err = run(*arguments, "--json")

@@ -1,4 +1,4 @@
-"""The one home of Hypothesis strategies."""
+"""Hypothesis strategies of all tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.ir.schedule import Shares
 from debubble.ir.stage_costs import CommunicationModel
 
 times = st.integers(min_value=1, max_value=9)
-"""Times that keep sums exact."""
+"""Times whose sums are exact."""
 
 
 @st.composite
@@ -28,7 +28,7 @@ def stage_costs(
 ) -> StageCosts:
     """Uneven integer costs of `stages` stages, with one of these communication models."""
 
-    def each(minimum: int = 1) -> list[int]:
+    def values_of_stages(minimum: int = 1) -> list[int]:
         return draw(st.lists(st.integers(minimum, 9), min_size=stages, max_size=stages))
 
     def overlaps() -> list[Number]:
@@ -37,18 +37,18 @@ def stage_costs(
 
     return StageCosts.of(
         stages=stages,
-        forward=each(),
-        backward_input=each(),
-        backward_weight=each(),
-        recompute=each(),
-        activation=[2 * a for a in each()],
+        forward=values_of_stages(),
+        backward_input=values_of_stages(),
+        backward_weight=values_of_stages(),
+        recompute=values_of_stages(),
+        activation=[2 * a for a in values_of_stages()],
         activation_recomputed=draw(st.integers(0, 1)),
-        recompute_deeper=each() if deeper else None,
-        activation_deeper=[a - 1 for a in each()] if deeper else None,
+        recompute_deeper=values_of_stages() if deeper else None,
+        activation_deeper=[a - 1 for a in values_of_stages()] if deeper else None,
         communication=draw(st.integers(0, 4)),
         communication_model=draw(st.sampled_from(messages)),
-        offload=each() if offload else None,
-        reload=each() if offload else None,
+        offload=values_of_stages() if offload else None,
+        reload=values_of_stages() if offload else None,
         offload_overlap=overlaps() if offload else 0,
         reload_overlap=overlaps() if offload else 0,
         recompute_overlap=overlaps() if offload else 0,
@@ -101,30 +101,30 @@ def random_schedules(
         for before in pending.values():
             before.discard(op)
         orders[placement.device_of[op.stage]].append(op)
-    again = sorted(op[1:] for chain in chains for op in chain if op.kind is Kind.R)
+    recomputed = sorted(op[1:] for chain in chains for op in chain if op.kind is Kind.R)
     return Schedule(
         name="random",
         placement=placement,
         micro_batches=micro_batches,
         orders=tuple(map(tuple, orders)),
         fused_recompute=fused,
-        deeper=draw(st.frozensets(st.sampled_from(again))) if deeper and again else frozenset(),
+        deeper=draw(st.frozensets(st.sampled_from(recomputed))) if deeper and recomputed else frozenset(),
         recompute_fraction=draw(_shares(placement.stages, micro_batches)) if shares else {},
         offload_fraction=draw(_shares(placement.stages, micro_batches)) if shares else {},
     )
 
 
 def _shares(stages: int, micro_batches: int) -> st.SearchStrategy[Shares]:
-    """Shares of some stages, each for all micro-batches or with one for each of them."""
+    """Fractions of some stages, each for all micro-batches or per micro-batch."""
     share: st.SearchStrategy[Number] = st.sampled_from([0, Fraction(1, 4), Fraction(1, 2), 1])
-    each = st.lists(share, min_size=micro_batches, max_size=micro_batches).map(tuple)
-    return st.dictionaries(st.integers(0, stages - 1), share | each)
+    per_micro_batch = st.lists(share, min_size=micro_batches, max_size=micro_batches).map(tuple)
+    return st.dictionaries(st.integers(0, stages - 1), share | per_micro_batch)
 
 
 def _micro_batch(
     draw: st.DrawFn, placement: Placement, j: int, *, offload: bool, fused: frozenset[int]
 ) -> dict[Op, set[Op]]:
-    """Operations of one micro-batch, each with those that come before it."""
+    """Operations of one micro-batch, each with its predecessors."""
     before: dict[Op, set[Op]] = {}
     for s in range(placement.stages):
         before[Op(Kind.F, s, j)] = {Op(Kind.F, s - 1, j)} if s else set()

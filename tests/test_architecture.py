@@ -43,11 +43,11 @@ def test_class_names_are_unique() -> None:
     assert [name for name, number in names.items() if number > 1] == []
 
 
-def test_every_paper_has_the_same_parts() -> None:
+def test_papers_have_the_same_files() -> None:
     folders = [file.parent for file in (Path(db.__file__).parent / "papers").glob("*/__init__.py")]
     assert {folder.name for folder in folders} == {"obscura", "optpipe", "scope", "chronospipe"}
     for folder in folders:
-        assert {"planner.py", "paper.py", "figures"} <= {part.name for part in folder.iterdir()}
+        assert {"planner.py", "paper.py", "figures"} <= {path.name for path in folder.iterdir()}
 
 
 def test_the_planners_that_are_listed_first_are_there() -> None:

@@ -13,7 +13,7 @@ import debubble as db
 from debubble.argument_types import with_checked_types
 
 API: Any = db
-"""Without the types by which mypy refuses the calls."""
+"""Typed so that mypy accepts the wrong calls."""
 SCHEDULE = db.schedules["1f1b"](devices=2, micro_batches=4)
 COSTS = db.StageCosts.of(stages=2)
 PLACEMENT = db.Placement.linear(1)
@@ -24,7 +24,7 @@ def planned(**arguments: Any) -> db.Plan:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: API.show(), "There is nothing to show: give a plan, a timeline or a sweep."),
         (lambda: API.show(3), "sources must be a Plan, a Timeline or a Sweep, not 3."),
@@ -46,16 +46,16 @@ def planned(**arguments: Any) -> db.Plan:
         (lambda: API.exports["torch"](3), "plan must be a Plan, not 3."),
     ],
 )
-def test_a_wrong_type_is_refused_with_a_sentence(call: Callable[[], object], said: str) -> None:
+def test_a_wrong_type_is_refused_with_a_sentence(call: Callable[[], object], message: str) -> None:
     with pytest.raises(db.InputError) as refused:
         call()
-    assert str(refused.value) == said
+    assert str(refused.value) == message
 
 
 def test_a_sweep_is_shown_alone() -> None:
-    found = db.sweep("llama-tiny", "2xA100-80GB", micro_batches=[2, 4], planner="dapple")
+    sweep = db.sweep("llama-tiny", "2xA100-80GB", micro_batches=[2, 4], planner="dapple")
     with pytest.raises(db.InputError, match="A sweep is shown alone"):
-        db.show(found, planned())
+        db.show(sweep, planned())
 
 
 @with_checked_types(but=("free",))
@@ -65,7 +65,7 @@ def taking(
     *paths: str | Path,
     word: Literal["a"] = "a",
     free: int = 0,
-    **others: object,
+    **options: object,
 ) -> int:
     return count
 
@@ -74,13 +74,13 @@ def test_values_of_the_annotated_types_pass() -> None:
     assert taking(np.int64(3), 2, "a", Path("b"), free="x", word=3, more={}) == 3  # type: ignore[arg-type]
 
 
-def test_what_python_refuses_raises_its_own_error() -> None:
+def test_errors_of_python_are_not_replaced() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'count'"):
         taking()  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((True,), "count must be a whole number, not True."),
         ((1, "x"), "share must be a number, not 'x'."),
@@ -88,7 +88,7 @@ def test_what_python_refuses_raises_its_own_error() -> None:
         ((1, [1] * 99), "share must be a number, not a list."),
     ],
 )
-def test_every_argument_is_checked(arguments: tuple[Any, ...], said: str) -> None:
+def test_every_argument_is_checked(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(db.InputError) as refused:
         taking(*arguments)
-    assert str(refused.value) == said
+    assert str(refused.value) == message

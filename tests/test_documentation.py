@@ -51,7 +51,7 @@ def test_every_version_in_the_changelog_has_a_date() -> None:
 
 
 def test_news_fragments_have_one_line_and_a_known_type() -> None:
-    types = "|".join(each["directory"] for each in TOWNCRIER["type"])
+    types = "|".join(fragment_type["directory"] for fragment_type in TOWNCRIER["type"])
     fragments = [file for file in (ROOT / TOWNCRIER["directory"]).iterdir() if file.name != "README.md"]
 
     assert [file.name for file in fragments if not re.fullmatch(rf"(\d+|\+[\w-]+)\.({types})\.md", file.name)] == []
@@ -108,7 +108,7 @@ def test_commands_of_pages_parse(page: str, command: str) -> None:
     check_call(shlex.split(command)[1:])
 
 
-def test_commands_are_found_in_pages() -> None:
+def test_commands_are_extracted_from_pages() -> None:
     named = {page.name for page in PAGES if commands(page)}
 
     assert {"README.md", "start.md", "how-to.md", "views.md", "training.md"} <= named
@@ -140,6 +140,6 @@ def test_the_page_of_schedules_is_that_of_the_library() -> None:
     assert (ROOT / "docs/schedules.md").read_text() == schedule_page.page(), "python tools/schedule_page.py"
 
 
-def test_the_comparison_of_schedules_is_the_one_of_the_results() -> None:
+def test_schedule_comparison_page_matches_the_results() -> None:
     note = schedules.comparison(schedules.BENCHMARK.rows())
     assert (ROOT / "docs/notes/schedules.md").read_text() == note, "python benchmarks/schedules.py --docs"

@@ -1,4 +1,4 @@
-"""Files: what is read of them, whoever wrote them, and that they are written whole."""
+"""Files are read safely, whoever wrote them, and written atomically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_files_mode_follows_the_umask(tmp_path: Path, umask: int) -> None:
     assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_file_is_replaced_without_leftovers(tmp_path: Path) -> None:
     for content in (b"first", b"second"):
         write_whole(tmp_path / "plan.json", content)
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("plan.json", b"second")]
@@ -86,7 +86,7 @@ for thread in threads:
 """
 
 
-def test_threads_may_read_a_kind_of_file_for_the_first_time_at_once(tmp_path: Path) -> None:
+def test_threads_may_first_read_a_file_type_concurrently(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_bytes(trace_of(small_plan()).to_json())
 

@@ -1,4 +1,4 @@
-"""The compiler of kernels: what is compiled once, and for whom."""
+"""The compiler of kernels: caching, and sharing between processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def double(pair):
 
 
 @pytest.mark.slow
-def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Path) -> None:
+def test_kernel_cached_by_another_version_is_recompiled(tmp_path: Path) -> None:
     """In a process of its own, twice: the second one finds a file that names a class that is gone.
 
     The names differ in length: Python knows a changed source by its second and its size.
@@ -42,7 +42,7 @@ def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Pa
 
 
 @pytest.mark.parametrize("decorator", ["jit", pytest.param("inlined", marks=pytest.mark.slow)])
-def test_a_kernel_that_calls_another_is_compiled_anew_when_that_one_changes(tmp_path: Path, decorator: str) -> None:
+def test_kernel_is_recompiled_when_its_callee_changes(tmp_path: Path, decorator: str) -> None:
     """In a process of its own for each version of the other one and of a constant."""
     head = f"from debubble.kernels import {decorator}\n"
     (tmp_path / "kernel.py").write_text(
@@ -60,21 +60,21 @@ def test_a_kernel_that_calls_another_is_compiled_anew_when_that_one_changes(tmp_
 
 
 def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
-    """In a process of its own, twice: the second one finds the machine code."""
+    """In two processes: the second finds the machine code."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
     logging = "import logging\nlogging.basicConfig(level=logging.INFO, format='%(message)s')\n"
     (tmp_path / "kernel.py").write_text(logging + KERNEL + "double(shapes.Pair(21))\ndouble(shapes.Pair(0.5))\n")
-    said = [
+    logged = [
         subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True).stderr
         for _ in range(2)
     ]
     sentence = "Compiling the search's kernels, which takes up to a minute and is done once on a machine ...\n"
-    assert said == [sentence, ""]
+    assert logged == [sentence, ""]
 
 
 @pytest.mark.slow
 def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
-    """Whatever folder each has for what its user keeps: they share the machine code beside the source."""
+    """Caches of users may differ: the machine code is next to the source."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
     call = "input()\ndouble(shapes.Pair(21))\nprint(sum(double.stats.cache_misses.values()))\n"
     (tmp_path / "kernel.py").write_text(KERNEL + "print('ready', flush=True)\n" + call)
@@ -102,11 +102,11 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> 
 def test_kernels_read_and_write_blocks_as_they_do_arrays() -> None:
     @jit
     def follow(values: NDArray[np.float64], following: NDArray[np.int64]) -> float:
-        total, at = 0.0, 0
+        total, index = 0.0, 0
         for _ in range(len(following)):
-            at = following[at]
-            total += values[at]
-            values[at] = total
+            index = following[index]
+            total += values[index]
+            values[index] = total
         values[1:3] = 0.5
         return total
 

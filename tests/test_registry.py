@@ -1,4 +1,4 @@
-"""Members are found by importing a package's modules, also after an import that failed and by several threads."""
+"""Members are found by importing a package's modules, also after a failed import and from several threads."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def registry() -> Registry[str]:
     return library.registry  # type: ignore[no-any-return]
 
 
-def test_an_import_that_failed_is_tried_again(library: Path) -> None:
+def test_failed_import_is_retried(library: Path) -> None:
     (library / "b.py").write_text(FAILS_ONCE)
     with pytest.raises(ImportError, match="not yet"):
         len(registry())
     assert sorted(registry()) == ["a", "broken", "c"]
 
 
-def test_an_entry_point_that_fails_is_named_with_its_distribution(library: Path) -> None:
+def test_failing_entry_point_is_named_with_its_distribution(library: Path) -> None:
     metadata = library.parent / "shelf-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
@@ -88,7 +88,7 @@ def test_a_second_thread_waits_until_all_members_are_there(library: Path) -> Non
     assert sys.modules["library.b"].answer.result() == 2
 
 
-def test_members_of_sub_packages_are_found_by_their_faces(library: Path) -> None:
+def test_members_of_subpackages_are_registered(library: Path) -> None:
     (library / "deep").mkdir()
     (library / "deep" / "__init__.py").write_text("from library.deep import d\n")
     (library / "deep" / "d.py").write_text("from library import registry\nregistry.add('d', 'd')\n")
@@ -105,6 +105,6 @@ def test_other_distributions_add_members_by_entry_points(library: Path, tmp_path
     assert registry()["mine"] == "m"
 
 
-def test_a_folder_tells_which_names_it_lacks() -> None:
+def test_folder_reports_missing_names() -> None:
     assert "llama3-8b" in db.models
     assert "llama3-9b" not in db.models

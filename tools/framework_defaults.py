@@ -39,11 +39,11 @@ def asked(pattern: str) -> set[str]:
 
 def merged(path: Path) -> dict[str, Any]:
     """A YAML file of Primus with those that it extends."""
-    own = yaml.safe_load(path.read_text()) or {}
-    whole: dict[str, Any] = {}
-    for base in own.pop("extends", []):
-        whole |= merged(path.parent / base)
-    return whole | own
+    entries = yaml.safe_load(path.read_text()) or {}
+    merged_entries: dict[str, Any] = {}
+    for base in entries.pop("extends", []):
+        merged_entries |= merged(path.parent / base)
+    return merged_entries | entries
 
 
 def arguments(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def torchtitan(folder: Path) -> Iterator[str]:
     tree = ast.parse((folder / "torchtitan/config/job_config.py").read_text())
     parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     yield "[values]"
-    for part, kind in constants_of(parts["JobConfig"], names=True).items():
+    for section, kind in constants_of(parts["JobConfig"], names=True).items():
         for name, value in constants_of(parts.get(kind, parts["JobConfig"]), names=False).items():
-            if f"{part}.{name}" in names and value not in OFF:
-                yield f"{json.dumps(f'{part}.{name}')} = {toml(value)}"
+            if f"{section}.{name}" in names and value not in OFF:
+                yield f"{json.dumps(f'{section}.{name}')} = {toml(value)}"
     yield from flavors(folder)
 
 
@@ -115,10 +115,10 @@ def flavors(folder: Path) -> Iterator[str]:
                     sizes = (
                         {**mixture, **common, **keywords(call)} if family != "llama3" else {**common, **keywords(call)}
                     )
-                    kept = {name: value for name, value in sizes.items() if name in SIZES and value is not None}
+                    known = {name: value for name, value in sizes.items() if name in SIZES and value is not None}
                     flavor = ast.literal_eval(key or call)
                     if "attn" not in flavor and not flavor.endswith(("_flex", "_varlen")):
-                        yield f"{json.dumps(f'{family}-{flavor}')} = {toml(kept)}"
+                        yield f"{json.dumps(f'{family}-{flavor}')} = {toml(known)}"
 
 
 def class_of(path: Path, end: str) -> ast.ClassDef:
@@ -129,25 +129,25 @@ def class_of(path: Path, end: str) -> ast.ClassDef:
 
 def keywords(call: ast.expr) -> dict[str, Any]:
     """The constant arguments of a call, and of calls in it."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for keyword in call.keywords if isinstance(call, ast.Call) else ():
         if isinstance(keyword.value, ast.Call):
-            found |= keywords(keyword.value)
+            values |= keywords(keyword.value)
         elif keyword.arg is not None and plain(keyword.value):
-            found[keyword.arg] = ast.literal_eval(keyword.value)
-    return found
+            values[keyword.arg] = ast.literal_eval(keyword.value)
+    return values
 
 
 def constants_of(node: ast.ClassDef, *, names: bool) -> dict[str, Any]:
     """A dataclass's fields -> their classes' names, or their constant defaults."""
     fields = {
-        each.target.id: each
-        for each in node.body
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        node.target.id: node
+        for node in node.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     if names:
-        return {name: ast.unparse(each.annotation) for name, each in fields.items()}
-    return {name: ast.literal_eval(value) for name, each in fields.items() if (value := each.value) and plain(value)}
+        return {name: ast.unparse(field.annotation) for name, field in fields.items()}
+    return {name: ast.literal_eval(value) for name, field in fields.items() if (value := field.value) and plain(value)}
 
 
 def plain(node: ast.expr) -> bool:
@@ -158,7 +158,7 @@ def plain(node: ast.expr) -> bool:
 def toml(value: Any) -> str:
     """A value in TOML; null is off."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(entry)}" for key, entry in value.items()) + " }"
     return "false" if value is None else json.dumps(value)
 
 

@@ -44,16 +44,16 @@ def versions(folder: str, *paths: str) -> Iterator[str]:
 
 def fields(text: str) -> Mapping[str, Mapping[str, str]]:
     """The classes of a module -> their fields' names, and aliases -> their types."""
-    found: dict[str, dict[str, str]] = {}
+    classes: dict[str, dict[str, str]] = {}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef):
-            own = found.setdefault(node.name, {})
-            for each in node.body:
-                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                    own[each.target.id] = ast.unparse(each.annotation)
-                    for alias in re.findall(r"alias='(\w+)'", ast.unparse(each)):
-                        own[alias] = ""
-    return found
+            entries = classes.setdefault(node.name, {})
+            for statement in node.body:
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    entries[statement.target.id] = ast.unparse(statement.annotation)
+                    for alias in re.findall(r"alias='(\w+)'", ast.unparse(statement)):
+                        entries[alias] = ""
+    return classes
 
 
 def nested(classes: Mapping[str, Mapping[str, str]], name: str, prefix: str = "") -> Iterator[str]:
@@ -72,9 +72,9 @@ def torchtitan(folder: str) -> Iterator[str]:
         classes = fields(text)
         if "JobConfig" in classes:
             yield from nested(classes, "JobConfig")
-    for name, own in fields(git(folder, "show", "HEAD:torchtitan/config/configs.py")).items():
-        part = re.sub("(?<=[a-z])(?=[A-Z])", "_", name.removesuffix("Config")).lower()
-        yield from (f"{part}.{entry}" for entry in own)
+    for name, entries in fields(git(folder, "show", "HEAD:torchtitan/config/configs.py")).items():
+        section = re.sub("(?<=[a-z])(?=[A-Z])", "_", name.removesuffix("Config")).lower()
+        yield from (f"{section}.{entry}" for entry in entries)
 
 
 CONSTANT = r"""^[A-Z_0-9]+ = ['"]([a-z]\w*)['"]"""
@@ -95,9 +95,9 @@ def deepspeed(folder: str) -> Iterator[str]:
     runtime = "deepspeed/runtime"
     classes = "precision_config.py zero/config.py zero/offload_config.py zero/leaf_module_config.py"
     for path in (*classes.split(), "zenflow/zenflow_config.py"):
-        for name, own in fields(git(folder, "show", f"HEAD:{runtime}/{path}")).items():
+        for name, entries in fields(git(folder, "show", f"HEAD:{runtime}/{path}")).items():
             if name in SECTIONS:
-                yield from (SECTIONS[name] + entry for entry in own)
+                yield from (SECTIONS[name] + entry for entry in entries)
     for path in git(folder, "ls-tree", "-r", "--name-only", "HEAD", "deepspeed/").split():
         if path.endswith("/constants.py"):
             yield from re.findall(CONSTANT, git(folder, "show", f"HEAD:{path}"), re.MULTILINE)

@@ -20,12 +20,12 @@ def escaped(text: str) -> str:
 def page(name: str, command: Any) -> str:
     """The manual page of a command, in roff."""
     context = command.context_class(command, info_name=name.replace("-", " "))
-    records = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
+    records = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
     usage = " ".join(command.collect_usage_pieces(context))
     described = [f".TP\n.B {escaped(option)}\n{escaped(text) or 'The argument.'}" for option, text in records]
     commands = [
-        f".TP\n.BR {escaped(f'{name}-{sub}')} (1)\n{escaped(each.get_short_help_str(100))}"
-        for sub, each in sorted(getattr(command, "commands", {}).items())
+        f".TP\n.BR {escaped(f'{name}-{sub}')} (1)\n{escaped(subcommand.get_short_help_str(100))}"
+        for sub, subcommand in sorted(getattr(command, "commands", {}).items())
     ]
     sections = {
         "NAME": f"{escaped(name)} \\- {escaped(command.get_short_help_str(100))}",
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     """Write every page."""
     folder.mkdir(parents=True, exist_ok=True)
     group: Any = typer.main.get_command(with_all_commands())
-    pages = {"debubble": group, **{f"debubble-{name}": each for name, each in group.commands.items()}}
+    pages = {"debubble": group, **{f"debubble-{name}": command for name, command in group.commands.items()}}
     for name, command in pages.items():
         (folder / f"{name}.1").write_text(page(name, command))
 

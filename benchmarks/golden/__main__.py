@@ -35,9 +35,9 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--list", action="store_true")
-    given = parser.parse_args()
-    chosen = [case for case in cases() if given.only is None or case.name.startswith(tuple(given.only))]
-    if given.list:
+    args = parser.parse_args()
+    chosen = [case for case in cases() if args.only is None or case.name.startswith(tuple(args.only))]
+    if args.list:
         print("\n".join(case.name for case in chosen))
         return
     known: dict[str, Any] = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {"answers": {}}
@@ -54,16 +54,16 @@ def main() -> None:
             f"  {time.perf_counter() - start:6.1f} s, {time.process_time() - cpu:6.1f} of the processor",
             flush=True,
         )
-    if given.update:
-        kept = {} if given.only is None else known["answers"]
-        EXPECTED.write_text(json.dumps({**provenance(), "answers": kept | answers}, indent=1) + "\n")
+    if args.update:
+        retained = {} if args.only is None else known["answers"]
+        EXPECTED.write_text(json.dumps({**provenance(), "answers": retained | answers}, indent=1) + "\n")
         return
     failures = [
-        line for case in chosen for line in differences(case, known["answers"], answers[case.name], exact=given.exact)
+        line for case in chosen for line in differences(case, known["answers"], answers[case.name], exact=args.exact)
     ]
     mean = geometric_mean(known["answers"], answers)
     print(f"Steps are {mean:.5f} times the expected ones in the geometric mean.")
-    if mean > 1 + 1e-9 and not given.exact:
+    if mean > 1 + 1e-9 and not args.exact:
         failures.append("The geometric mean of the steps is slower.")
     print("\n".join(failures) or "The corpus holds.")
     sys.exit(bool(failures))

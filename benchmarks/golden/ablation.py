@@ -64,8 +64,8 @@ def replaced(place: str, value: Any) -> Iterator[None]:
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
     owner = importlib.import_module(module)
-    for each in owners:
-        owner = getattr(owner, each)
+    for attribute in owners:
+        owner = getattr(owner, attribute)
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

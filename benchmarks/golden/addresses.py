@@ -45,9 +45,9 @@ def measure(case: PlanCase) -> Row:
         start = time.perf_counter()
         plans += plan_addresses(timeline, devices=[device])
         seconds.append(time.perf_counter() - start)
-    widest = max(plans, key=lambda each: each.gap)
+    widest = max(plans, key=lambda plan: plan.gap)
     return {
-        "devices": plan.devices, "tensors": max(len(each.tensors) for each in plans), "seconds": max(seconds),
+        "devices": plan.devices, "tensors": max(len(plan.tensors) for plan in plans), "seconds": max(seconds),
         "device": widest.device, "of_a_model": plan.model is not None,
         "static": float(widest.static), "peak": float(widest.peak), "arena": float(widest.arena), "gap": widest.gap,
     }  # fmt: skip

@@ -53,7 +53,7 @@ def _planned(case: PlanCase, folder: Path) -> Answer:
         "step": answer["step_time"],
         "bound": answer["lower_bound"],
         "peak": max(answer["peak_memory"]),
-        "planners": {each["planner"]: each["step_time"] for each in answer["candidates"] if each["step_time"]},
+        "planners": {c["planner"]: c["step_time"] for c in answer["candidates"] if c["step_time"]},
         "hashes": hashes,
     }
 

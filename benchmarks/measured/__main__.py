@@ -31,12 +31,12 @@ from measured.commands import command_of
 from measured.records import Half, Record, records
 
 GIB = 2**30
-WHAT = ("step", "memory")
+ERROR_KEYS = [f"{figure}_error" for figure in FIGURES]
 KINDS = ("dense", "MoE")
-ENOUGH = 8
-"""Runs that a group needs for an interval of its own."""
+MIN_RUNS = 8
+"""Minimum number of runs for which a group has a separate interval."""
 LOW, HIGH = 0.05, 0.95
-"""Quantiles of the residuals between which nine in ten are."""
+"""Quantiles of the residuals that bound nine in ten of them."""
 
 Row = dict[str, Any]
 
@@ -50,18 +50,18 @@ def row_of(record: Record) -> Row:
     except DebubbleError as error:
         return row | {"refused": str(error)}
     predicted = {"step": seconds_per_step(plan, timeline), "memory": max(map(float, timeline.peak_memory)) / GIB}
-    for what, measured in zip(WHAT, (record.seconds, record.memory), strict=True):
+    for figure, measured in zip(FIGURES, (record.seconds, record.memory), strict=True):
         if measured is not None:
-            row |= {f"{what}_error": predicted[what] / measured - 1}
+            row |= {f"{figure}_error": predicted[figure] / measured - 1}
     return row | predicted
 
 
-def of_group(rows: Iterable[Row], what: str, half: Half, group: str = ALL) -> list[float]:
+def of_group(rows: Iterable[Row], figure: str, half: Half, group: str = ALL) -> list[float]:
     """The errors of a half's runs in a group."""
     return [
-        row[f"{what}_error"]
+        row[f"{figure}_error"]
         for row in rows
-        if f"{what}_error" in row and row["record"].half == half and group in groups_of_record(row["record"])
+        if f"{figure}_error" in row and row["record"].half == half and group in groups_of_record(row["record"])
     ]
 
 
@@ -86,43 +86,43 @@ def stated(errors: Sequence[float], group: str) -> Accuracy:
 def accuracies(rows: Sequence[Row], half: Half = "test") -> dict[str, dict[str, Accuracy]]:
     """What is said of accuracy: of every group with enough runs."""
     names = dict.fromkeys(name for row in rows for name in groups_of_record(row["record"]))
-    found: dict[str, dict[str, Accuracy]] = {}
-    for what in WHAT:
-        errors = {name: of_group(rows, what, half, name) for name in sorted(names)}
-        found[what] = {name: stated(each, name) for name, each in errors.items() if len(each) >= ENOUGH}
-    return found
+    result: dict[str, dict[str, Accuracy]] = {}
+    for figure in FIGURES:
+        errors = {name: of_group(rows, figure, half, name) for name in sorted(names)}
+        result[figure] = {name: stated(values, name) for name, values in errors.items() if len(values) >= MIN_RUNS}
+    return result
 
 
 def lines(rows: Iterable[Row]) -> Iterator[str]:
     """The runs that costs may be fitted to."""
     for row in rows:
         if row["record"].half == "fit":
-            errors = "  ".join(f"{row[f'{what}_error']:+8.1%}" if f"{what}_error" in row else " " * 8 for what in WHAT)
+            errors = "  ".join(f"{row[key]:+8.1%}" if key in row else " " * 8 for key in ERROR_KEYS)
             yield f"{row['record'].name:28} {errors}  {row['record'].words} {row.get('refused', '')}"
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """The errors of groups of both halves."""
     for half in ("fit", "test"):
-        for what in WHAT:
+        for figure in FIGURES:
             names = sorted({name for row in rows for name in groups_of_record(row["record"])})
             for name in names:
-                if errors := of_group(rows, what, half, name):
+                if errors := of_group(rows, figure, half, name):
                     a, mean = stated(errors, name), sum(errors) / len(errors)
-                    yield f"{half:5} {what:7} {name:28} {a.runs:4} {a.half:7.1%} {a.most:7.1%}   mean {mean:+.1%}"
+                    yield f"{half:5} {figure:7} {name:28} {a.runs:4} {a.half:7.1%} {a.most:7.1%}   mean {mean:+.1%}"
 
 
 def page(rows: Sequence[Row]) -> str:
     """The page with every run."""
     of_groups = [
-        (half, what, name, str(a.runs), f"{a.half:.1%}", f"{a.most:.1%}")
+        (half, figure, name, str(a.runs), f"{a.half:.1%}", f"{a.most:.1%}")
         for half in ("fit", "test")
-        for what in WHAT
+        for figure in FIGURES
         for name in (
             *KINDS,
             *sorted({n for r in rows for n in groups_of_record(r["record"]) if n not in (*KINDS, ALL)}),
         )
-        if (errors := of_group(rows, what, half, name))
+        if (errors := of_group(rows, figure, half, name))
         for a in [stated(errors, name)]
     ]
     runs = [
@@ -131,8 +131,8 @@ def page(rows: Sequence[Row]) -> str:
             row["record"].half,
             row["record"].words,
             *(
-                f"{row[f'{what}_error']:+.1%}" if f"{what}_error" in row else row.get("refused", "")[:40]
-                for what in WHAT
+                f"{row[f'{figure}_error']:+.1%}" if f"{figure}_error" in row else row.get("refused", "")[:40]
+                for figure in FIGURES
             ),
         )
         for row in rows
@@ -178,24 +178,24 @@ def sentence(stated_of: Mapping[str, Mapping[str, Accuracy]]) -> str:
 
 def write(rows: Sequence[Row]) -> None:
     """Write what the package states, the page with every run, and the figures of docs/costs.md and the README."""
-    found = accuracies(rows)
-    data = {what: {name: asdict(each) for name, each in groups.items()} for what, groups in found.items()}
+    by_figure = accuracies(rows)
+    data = {figure: {name: asdict(a) for name, a in groups.items()} for figure, groups in by_figure.items()}
     for entry in (entry for groups in data.values() for entry in groups.values()):
         del entry["of_hardware"]  # that depends on the devices of which the accuracy is asked
     Path(accuracy.__file__).with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    shares = {what: msgspec.to_builtins(calibration.estimated(rows, what)) for what in FIGURES}
+    shares = {figure: msgspec.to_builtins(calibration.estimated(rows, figure)) for figure in FIGURES}
     Path(corrections.__file__).with_suffix(".json").write_text(json.dumps(shares, indent=1) + "\n")
     for stated_before in (stated_accuracies, error_shares):
         stated_before.cache_clear()
     (DOCS / "notes" / "measured.md").write_text(page(rows))
     groups = [
-        (what, name, str(a.runs), f"{a.half:.1%}", f"{a.most:.1%}", f"{a.low:.2f} to {a.high:.2f}")
-        for what, of in found.items()
-        for name, a in of.items()
+        (figure, name, str(a.runs), f"{a.half:.1%}", f"{a.most:.1%}", f"{a.low:.2f} to {a.high:.2f}")
+        for figure, groups in by_figure.items()
+        for name, a in groups.items()
     ]
     head = ("what", "group", "runs", "half within", "nine in ten within", "measured over predicted")
     _replace(DOCS / "costs.md", "measured", table(head, groups))
-    _replace(DOCS.parent / "README.md", "accuracy", sentence(found))
+    _replace(DOCS.parent / "README.md", "accuracy", sentence(by_figure))
 
 
 def _replace(page: Path, mark: str, content: str) -> None:
@@ -208,14 +208,14 @@ def main() -> None:
     parser.add_argument("record", nargs="*", help="names, or beginnings of names; the default is all")
     parser.add_argument("--command", metavar="RECORD", help="print the command line of a run's prediction")
     parser.add_argument("--docs", action="store_true", help="write what the package and docs say")
-    given = parser.parse_args()
+    args = parser.parse_args()
     known = {record.name: record for record in records()}
-    if given.command:
-        print(command_of(known[given.command]))
+    if args.command:
+        print(command_of(known[args.command]))
         return
-    chosen = [r for name, r in known.items() if not given.record or name.startswith(tuple(given.record))]
+    chosen = [r for name, r in known.items() if not args.record or name.startswith(tuple(args.record))]
     rows = [row_of(record) for record in chosen]
-    if given.docs:
+    if args.docs:
         write(rows)
     else:
         print(*lines(rows), "", *summary(rows), sep="\n")

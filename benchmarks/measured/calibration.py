@@ -40,7 +40,7 @@ HEAD = ("what", "measured", "runs", "half within", "nine in ten within", "in the
 SHARES = ("model", "dtype", "job")
 MOST_SHARED = 0.9
 """The most that runs of one job are taken to share: those whose memory is alike are of one source."""
-UNIT = {name: ErrorShares(**{each: float(each == name) for each in SHARES}) for name in SHARES}
+UNIT = {name: ErrorShares(**{other: float(other == name) for other in SHARES}) for name in SHARES}
 
 
 @dataclass(frozen=True)
@@ -50,90 +50,90 @@ class Target:
     Attributes:
         row: The run.
         run: The run as a cluster file describes it.
-        others: Measured runs that have something in common with it.
+        peers: Measured runs that have something in common with it.
     """
 
     row: Row
     run: MeasuredRun
-    others: tuple[MeasuredRun, ...]
+    peers: tuple[MeasuredRun, ...]
 
 
-def measured_run(row: Row, what: Figure) -> MeasuredRun:
+def measured_run(row: Row, figure: Figure) -> MeasuredRun:
     """A record as `debubble calibrate` writes it; one with other switches counts as another job here."""
     record = row["record"]
-    measured = record.seconds if what == "step" else record.memory
+    measured = record.seconds if figure == "step" else record.memory
     run = described_run(record.model, record.cluster, record.options, run=record.name)
     switches = (str(getattr(record.options, name)) for name in (*SWITCHES, "framework"))
     job = ", ".join([run.job, *switches])
-    return msgspec.structs.replace(run, job=job, **{what: Deviation(predicted=row[what], measured=measured)})
+    return msgspec.structs.replace(run, job=job, **{figure: Deviation(predicted=row[figure], measured=measured)})
 
 
-def targets(rows: Sequence[Row], what: Figure, half: str | None = None) -> Iterator[Target]:
+def targets(rows: Sequence[Row], figure: Figure, half: str | None = None) -> Iterator[Target]:
     """The runs of a half that others of their source have something in common with, of that half or of both.
 
     Args:
         rows: All runs.
-        what: The figure.
+        figure: The figure.
         half: The half of the others; None: both.
     """
-    known = [(row, measured_run(row, what)) for row in rows if f"{what}_error" in row]
+    known = [(row, measured_run(row, figure)) for row in rows if f"{figure}_error" in row]
     for row, run in known:
-        others = tuple(
+        peers = tuple(
             other
-            for each, other in known
-            if each is not row
-            and half in (None, each["record"].half)
-            and each["record"].entries["source"] == row["record"].entries["source"]
-            and any(_alike(run, other, what))
+            for known_row, other in known
+            if known_row is not row
+            and half in (None, known_row["record"].half)
+            and known_row["record"].entries["source"] == row["record"].entries["source"]
+            and any(_relation(run, other, figure))
         )
-        if others:
-            yield Target(row, run, others)
+        if peers:
+            yield Target(row, run, peers)
 
 
-def _alike(a: MeasuredRun, b: MeasuredRun, what: Figure) -> tuple[bool, bool, bool]:
+def _relation(a: MeasuredRun, b: MeasuredRun, figure: Figure) -> tuple[bool, bool, bool]:
     """Whether two runs are of the same model, of the same kind and dtype, and of the same job."""
-    model, dtype, job = (bool(UNIT[name].between(a, b, what)) for name in SHARES)
+    model, dtype, job = (bool(UNIT[name].between(a, b, figure)) for name in SHARES)
     return model, dtype, job
 
 
-def estimated(rows: Sequence[Row], what: Figure) -> ErrorShares:
+def estimated(rows: Sequence[Row], figure: Figure) -> ErrorShares:
     """The shares that give the least squares of what is left of the deviations of the half to fit costs to.
 
     A deviation is counted in units of its group's (kind of model and generation of hardware), and a run once with each
     kind of neighbours, however many it has.
     """
-    given = [row for row in rows if row["record"].half == "fit"]
-    spread = _spreads(given, what)
-    left, right = [], []
-    for target in targets(given, what):
-        value = _relative(target.run, target.run, what)
+    fit_rows = [row for row in rows if row["record"].half == "fit"]
+    spread = _spreads(fit_rows, figure)
+    lhs, rhs = [], []
+    for target in targets(fit_rows, figure):
+        value = _relative(target.run, target.run, figure)
         for kind in KINDS:
-            others = [other for other in target.others if _alike(target.run, other, what) == kind]
-            for other in others:
-                weight = 1 / math.sqrt(len(others)) / spread[_group(target.row)]
-                known = _relative(other, target.run, what)
-                left.append([weight * known * common for common in kind])
-                right.append(weight * value)
+            peers = [other for other in target.peers if _relation(target.run, other, figure) == kind]
+            for other in peers:
+                weight = 1 / math.sqrt(len(peers)) / spread[_group(target.row)]
+                known = _relative(other, target.run, figure)
+                lhs.append([weight * known * common for common in kind])
+                rhs.append(weight * value)
     model, dtype, job = (
-        round(max(0.0, float(share)), 2) for share in np.linalg.lstsq(np.array(left), np.array(right), rcond=None)[0]
+        round(max(0.0, float(share)), 2) for share in np.linalg.lstsq(np.array(lhs), np.array(rhs), rcond=None)[0]
     )
     return ErrorShares(model=model, dtype=dtype, job=round(min(job, MOST_SHARED - model - dtype), 2))
 
 
-def _relative(run: MeasuredRun, target: MeasuredRun, what: Figure) -> float:
+def _relative(run: MeasuredRun, target: MeasuredRun, figure: Figure) -> float:
     """A run's deviation, as a share of the target's measured memory."""
-    value = run.deviation(what)
+    value = run.deviation(figure)
     assert value is not None
-    return value if what == "step" else value / (target.memory or Deviation(predicted=1, measured=1)).measured
+    return value if figure == "step" else value / (target.memory or Deviation(predicted=1, measured=1)).measured
 
 
-def _spreads(rows: Sequence[Row], what: Figure) -> dict[tuple[str, ...], float]:
+def _spreads(rows: Sequence[Row], figure: Figure) -> dict[tuple[str, ...], float]:
     """Group -> the root of the mean square of its deviations."""
     squares: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
-        if f"{what}_error" in row:
-            squares.setdefault(_group(row), []).append(math.log1p(row[f"{what}_error"]) ** 2)
-    return {group: math.sqrt(sum(each) / len(each)) for group, each in squares.items()}
+        if f"{figure}_error" in row:
+            squares.setdefault(_group(row), []).append(math.log1p(row[f"{figure}_error"]) ** 2)
+    return {group: math.sqrt(sum(group_squares) / len(group_squares)) for group, group_squares in squares.items()}
 
 
 def _group(row: Row) -> tuple[str, ...]:
@@ -160,17 +160,17 @@ class Outcome:
 
 
 def outcomes(
-    target: Target, what: Figure, stated: Stated, chosen: Sequence[Sequence[MeasuredRun]]
+    target: Target, figure: Figure, stated: Stated, chosen: Sequence[Sequence[MeasuredRun]]
 ) -> Iterator[Outcome]:
     """The predictions of a run from each choice of measured runs."""
     record = target.row["record"]
     groups = groups_of(record.model, record.device, record.entries.get("dtype", "bf16"))
-    accuracy = next(stated[what][name] for name in groups if name in stated[what])
-    predicted, measured = target.row[what], record.seconds if what == "step" else record.memory
+    accuracy = next(stated[figure][name] for name in groups if name in stated[figure])
+    predicted, measured = target.row[figure], record.seconds if figure == "step" else record.memory
     for runs in chosen:
-        found = correction(what, runs, target.run)
-        value = found.corrected(what, predicted)
-        interval = accuracy.corrected(found).scaled_to(value)
+        change = correction(figure, runs, target.run)
+        value = change.corrected(figure, predicted)
+        interval = accuracy.corrected(change).scaled_to(value)
         yield Outcome(
             weight=1 / len(chosen), error=abs(value / measured - 1),
             inside=bool(interval.low <= measured <= interval.high), width=interval.high / interval.low,
@@ -179,39 +179,39 @@ def outcomes(
 
 def lines(rows: Sequence[Row], stated: Stated) -> Iterator[tuple[str, ...]]:
     """What calibration gains on the half that is kept for testing: from one neighbour of each kind, and from all."""
-    for what in FIGURES:
-        found = [target for target in targets(rows, what) if target.row["record"].half == "test"]
+    for figure in FIGURES:
+        test_targets = [target for target in targets(rows, figure) if target.row["record"].half == "test"]
         for kind, words in KINDS.items():
-            yield from _line(what, f"one run of {words}", found, stated, _one(kind, what))
-        yield from _line(what, "all of these", found, stated, lambda target: [target.others])
+            yield from _line(figure, f"one run of {words}", test_targets, stated, _one(kind, figure))
+        yield from _line(figure, "all of these", test_targets, stated, lambda target: [target.peers])
 
 
-def _one(kind: tuple[bool, bool, bool], what: Figure) -> Callable[[Target], Sequence[Sequence[MeasuredRun]]]:
-    return lambda target: [[other] for other in target.others if _alike(target.run, other, what) == kind]
+def _one(kind: tuple[bool, bool, bool], figure: Figure) -> Callable[[Target], Sequence[Sequence[MeasuredRun]]]:
+    return lambda target: [[other] for other in target.peers if _relation(target.run, other, figure) == kind]
 
 
 def _line(
-    what: Figure, words: str, found: Sequence[Target], stated: Stated,
+    figure: Figure, words: str, test_targets: Sequence[Target], stated: Stated,
     choices: Callable[[Target], Sequence[Sequence[MeasuredRun]]],
 ) -> Iterator[tuple[str, ...]]:  # fmt: skip
     """A line of the table; none if no run has such neighbours."""
-    having = [target for target in found if choices(target)]
+    having = [target for target in test_targets if choices(target)]
     if not having:
         return
-    before = [each for target in having for each in outcomes(target, what, stated, [()])]
-    after = [each for target in having for each in outcomes(target, what, stated, choices(target))]
-    half, most = ([f"{_quantile(each, share):.1%}" for each in (before, after)] for share in (0.5, 0.9))
-    inside = [f"{_mean(each, lambda outcome: outcome.inside):.0%}" for each in (before, after)]
-    widths = [f"{math.exp(_mean(each, lambda outcome: math.log(outcome.width))):.2f}" for each in (before, after)]
-    yield (what, words, str(len(having)), *(" > ".join(pair) for pair in (half, most, inside, widths)))
+    before = [outcome for target in having for outcome in outcomes(target, figure, stated, [()])]
+    after = [outcome for target in having for outcome in outcomes(target, figure, stated, choices(target))]
+    half, ninth_decile = ([f"{_quantile(sample, share):.1%}" for sample in (before, after)] for share in (0.5, 0.9))
+    inside = [f"{_mean(sample, lambda outcome: outcome.inside):.0%}" for sample in (before, after)]
+    widths = [f"{math.exp(_mean(sample, lambda outcome: math.log(outcome.width))):.2f}" for sample in (before, after)]
+    yield (figure, words, str(len(having)), *(" > ".join(pair) for pair in (half, ninth_decile, inside, widths)))
 
 
 def _quantile(outcomes: Sequence[Outcome], share: float) -> float:
     """The error that this share of the weight does not exceed."""
-    ordered = sorted(outcomes, key=lambda each: each.error)
-    weights = np.cumsum([each.weight for each in ordered])
+    ordered = sorted(outcomes, key=lambda outcome: outcome.error)
+    weights = np.cumsum([outcome.weight for outcome in ordered])
     return ordered[min(len(ordered) - 1, int(np.searchsorted(weights, share * weights[-1], side="right")))].error
 
 
 def _mean(outcomes: Sequence[Outcome], value: Callable[[Outcome], float]) -> float:
-    return sum(each.weight * value(each) for each in outcomes) / sum(each.weight for each in outcomes)
+    return sum(outcome.weight * value(outcome) for outcome in outcomes) / sum(outcome.weight for outcome in outcomes)

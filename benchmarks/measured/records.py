@@ -77,10 +77,10 @@ class Record:
     @cached_property
     def half(self) -> Half:
         """What the record is there for, by a hash of its configuration."""
-        kept: dict[str, Any] = {name: entry for name, entry in self.entries.items() if name not in SCALE}
-        kept["framework"] = kept["framework"].partition("@")[0]
-        kept["cluster"] = self.device
-        digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).digest()
+        hashed: dict[str, Any] = {name: entry for name, entry in self.entries.items() if name not in SCALE}
+        hashed["framework"] = hashed["framework"].partition("@")[0]
+        hashed["cluster"] = self.device
+        digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).digest()
         return "test" if digest[0] % 2 else "fit"
 
     @property
@@ -109,8 +109,8 @@ class Record:
     @property
     def seconds(self) -> float | None:
         """Of a step, as measured; None: it was not."""
-        if (given := self.entries.get("step_seconds")) is not None:
-            return float(given)
+        if (step_seconds := self.entries.get("step_seconds")) is not None:
+            return float(step_seconds)
         if (tokens := self.entries.get("tokens_per_second")) is None:
             return None
         return float(self.entries["batch"] * self.entries["sequence_length"] / tokens / self.cluster.count)
@@ -141,10 +141,10 @@ class Record:
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers of each stage."""
-        given = self.entries.get("layers")
-        if given is None:
+        layers = self.entries.get("layers")
+        if layers is None:
             return even_layers(self.model.layers, self.stages)
-        return layers_named(given) if isinstance(given, str) else tuple(given)
+        return layers_named(layers) if isinstance(layers, str) else tuple(layers)
 
     @property
     def options(self) -> RunOptions:

@@ -59,7 +59,7 @@ def overheads(config: Config, length: int, settings: Settings, *, compiler: str 
     tokens = torch.randint(
         config["vocab_size"], (MICRO_BATCHES, length + 1), generator=torch.Generator().manual_seed(0)
     ).to(device)
-    whole, parts = partial(fresh, [nn.Sequential(*chunks)], compiler), partial(fresh, chunks, compiler)
+    undivided, parts = partial(fresh, [nn.Sequential(*chunks)], compiler), partial(fresh, chunks, compiler)
 
     def ours(kind: str, modules: Sequence[nn.Module]) -> Step:
         schedule = db.schedules[kind](devices=1, micro_batches=MICRO_BATCHES, chunks=len(modules))
@@ -73,8 +73,8 @@ def overheads(config: Config, length: int, settings: Settings, *, compiler: str 
 
     made = {
         "autograd": loop(parts(), tokens),
-        "torch 1F1B": theirs("1F1B", whole()),
-        "debubble 1F1B": ours("1f1b", whole()),
+        "torch 1F1B": theirs("1F1B", undivided()),
+        "debubble 1F1B": ours("1f1b", undivided()),
         "torch Interleaved1F1B": theirs("Interleaved1F1B", parts()),
         "debubble interleaved": ours("interleaved", parts()),
     }
@@ -133,7 +133,7 @@ def loop(chunks: Sequence[nn.Module], tokens: Tensor) -> Step:
 def rounds(made: dict[str, Step], device: torch.device, count: int) -> dict[str, list[float]]:
     """Seconds of every step, round after round in shuffled order."""
     order = random.Random(0)
-    found: dict[str, list[float]] = {name: [] for name in made}
+    seconds: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(count):
         for name in order.sample(list(made), len(made)):
             if device.type == "cuda":
@@ -142,5 +142,5 @@ def rounds(made: dict[str, Step], device: torch.device, count: int) -> dict[str,
             made[name]()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            found[name].append(time.perf_counter() - start)
-    return {name: times[min(2, count - 1) :] for name, times in found.items()}
+            seconds[name].append(time.perf_counter() - start)
+    return {name: times[min(2, count - 1) :] for name, times in seconds.items()}

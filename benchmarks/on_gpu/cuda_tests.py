@@ -23,7 +23,7 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
         f"--junit-xml={report}",
     ]  # fmt: skip
     try:
-        subprocess.run(command, cwd=ROOT, timeout=max(1.0, figures.left - 3))
+        subprocess.run(command, cwd=ROOT, timeout=max(1.0, figures.remaining_seconds - 3))
     except subprocess.TimeoutExpired:
         figures.add("ended", figures="the tests took too long: how they ended is in the log")
         return
@@ -41,4 +41,4 @@ def name_of(case: ElementTree.Element) -> str:
 
 
 def failures(case: ElementTree.Element) -> list[str]:
-    return [found.text or "" for kind in ("failure", "error") for found in case.findall(kind)]
+    return [element.text or "" for kind in ("failure", "error") for element in case.findall(kind)]

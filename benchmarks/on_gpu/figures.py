@@ -24,8 +24,8 @@ class Figures:
         self.tree: dict[str, Any] = {}
 
     @property
-    def left(self) -> float:
-        """Seconds."""
+    def remaining_seconds(self) -> float:
+        """Seconds until the section should be over."""
         return self._until - time.monotonic()
 
     def add(self, *path: str, figures: Any) -> None:
@@ -35,7 +35,7 @@ class Figures:
             place = place.setdefault(name, {})
         place[path[-1]] = figures
         print(
-            f"{self.left:.0f} s left, {'/'.join(path)}: {json.dumps(finite(figures))[:400]}",
+            f"{self.remaining_seconds:.0f} s left, {'/'.join(path)}: {json.dumps(finite(figures))[:400]}",
             file=sys.stderr,
             flush=True,
         )
@@ -46,8 +46,8 @@ class Figures:
 
         If it fails the traceback stands in its place, and the rest goes on; if there is no time for it, that does.
         """
-        if self.left < needs:
-            self.add(*path, figures={"left_out": f"{self.left:.0f} s were left, and it needs about {needs:.0f}"})
+        if (remaining := self.remaining_seconds) < needs:
+            self.add(*path, figures={"left_out": f"{remaining:.0f} s were left, and it needs about {needs:.0f}"})
             return
         try:
             work()
@@ -58,14 +58,14 @@ class Figures:
         """Do one part of a section, whose answer is the figures at its place."""
         self.run(lambda: self.add(*path, figures=work()), *path, needs=needs)
 
-    def fail(self, told: str) -> None:
+    def fail(self, reason: str) -> None:
         """The section ends with this traceback."""
-        self._write(traceback=told)
+        self._write(traceback=reason)
 
     def _write(self, **more: str) -> None:
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps({"figures": finite(self.tree), **more}))
-        os.replace(part, self._path)
+        partial_file = self._path.with_suffix(".part")
+        partial_file.write_text(json.dumps({"figures": finite(self.tree), **more}))
+        os.replace(partial_file, self._path)
 
 
 def finite(figures: Any) -> Any:

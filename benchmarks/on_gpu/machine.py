@@ -40,7 +40,7 @@ def compared_hardware(settings: Settings) -> Hardware:
     """The costs' own entry for this device; a dry run takes any."""
     names = {"H100": "H100-80GB", "H200": "H200-141GB"}
     device = "H100" if settings.dry else torch.cuda.get_device_name()
-    return hardware[next(name for part, name in names.items() if part in device)]
+    return hardware[next(name for fragment, name in names.items() if fragment in device)]
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -90,13 +90,13 @@ def products(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     """Seconds of products by their smallest side: of rows (few tokens), or of what is summed over (few weights)."""
     speed, large = Speed(compared_hardware(settings), 2), 128 if settings.dry else 8192
     dtype = torch.float32 if settings.dry else torch.bfloat16
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for side in SIDES[:1] if settings.dry else SIDES:
         for name, (m, k) in {"rows": (side, large), "inner": (large, side)}.items():
-            a, b = (torch.randn(*of, device=lanes.device, dtype=dtype) for of in ((m, k), (k, large)))
+            a, b = (torch.randn(*shape, device=lanes.device, dtype=dtype) for shape in ((m, k), (k, large)))
             seconds = seconds_of(lanes, partial(repeated_product, a, b), repetitions=settings.repetitions) / REPEATED
-            found[f"{side} {name}"] = pair(speed.matmul(m, k, large), seconds)
-    return found
+            results[f"{side} {name}"] = pair(speed.matmul(m, k, large), seconds)
+    return results
 
 
 REPEATED = 10
@@ -112,7 +112,7 @@ def attention(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     """Seconds of a causal attention core, forward and backward, by the length of the one sequence."""
     speed, heads, width = Speed(compared_hardware(settings), 2), 4 if settings.dry else 32, 128
     dtype = torch.float32 if settings.dry else torch.bfloat16
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for length in (64,) if settings.dry else ATTENTION_TOKENS:
         q, k, v = (
             torch.randn(1, heads, length, width, device=lanes.device, dtype=dtype, requires_grad=True) for _ in range(3)
@@ -126,11 +126,11 @@ def attention(lanes: Lanes, settings: Settings) -> dict[str, Any]:
             repetitions=settings.repetitions,
         )  # fmt: skip
         flops = 2 * heads * length * length * width  # two products, half of each
-        found[f"{length}"] = {
+        results[f"{length}"] = {
             "forward": pair(speed.attention(flops, rows=length * heads), forward),
             "backward": pair(speed.attention(2.5 * flops, rows=length * heads, backward=True), backward),
         }
-    return found
+    return results
 
 
 def launch(lanes: Lanes, settings: Settings) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
 
 def alongside(lanes: Lanes, works: dict[Lane, Callable[[], None]], repetitions: int) -> dict[Lane, float]:
     """Median seconds of each when all run at the same time, each on its lane and a thread of its own."""
-    found: dict[Lane, list[float]] = {lane: [] for lane in works}
+    times_of_lane: dict[Lane, list[float]] = {lane: [] for lane in works}
 
     def one(lane: Lane, work: Callable[[], None]) -> None:
         with lanes.lane(lane, None):
@@ -192,6 +192,6 @@ def alongside(lanes: Lanes, works: dict[Lane, Callable[[], None]], repetitions: 
             thread.join()
         for lane, both in marks.items():
             start, end = lanes.seconds(both)
-            found[lane].append((end - start) / repeated)
+            times_of_lane[lane].append((end - start) / repeated)
         lanes.end_step()
-    return {lane: statistics.median(times[1:]) for lane, times in found.items()}
+    return {lane: statistics.median(times[1:]) for lane, times in times_of_lane.items()}

@@ -69,16 +69,16 @@ class Many:
 
     def run(self) -> None:
         """1F1B, ZB-H1 and 1F1B with offload: orders of the same stages, so each device is made once."""
-        whole = db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches)
+        one_f_one_b = db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches)
         split = db.schedules["zb-h1"](devices=self.devices, micro_batches=self.micro_batches)
-        plans = {"1f1b": self.plan(whole), "zb-h1": self.plan(split), "offloaded": self.offloaded(whole)}
+        plans = {"1f1b": self.plan(one_f_one_b), "zb-h1": self.plan(split), "offloaded": self.offloaded(one_f_one_b)}
         steps: dict[str, list[TraceStep]] = defaultdict(list)
         for device in self.settings.measured_devices.get(self.devices, range(self.devices)):
-            if self.figures.left < 15:
+            if self.figures.remaining_seconds < 15:
                 self.figures.add(self.name, f"device-{device}", figures={"left_out": "no time was left"})
                 break
-            for name, (found, step) in run_device(plans, device, self.settings).items():
-                self.figures.add(self.name, f"device-{device}", name, figures=found)
+            for name, (figures, step) in run_device(plans, device, self.settings).items():
+                self.figures.add(self.name, f"device-{device}", name, figures=figures)
                 steps[name].append(step)
             if device == 0:
                 in_arena = partial(self.in_arena, plans["offloaded"], device)
@@ -90,24 +90,24 @@ class Many:
     def in_arena(self, plan: Plan, device: int) -> dict[str, Any]:
         """The plan held to the addresses of the device, where those are enough: what the allocator says beside it."""
         try:
-            ((found, _),) = run_device({"": plan}, device, self.settings, arena=True).values()
+            ((figures, _),) = run_device({"": plan}, device, self.settings, arena=True).values()
         except ArenaError as error:
             return {"refused": str(error)}
-        return found
+        return figures
 
     def chosen(self) -> None:
         """What `auto` plans for the states, and 60% of the activations that 1F1B keeps; its busiest device alone."""
-        whole = self.plan(db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches))
+        one_f_one_b = self.plan(db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches))
         states = sum(float(unit.static) for unit in units_from_dict(self.profile).units) / self.devices
-        limit = 1.2 * states + 0.6 * float(max(whole.simulate().peak_memory))
+        limit = 1.2 * states + 0.6 * float(max(one_f_one_b.simulate().peak_memory))
         plan = db.plan(
             *self.model_on_cluster, micro_batches=self.micro_batches,
             memory_limit=limit, effort=2, profile=self.profile, dtype=self.settings.dtype, sequence_length=self.length,
         )  # fmt: skip
         busy = [sum(float(o.duration) for o in operations_of(plan, d, Lane.COMPUTE)) for d in range(plan.devices)]
         device = busy.index(max(busy))
-        ((found, _),) = run_device({"auto": plan}, device, self.settings, trains=True).values()
-        self.figures.add(self.name, "auto", figures={"planner": plan.planner, "device": device, **found})
+        ((figures, _),) = run_device({"auto": plan}, device, self.settings, trains=True).values()
+        self.figures.add(self.name, "auto", figures={"planner": plan.planner, "device": device, **figures})
 
     @property
     def model_on_cluster(self) -> ModelOnCluster:
@@ -141,7 +141,7 @@ class Many:
 
     def joined(self, name: str, plan: Plan, parts: Sequence[TraceStep]) -> None:
         """All devices' programs together beside the plan; the pictures of one plan are kept."""
-        trace = Trace.join([Trace(devices=self.devices, steps=(part,)) for part in parts])
+        trace = Trace.join([Trace(devices=self.devices, steps=(step,)) for step in parts])
         self.figures.add(self.name, "together", name, figures=as_dict(compare(plan, trace)))
         if name == "offloaded" and self.devices == 4:
             folder = Path(self.figures.folder)
@@ -202,7 +202,7 @@ def run_device(
     pipeline = Pipeline(None, first, transport=transport, device=on, optimizer=optimizer, arena=arena)
     pipeline.measured.every_step = True
     tokens = torch.randint(model.vocab, (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0))
-    found = {}
+    results = {}
     for name, plan in plans.items():
         arrivals = {o.op: float(o.end) for o in operations_of(plan, device, Lane.RECV)}
         transport.follow(lower(plan.schedule, plan.costs), arrivals=arrivals)
@@ -220,11 +220,11 @@ def run_device(
         }  # fmt: skip
         if measured.activations.arena is not None:
             memory["arena"] = measured.activations.arena.size
-        found[name] = ({**figures_of(plan, device, typical), "memory": memory}, typical)
+        results[name] = ({**figures_of(plan, device, typical), "memory": memory}, typical)
     del pipeline
     if settings.device == "cuda":
         torch.cuda.empty_cache()
-    return found
+    return results
 
 
 def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings, *, trains: bool) -> dict[str, float]:
@@ -260,8 +260,8 @@ def figures_of(plan: Plan, device: int, step: TraceStep) -> dict[str, Any]:
     def intervals(operations: Sequence[Any], *lanes: Lane) -> list[Interval]:
         return [(float(o.start), float(o.end)) for o in operations if o.lane in lanes]
 
-    computes, moves = ([intervals(each, *lanes) for each in (predicted, step.events)] for lanes in (COMPUTE, TRANSFERS))
-    spans = [max(end for _, end in each) - min(start for start, _ in each) for each in computes]
+    computes, moves = ([intervals(ops, *lanes) for ops in (predicted, step.events)] for lanes in (COMPUTE, TRANSFERS))
+    spans = [max(end for _, end in side) - min(start for start, _ in side) for side in computes]
     shares = [hidden(moved, computed) for moved, computed in zip(moves, computes, strict=True)]
     return {
         "schedule": plan.schedule.name, "operations": kinds, "span": pair(*spans), "hidden_transfers": pair(*shares),

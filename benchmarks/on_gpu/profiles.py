@@ -50,14 +50,14 @@ def cases(settings: Settings) -> list[tuple[str, Config, int]]:
 def units(config: Config, length: int, settings: Settings, figures: Figures, name: str) -> None:
     """The command's own measurement, and each kind of unit beside its computed costs."""
     with tempfile.TemporaryDirectory() as folder:
-        given, output = Path(folder) / "config.json", Path(folder) / "profile.json"
-        given.write_text(json.dumps(config))
+        source, output = Path(folder) / "config.json", Path(folder) / "profile.json"
+        source.write_text(json.dumps(config))
         command = [
-            sys.executable, "-m", "debubble", "profile", str(given), "-o", str(output), "--device", settings.device,
+            sys.executable, "-m", "debubble", "profile", str(source), "-o", str(output), "--device", settings.device,
             "--processes", "1", "--dtype", settings.dtype, "--sequence-length", str(length),
             "--repetitions", str(settings.repetitions),
         ]  # fmt: skip
-        subprocess.run(command, check=True, timeout=max(figures.left, 1), env=os.environ)
+        subprocess.run(command, check=True, timeout=max(figures.remaining_seconds, 1), env=os.environ)
         measured = load_profile(output)
         figures.add(name, "profile", figures=json.loads(output.read_text()))
     options = RunOptions(dtype=settings.dtype, sequence_length=length)
@@ -71,12 +71,12 @@ def units(config: Config, length: int, settings: Settings, figures: Figures, nam
 
 def alongside(computed: Units, measured: Units) -> dict[str, Any]:
     """Of each type of unit: seconds and bytes, predicted and measured."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for one, other in zip(computed.units, measured.units, strict=True):
-        if one.type in found:
+        if one.type in results:
             continue
         strategies = one.strategies.keys() & other.strategies.keys()
-        found[one.type] = {
+        results[one.type] = {
             "forward": pair(one.forward, other.forward),
             "backward": pair(one.backward_input + one.backward_weight, other.backward_input + other.backward_weight),
             "backward_weight": pair(one.backward_weight, other.backward_weight),
@@ -89,7 +89,7 @@ def alongside(computed: Units, measured: Units) -> dict[str, Any]:
                 for name in sorted(strategies - {"none"})
             },
         }  # fmt: skip
-    return found
+    return results
 
 
 def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]
     options = RunOptions(dtype=settings.dtype, sequence_length=length)
     speed = Speed(compared_hardware(settings), element_bytes(settings.dtype))
     shapes = Shapes(model=Model.from_hf(config), options=options, framework=RUNTIME, speed=speed)
-    found = {}
+    results = {}
     for kind, costs in (("attention", attention), ("mlp", mlp)):
         (unit,) = build_stage(config, [PlannedUnit(kind, 0)], dtype=DTYPES[settings.dtype])
         predicted: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -107,7 +107,7 @@ def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]
             total[0] += operator.forward
             total[1] += operator.backward_input + operator.backward_weight
         measured = timed(unit.to(lanes.device), length, config["hidden_size"], lanes, settings)
-        found[kind] = {
+        results[kind] = {
             name: {
                 "forward": pair(predicted[name][0], measured.get(name, (0, 0))[0]),
                 "backward": pair(predicted[name][1], measured.get(name, (0, 0))[1]),
@@ -115,7 +115,7 @@ def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]
             for name in dict.fromkeys([*measured, *predicted])
             if any(predicted[name]) or name in measured
         }  # fmt: skip
-    return found
+    return results
 
 
 def timed(
@@ -131,21 +131,21 @@ def timed(
     x = torch.randn(1, length, hidden, device=lanes.device, dtype=DTYPES[settings.dtype])
     with torch.no_grad():
         unit(x, MicroBatch(), note)
-    found: dict[str, tuple[float, float]] = {}
+    results: dict[str, tuple[float, float]] = {}
     for name, function, inputs in calls:
         forward, backward = both(function, inputs, lanes, settings)
-        before = found.get(name, (0.0, 0.0))
-        found[name] = before[0] + forward, before[1] + backward
-    return found
+        before = results.get(name, (0.0, 0.0))
+        results[name] = before[0] + forward, before[1] + backward
+    return results
 
 
 def both(
     function: Any, inputs: tuple[torch.Tensor, ...], lanes: CpuLanes | CudaLanes, settings: Settings
 ) -> tuple[float, float]:
     """Seconds of one operator's forward, and of the backward of all its results that have one."""
-    given = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
-    forward = seconds_of(lanes, lambda: function(*given), repetitions=settings.repetitions)
-    results = function(*given)
+    operands = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
+    forward = seconds_of(lanes, lambda: function(*operands), repetitions=settings.repetitions)
+    results = function(*operands)
     flat = [results] if isinstance(results, torch.Tensor) else list(results)
     ends = [y for y in flat if y.requires_grad]
     gradients = [torch.randn_like(y) for y in ends]

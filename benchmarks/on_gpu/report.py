@@ -75,9 +75,9 @@ def headlines(result: Result) -> Iterator[str]:
                 for way in ("forward", "backward")
             )
             yield f"* **A layer without a profile** ({case}), measured / computed: {ratios}."
-    if kept := [error for _, error in _kept_errors(profile)]:
-        within = sum(error <= 0.02 for error in kept)
-        yield f"* **Bytes that a unit keeps**: {within} of {len(kept)} computed figures are within 2% of what it kept."
+    if gaps := [error for _, error in _kept_errors(profile)]:
+        within = sum(error <= 0.02 for error in gaps)
+        yield f"* **Bytes that a unit keeps**: {within} of {len(gaps)} computed figures are within 2% of what it kept."
     if spans := sorted(
         program["span"]["ratio"]
         for devices in _figures(result, "plans").values() if isinstance(devices, dict)
@@ -91,20 +91,20 @@ def headlines(result: Result) -> Iterator[str]:
         )
     ways = [way for way in ("kept", "recomputed", "offloaded") if "fits" in large.get(way, {})]
     if large:
-        said = ", ".join(f"{way} {'trains' if large[way]['fits'] else 'does not fit'}" for way in ways)
-        yield f"* **A model that does not fit**: {said}."
+        outcomes = ", ".join(f"{way} {'trains' if large[way]['fits'] else 'does not fit'}" for way in ways)
+        yield f"* **A model that does not fit**: {outcomes}."
 
 
-def _sum(units: Sequence[Figures], way: str, what: str) -> float:
-    return sum(float(unit[way][what]) for unit in units)
+def _sum(units: Sequence[Figures], way: str, quantity: str) -> float:
+    return sum(float(unit[way][quantity]) for unit in units)
 
 
 def _kept_errors(profile: Figures) -> Iterator[tuple[str, float]]:
     """Of every figure of bytes that a unit keeps, how far the computed one is off."""
     for case, figures in profile.items():
         for kind, unit in figures.get("units", {}).items():
-            kept = {"activation": unit["activation"]} | {n: s["kept"] for n, s in unit["strategies"].items()}
-            for name, figure in kept.items():
+            saved_bytes = {"activation": unit["activation"]} | {n: s["kept"] for n, s in unit["strategies"].items()}
+            for name, figure in saved_bytes.items():
                 if figure["ratio"] is not None:
                     yield f"{case}, {kind}, {name}", abs(figure["ratio"] - 1)
 
@@ -137,16 +137,16 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
 def _profile(figures: Figures) -> Iterator[str]:
     """A line for every type of unit, and one for every operator of a half-layer."""
     lines = []
-    for case, found in figures.items():
-        lines += [(case, f"**{kind}**", *_both_ways(unit)) for kind, unit in found.get("units", {}).items()]
-        for half, operators in found.get("operators", {}).items():
+    for case, profile in figures.items():
+        lines += [(case, f"**{kind}**", *_both_ways(unit)) for kind, unit in profile.get("units", {}).items()]
+        for half, operators in profile.get("operators", {}).items():
             if isinstance(operators, dict):
                 lines += [(case, f"{half}: {name}", *_both_ways(operator)) for name, operator in operators.items()]
     head = ("forward, ms", "computed", "ratio", "backward, ms", "computed", "ratio")
     yield table(("tokens", "unit or operator", *head), lines)
     off = [f"{place} ({100 * error:.0f}%)" for place, error in _kept_errors(figures) if error > 0.02]
     yield f"\nBytes kept that are off by more than 2%: {', '.join(off) or 'none'}.\n"
-    yield from _told("", figures)
+    yield from _remarks("", figures)
 
 
 def _both_ways(tree: Figures) -> Iterator[str]:
@@ -164,11 +164,11 @@ def _tests(figures: Figures) -> Iterator[str]:
 def _overheads(figures: Figures) -> Iterator[str]:
     lines = []
     for model, ways in figures.items():
-        for way, found in ways.items():
-            if "failed" in found or "left_out" in found:
-                lines.append((model, way, _last(found), "", "", ""))
+        for way, results in ways.items():
+            if "failed" in results or "left_out" in results:
+                lines.append((model, way, _last(results), "", "", ""))
                 continue
-            for name, one in found.items():
+            for name, one in results.items():
                 if "failed" in one:
                     lines.append((model, way, f"{name} {_last(one)}", "", "", ""))
                     continue
@@ -183,12 +183,12 @@ def _paces(figures: Figures) -> Iterator[str]:
     for length, ways in figures.items():
         for way, one in ways.items():
             if "tokens_per_second" in one:
-                memory = (f"{one[what] / 1e9:.1f} GB" if one[what] else "" for what in ("allocated", "reserved"))
+                memory = (f"{one[key] / 1e9:.1f} GB" if one[key] else "" for key in ("allocated", "reserved"))
                 pace = f"{one['tokens_per_second']:,.0f}", f"{100 * one['mfu']:.1f}%"
                 lines.append((length, way, *pace, *memory, f"{one['losses'][-1]:.3f}"))
     yield table(("", "way", "tokens/s", "MFU", "allocated", "reserved", "loss"), lines)
     yield ""
-    yield from _told("", figures)
+    yield from _remarks("", figures)
 
 
 def _programs(figures: Figures) -> Iterator[str]:
@@ -196,15 +196,15 @@ def _programs(figures: Figures) -> Iterator[str]:
     lines = []
     for plan, devices in figures.items():
         for device, programs in devices.items() if isinstance(devices, dict) else ():
-            found = {"auto": programs} if device == "auto" else programs if device != "together" else {}
-            for name, one in found.items():
+            results = {"auto": programs} if device == "auto" else programs if device != "together" else {}
+            for name, one in results.items():
                 if isinstance(one, dict) and "operations" in one:
                     lines.append((f"{plan}, {device}", name, *_cells(one)))
     times = ("plan", "program", "F", "B or I", "W", "span", "activations")
     yield f"{TEXT['programs']}\n"
     yield table((*times, "hidden, predicted", "hidden", "allocated", "reserved"), lines)
     yield ""
-    yield from _told("", figures)
+    yield from _remarks("", figures)
 
 
 def _cells(one: Figures) -> Iterator[str]:
@@ -213,8 +213,8 @@ def _cells(one: Figures) -> Iterator[str]:
         yield _ratio(kinds.get(kind))
     yield from (_ratio(one["span"]), _ratio(memory["activations"]))
     yield from ("", "") if not memory["offloaded"] else (f"{100 * moved[w]:.0f}%" for w in ("predicted", "measured"))
-    for what in ("allocated_in_step", "reserved"):
-        yield f"{memory[what] / 1e9:.1f} GB" if what in memory else ""
+    for quantity in ("allocated_in_step", "reserved"):
+        yield f"{memory[quantity] / 1e9:.1f} GB" if quantity in memory else ""
 
 
 def _ratio(figure: Figures | None) -> str:
@@ -229,8 +229,8 @@ def _pairs(figures: Figures) -> Iterator[str]:
     }  # fmt: skip
     lines = [(path, f"{p['predicted']:.4g}", f"{p['measured']:.4g}", _ratio(p)) for path, p in pairs.items()]
     yield table(("figure", "predicted", "measured", "measured / predicted"), lines)
-    if told := list(_told("", figures)):
-        yield from ("", *told)
+    if remarks := list(_remarks("", figures)):
+        yield from ("", *remarks)
 
 
 def _trees(path: str, tree: Any) -> Iterator[tuple[str, Figures]]:
@@ -242,13 +242,13 @@ def _trees(path: str, tree: Any) -> Iterator[tuple[str, Figures]]:
                 yield from _trees(f"{path}, {name}" if path else name, value)
 
 
-def _told(path: str, tree: Any) -> Iterator[str]:
+def _remarks(path: str, tree: Any) -> Iterator[str]:
     """A line for what failed, was left out, or is said in words."""
-    for place, part in _trees(path, tree):
-        if "failed" in part or "left_out" in part:
-            yield f"* {place}: {_last(part)}"
-        elif "fits" in part:
-            yield f"* {place}: {_training(part)}"
+    for place, subtree in _trees(path, tree):
+        if "failed" in subtree or "left_out" in subtree:
+            yield f"* {place}: {_last(subtree)}"
+        elif "fits" in subtree:
+            yield f"* {place}: {_training(subtree)}"
 
 
 def _training(tree: Figures) -> str:

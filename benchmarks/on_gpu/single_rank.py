@@ -76,10 +76,10 @@ class SingleRankTransport(SingleProcessTransport):
 
 def _receives(program: Program, device: int) -> Mapping[int, list[Op]]:
     """The messages that the device receives from each source, in order."""
-    found: defaultdict[int, list[Op]] = defaultdict(list)
+    receives: defaultdict[int, list[Op]] = defaultdict(list)
     for queue in program.queues_of[device]:
         for instruction in (program.instructions[i] for i in queue.instructions):
             if instruction.op.kind in (Kind.RECV_F, Kind.RECV_B):
                 assert instruction.peer is not None
-                found[instruction.peer].append(instruction.op)
-    return found
+                receives[instruction.peer].append(instruction.op)
+    return receives

@@ -1,4 +1,4 @@
-"""What `--json` prints is what its schema says: no key more, no key less, and the schemas in the docs are these."""
+"""`--json` output has exactly the keys of its schema, and the docs have these schemas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = ("--cluster", "4xA100-80GB", "--sequence-length", "128", "--effort", "0.
 
 @pytest.fixture
 def check(json_of: Any) -> Any:
-    """Call a command, whose answer must have the keys of its schema and no others."""
+    """Call a command and check that its answer has exactly the keys of its schema."""
 
     def call(command: str, *arguments: str) -> None:
         answer = json_of(command, *arguments)
@@ -51,7 +51,7 @@ def check(json_of: Any) -> Any:
         ("schedules", ()),
     ],
 )
-def test_an_answer_has_the_keys_of_its_schema_and_no_others(
+def test_answer_has_exactly_the_keys_of_its_schema(
     command: str, arguments: tuple[str, ...], check: Any, tmp_path: Path
 ) -> None:
     costs = tmp_path / "costs.json"
@@ -68,7 +68,7 @@ def test_an_answer_has_the_keys_of_its_schema_and_no_others(
         ("show", ("plan.json", "--trace", "trace.json")),
     ],
 )
-def test_what_reads_plans_answers_as_its_schema_says(
+def test_commands_that_read_plans_answer_by_their_schema(
     command: str, arguments: tuple[str, ...], check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,21 +78,21 @@ def test_what_reads_plans_answers_as_its_schema_says(
     check(command, *arguments)
 
 
-def test_import_answers_as_its_schema_says(check: Any, tmp_path: Path) -> None:
+def test_import_answers_by_its_schema(check: Any, tmp_path: Path) -> None:
     job = tmp_path / "job.sh"
     job.write_text(SCRIPT.replace("EXTRA", ""))
     for more in (("--as-it-is",), ("--planner", "dapple")):
         check("import", "megatron", str(job), "--cluster", "4xA100-80GB", *more)
 
 
-def test_profile_answers_as_its_schema_says(check: Any, tmp_path: Path) -> None:
+def test_profile_answers_by_its_schema(check: Any, tmp_path: Path) -> None:
     plan, output = priced(), str(tmp_path / "costs.json")
     plan.save(tmp_path / "plan.json")
     traces = [word for path in trace(plan, tmp_path, lambda *_: 2.0) for word in ("--from-trace", str(path))]
     check("profile", str(tmp_path / "plan.json"), *traces, "-o", output)
 
 
-def test_reproduce_answers_as_its_schema_says(json_of: Any) -> None:
+def test_reproduce_answers_by_its_schema(json_of: Any) -> None:
     answer = json_of("reproduce", "obscura", "--only", "Figure 1", "--only", "table 1")
     assert [entry["place"] for entry in answer["reports"][0]["entries"]] == ["Figure 1", "Table 1"]
     assert any(entry["tables"] for entry in answer["reports"][0]["entries"])
@@ -108,17 +108,17 @@ def test_the_schemas_in_the_docs_are_those_of_the_answers(command: str) -> None:
 
 
 @pytest.mark.parametrize("more", [("--micro-batches", "4"), ("--global-batch", "4")])
-def test_a_models_plan_says_what_might_help(more: tuple[str, ...], json_of: Any) -> None:
+def test_answer_of_a_model_plan_has_advice(more: tuple[str, ...], json_of: Any) -> None:
     quick = (*SMALL[:4], "--effort", "0", "--planner", "dapple")
     answer = json_of("plan", "llama-tiny", *quick, *more)
 
     first = answer["configurations"][0]
     assert (first["degrees"], first["step_time"]) == (answer["degrees"], pytest.approx(answer["step_time"]))
     assert answer["advice"][0]["change"] == "the same job again"
-    assert all(each["fits"] == (each["step_time"] is not None) for each in answer["advice"])
+    assert all(hint["fits"] == (hint["step_time"] is not None) for hint in answer["advice"])
 
 
-def test_the_command_prints_a_schema_and_names_those_that_there_are(run: Any, json_of: Any) -> None:
+def test_schema_command_prints_a_schema_or_suggests_one(run: Any, json_of: Any) -> None:
     code, out, _ = run("schema", "fits")
     assert code == 0
     assert json.loads(out) == json_of("schema", "fits") == json.loads((DOCS / "fits.json").read_text())

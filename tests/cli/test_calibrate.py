@@ -32,24 +32,24 @@ def slower(plan: db.Plan, times: float) -> str:
     return str(times * seconds_per_step(plan))
 
 
-def test_it_says_what_was_predicted_and_what_is_now(run: Any, plan: db.Plan) -> None:
+def test_calibrate_prints_old_and_new_prediction(run: Any, plan: db.Plan) -> None:
     code, out, error = run("calibrate", "plan.json", "--step", slower(plan, 1.1))
 
     assert code == 0
-    said = " ".join(out.split())
+    words = " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
-    assert said.startswith("Step: predicted ")
-    assert "(1.100 times)" in said
+    assert words.startswith("Step: predicted ")
+    assert "(1.100 times)" in words
     assert (
         f"The run moves the step of its own job by {100 * STEP.of_job:.0f}% of the difference, and that of other jobs"
-    ) in said
+    ) in words
     several = 3 * STEP.of_model / (1 + 2 * STEP.of_model)
-    assert f"by {100 * STEP.of_model:.0f}% (3 such runs by {100 * several:.0f}%)" in said
-    assert said.endswith("other dense models in bf16, on A100-80GB with no --framework.")
+    assert f"by {100 * STEP.of_model:.0f}% (3 such runs by {100 * several:.0f}%)" in words
+    assert words.endswith("other dense models in bf16, on A100-80GB with no --framework.")
     assert "give it with --cluster cluster.yaml" in error
 
 
-def test_the_interval_is_told_as_that_of_other_runs(run: Any, plan: db.Plan) -> None:
+def test_interval_comes_from_other_runs(run: Any, plan: db.Plan) -> None:
     _, out, _ = run("calibrate", "plan.json", "--step", slower(plan, 1.6))
 
     assert "and other runs of the job " in " ".join(out.split())
@@ -90,8 +90,8 @@ def test_its_cluster_file_has_the_run_and_notes(run: Any, plan: db.Plan) -> None
 
 def test_a_calibrated_plan_is_compared_without_its_corrections(run: Any, plan: db.Plan) -> None:
     run("calibrate", "plan.json", "--step", slower(plan, 1.1))
-    again = db.plan(db.models["llama-tiny"], db.Cluster.parse("cluster.yaml"), micro_batches=4, planner="dapple")
-    again.save("again.json")
+    uncorrected = db.plan(db.models["llama-tiny"], db.Cluster.parse("cluster.yaml"), micro_batches=4, planner="dapple")
+    uncorrected.save("again.json")
 
     code, out, _ = run("calibrate", "again.json", "--step", slower(plan, 1.2), "--json")
 
@@ -101,7 +101,7 @@ def test_a_calibrated_plan_is_compared_without_its_corrections(run: Any, plan: d
     assert step["ratio"] == pytest.approx(1.2)
 
 
-def test_the_same_run_measured_again_replaces_its_figure(run: Any, plan: db.Plan) -> None:
+def test_new_measurement_of_a_run_replaces_the_old_one(run: Any, plan: db.Plan) -> None:
     run("calibrate", "plan.json", "--step", slower(plan, 1.1), "--memory", "1GiB")
     _, out, _ = run("calibrate", "plan.json", "--step", slower(plan, 1.3), "--cluster", "cluster.yaml")
 
@@ -122,7 +122,7 @@ def test_the_same_job_planned_there_takes_the_measured_step(run: Any, json_of: A
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "Give a log or trace of the run, --step SECONDS or --memory SIZE"),
         (("--step", "1000"), "check that the plan is the one that ran"),
@@ -132,15 +132,15 @@ def test_the_same_job_planned_there_takes_the_measured_step(run: Any, json_of: A
         (("--step", "0.02", "--cluster", "2xL4"), "The plan ran on A100-80GB, not L4-24GB"),
     ],
 )
-def test_what_calibrates_nothing_is_refused(run: Any, plan: db.Plan, arguments: tuple[str, ...], said: str) -> None:
+def test_useless_calibration_is_refused(run: Any, plan: db.Plan, arguments: tuple[str, ...], message: str) -> None:
     code, out, error = run("calibrate", "plan.json", *arguments)
 
     assert (code, out) == (2, "")
-    assert said in error
+    assert message in error
     assert not Path("cluster.yaml").exists()
 
 
-def test_what_is_missing_is_said(run: Any, plan: db.Plan) -> None:
+def test_missing_input_is_reported(run: Any, plan: db.Plan) -> None:
     Path("log.txt").write_text("")
     small_plan().save("small.json")
     code, _, error = run("calibrate", "plan.json", "log.txt", "--step", slower(plan, 1.1))

@@ -1,4 +1,4 @@
-"""`debubble simulate --schedule A,B`: the rows, the costs that they are of, and what cannot run."""
+"""`debubble simulate --schedule A,B`: the rows, their costs, and schedules that cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from debubble.frameworks.torch.export import to_csv
 
 
 def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
-    """Of 4 devices and 8 micro-batches: 33 for 1F1B, and 57 for two chunks, which are half a stage each."""
+    """4 devices and 8 micro-batches take 33 under 1F1B; two chunks take 57 times half of a stage."""
     _, out, _ = run("simulate", "--schedule", "1f1b,interleaved", "--devices", "4", "--micro-batches", "8")
 
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("1f1b", "interleaved"))]
@@ -22,7 +22,7 @@ def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
 
 
 def test_a_schedule_is_compared_with_several_chunks(run: Any) -> None:
-    """Of 8 devices and 16 micro-batches, the bubble of 7 forwards and backwards is a half and a quarter as long."""
+    """With 8 devices and 16 micro-batches the bubble is 7 forwards and backwards, divided by the chunks."""
     _, out, _ = run(
         "simulate", "--schedule", "1f1b,interleaved:2,interleaved:4", "--devices", "8", "--micro-batches", "16"
     )
@@ -39,8 +39,8 @@ def test_chunks_of_a_compared_schedule_are_a_number(run: Any) -> None:
 
 
 def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) -> None:
-    whole, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
-    (tmp_path / "whole.json").write_text(json.dumps(whole))
+    full, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
+    (tmp_path / "whole.json").write_text(json.dumps(full))
     (tmp_path / "halves.json").write_text(json.dumps(halves))
     common = ("--devices", "8", "--micro-batches", "32", "--json", "--costs")
 
@@ -50,8 +50,8 @@ def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) ->
     assert compared["schedules"][1]["step_time"] == pytest.approx(alone["step_time"])
 
 
-def test_schedules_are_compared_with_the_costs_of_one_model(json_of: Any, tmp_path: Path) -> None:
-    """The costs of 8 stages are those of a V's chunks, and of 4 stages with the sums of two neighbours each."""
+def test_schedules_are_compared_with_costs_of_one_model(json_of: Any, tmp_path: Path) -> None:
+    """The 8 costs are of a V's chunks, and 4 stages have the sums of two neighbors each."""
     eight = {"forward": list(range(1, 9)), "communication": [0, 0.5] * 4, "activation": 2, "static": 3, "stages": 8}
     four = {"forward": [3, 7, 11, 15], "backward_input": 2, "backward_weight": 2, "communication": 0.5, "activation": 4}
     (tmp_path / "eight.json").write_text(json.dumps(eight))
@@ -63,14 +63,14 @@ def test_schedules_are_compared_with_the_costs_of_one_model(json_of: Any, tmp_pa
     compared = answer("zb-h1,dualpipe-v", "eight.json")["schedules"]
     alone = answer("zb-h1", "four.json"), answer("dualpipe-v", "eight.json")
     figures = "step_time", "peak_memory"
-    assert [[each[name] for name in figures] for each in compared] == [[a[name] for name in figures] for a in alone]
+    assert [[row[name] for name in figures] for row in compared] == [[a[name] for name in figures] for a in alone]
     assert compared[0]["remarks"][-1] == "A stage of zb-h1 is 2 stages of the costs file."
 
 
-def test_an_order_of_ones_own_is_compared_with_schedules(run: Any, json_of: Any, tmp_path: Path) -> None:
-    """It says the devices and micro-batches of all."""
-    (own := tmp_path / "own.csv").write_text(to_csv(db.schedules["interleaved"](devices=2, micro_batches=4, chunks=2)))
-    call = ("simulate", "--csv", str(own), "--schedule", "interleaved,1f1b")
+def test_csv_order_is_compared_with_schedules(run: Any, json_of: Any, tmp_path: Path) -> None:
+    """The CSV sets the devices and micro-batches of all schedules."""
+    (path := tmp_path / "own.csv").write_text(to_csv(db.schedules["interleaved"](devices=2, micro_batches=4, chunks=2)))
+    call = ("simulate", "--csv", str(path), "--schedule", "interleaved,1f1b")
 
     answer = json_of(*call, "--svg", str(tmp_path / "all.svg"))
     first, second, third = answer["schedules"]
@@ -103,12 +103,12 @@ def test_stages_are_joined_only_where_the_sum_is_exact(run: Any, tmp_path: Path)
         (("3", "--chunks", "2"), "--devices 3 --chunks 2 makes 6: give --devices that divide 8.\n"),
     ],
 )
-def test_a_plan_of_too_few_stages_is_told_its_chunks(
+def test_plan_with_too_few_stages_suggests_chunks(
     run: Any, tmp_path: Path, options: tuple[str, ...], rest: str
 ) -> None:
     (tmp_path / "c.json").write_text('{"stages": 8}')
-    _, _, said = run("plan", "--costs", str(tmp_path / "c.json"), "--devices", *options)
-    assert said == f"debubble: {tmp_path}/c.json has the costs of 8 stages, and {rest}"
+    _, _, error = run("plan", "--costs", str(tmp_path / "c.json"), "--devices", *options)
+    assert error == f"debubble: {tmp_path}/c.json has the costs of 8 stages, and {rest}"
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_a_plan_of_too_few_stages_is_told_its_chunks(
         ("bpipe", (), "The schedule 'bpipe' offloads, but the costs have no 'offload' time.", 2),
     ],
 )
-def test_a_schedule_that_cannot_run_leaves_the_others_compared(
+def test_infeasible_schedule_does_not_stop_the_comparison(
     run: Any, tmp_path: Path, schedule: str, options: tuple[str, ...], reason: str, code: int
 ) -> None:
     (tmp_path / "costs.json").write_text('{"forward": 1, "activation": 1}')
     call = ("simulate", "--schedule", f"1f1b,{schedule},zb-h1", "--costs", str(tmp_path / "costs.json"))
     ended, out, _ = run(*call, "--devices", "4", *options, "--json")
     answer = json.loads(out)
-    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]
+    assert [row["schedule"] for row in answer["schedules"]] == ["1f1b", "zb-h1"]
     assert reason in answer["do_not_fit"][schedule]
     assert ended == code
 
@@ -138,11 +138,11 @@ def test_every_schedule_that_does_not_fit_is_named(run: Any) -> None:
     assert run(*call, "1f1b,no-such")[0] == 2
 
 
-def test_abstract_costs_out_of_memory_name_what_can_be_given(run: Any, tmp_path: Path) -> None:
+def test_abstract_costs_out_of_memory_suggest_a_remedy(run: Any, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text('{"activation": 1}')
     call = ("simulate", "--schedule", "1f1b", "--costs", str(tmp_path / "costs.json"), "--devices", "4")
-    code, _, said = run(*call, "--memory-limit", "2")
-    assert (code, said.endswith("; raise the memory limit, or take another schedule.\n")) == (1, True)
+    code, _, error = run(*call, "--memory-limit", "2")
+    assert (code, error.endswith("; raise the memory limit, or take another schedule.\n")) == (1, True)
 
 
 def test_a_file_that_is_no_text_is_called_so(run: Any, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_an_option_is_for_those_schedules_that_take_it(json_of: Any) -> None:
     rows = json_of("simulate", "--schedule", "1f1b,group-interleaved", *call)["schedules"]
 
     alone = json_of("simulate", "--schedule", "group-interleaved", *call)
-    # Compared schedules have as much work per device.
+    # Compared schedules have the same work per device.
     assert [row["step_time"] for row in rows] == [33, alone["step_time"] / 2]
 
 

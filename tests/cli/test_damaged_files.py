@@ -1,4 +1,4 @@
-"""Files that are damaged in any way end a command with its result, or with one sentence and exit code 1 or 2."""
+"""Damaged files end a command with its result, or with one sentence and exit code 1 or 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import debubble as db
 from debubble.cli import main
 
 CASES, SLOW_CASES = 12, 500
-"""Per kind of file."""
+"""Number of cases per kind of file."""
 
 UNIT = {
     "type": "dense", "count": 6, "forward": 1, "backward_input": 1.5, "backward_weight": 1, "static": 2,
@@ -63,26 +63,30 @@ EXTREME = (10**18, 10**30, 10**400, 2**63, 1e308, 5e-324, -(10**30), 1e-300)
 
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every entry of a JSON value, as its container and its key there."""
+    """Entries of a JSON value, as container and key."""
     for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
         yield node, key
         yield from places(node[key])
 
 
 def damaged(content: Any, dice: random.Random) -> bytes:
-    """A file's content with one to three entries changed, or its text broken."""
+    """File content with one to three entries changed, or with broken text."""
     content = copy.deepcopy(content)
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
-        found = list(places(content))
-        if found:
-            change(*dice.choice(found), dice)
+        entries = list(places(content))
+        if entries:
+            change(*dice.choice(entries), dice)
     text = json.dumps(content)
     match dice.randrange(12):
         case 0:
             text = text[: dice.randrange(len(text))]
         case 1:
-            at = dice.randrange(len(text))
-            text = text[:at] + dice.choice(("[" * 3000, "NaN", "Infinity", "\x00", "}", ",", "é", "\ud83d")) + text[at:]
+            index = dice.randrange(len(text))
+            text = (
+                text[:index]
+                + dice.choice(("[" * 3000, "NaN", "Infinity", "\x00", "}", ",", "é", "\ud83d"))
+                + text[index:]
+            )
         case 2:
             return text.encode().replace(b"1", b"\xff", 1)
         case _:
@@ -107,8 +111,10 @@ def change(node: Any, key: Any, dice: random.Random) -> None:
             node.insert(key, value)
         case "words" if isinstance(value, str) and value:
             words = value.split(" ")
-            at = dice.randrange(len(words))
-            words[at] = dice.choice(("", words[at] * 2, words[0], words[at][:-1], words[at] + " " + words[-1], "0F99"))
+            index = dice.randrange(len(words))
+            words[index] = dice.choice(
+                ("", words[index] * 2, words[0], words[index][:-1], words[index] + " " + words[-1], "0F99")
+            )
             node[key] = " ".join(words)
         case _:
             node[key] = value * 2 if isinstance(value, str | list) else value
@@ -116,7 +122,7 @@ def change(node: Any, key: Any, dice: random.Random) -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The content of a valid file of each kind; a plan has every entry that a schedule can have."""
+    """Valid content of each kind of file; the plan has all entries that a schedule can have."""
     plan = db.plan(db.Model.from_hf(CONFIG), db.Cluster.parse("2xA100-80GB"), micro_batches=4, sequence_length=64,
                    planner="merak")  # fmt: skip
     folder = tmp_path_factory.mktemp("valid")
@@ -144,7 +150,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def _events(plan: Path) -> list[Any]:
-    """The events of a trace in which everything takes what was predicted."""
+    """Events of a trace in which all operations take their predicted time."""
     operations = db.Plan.load(plan).simulate().operations
     return [(op.name, op.device, op.lane.value, float(op.start), float(op.end)) for op in operations]
 
@@ -170,7 +176,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def outcome(command: tuple[str, ...]) -> int:
-    """Run a command in this process; its exit code."""
+    """Run a command in this process; returns its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["debubble", *command, "--json"])
         with pytest.raises(SystemExit) as ended:
@@ -179,31 +185,31 @@ def outcome(command: tuple[str, ...]) -> int:
 
 
 def check(kind: str, seed: int, files: dict[str, Any], folder: Path, read: Callable[[], Any]) -> int:
-    """Damage a file of that kind and run a command on it; the command's exit code, if it ended as it should."""
+    """Damage a file of a kind and run a command on it; returns the exit code after checking the output."""
     dice = random.Random(f"{kind} {seed}")
     file = folder / ("file.yaml" if kind == "cluster" else "file.json")
     content = damaged(files[kind], dice)
     file.write_bytes(content)
     names = {"FILE": str(file), "FOLDER": str(folder / "exported"), "PLAN": files["valid plan"]}
     command = tuple(names.get(word, word) for word in dice.choice(COMMANDS[kind]))
-    told = f"{' '.join(command)} with {content[:3000]!r}"
+    case = f"{' '.join(command)} with {content[:3000]!r}"
     try:
         code = outcome(command)
     except Exception as error:
-        raise AssertionError(f"A traceback from {told}") from error
+        raise AssertionError(f"A traceback from {case}") from error
     out, err = read()
     if code:
-        assert code in (1, 2), told
-        assert err.strip().splitlines()[-1].startswith("debubble: "), told
-        assert err.count("debubble: ") == 1, told
-        assert "Traceback" not in err, told
+        assert code in (1, 2), case
+        assert err.strip().splitlines()[-1].startswith("debubble: "), case
+        assert err.count("debubble: ") == 1, case
+        assert "Traceback" not in err, case
     else:
-        json.loads(out, parse_constant=lambda word: pytest.fail(f"It printed {word}: {told}"))
+        json.loads(out, parse_constant=lambda word: pytest.fail(f"It printed {word}: {case}"))
     return code
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_whole_file_is_taken(
+def test_undamaged_file_is_accepted(
     kind: str, files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / ("file.yaml" if kind == "cluster" else "file.json")
@@ -215,7 +221,7 @@ def test_a_whole_file_is_taken(
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_damaged_file_is_answered_or_refused_in_one_sentence(
+def test_damaged_file_is_answered_or_refused_in_a_sentence(
     kind: str, files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes = {check(kind, seed, files, tmp_path, capsys.readouterr) for seed in range(CASES)}
@@ -239,7 +245,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("option", "value", "command"), EDITS)
-def test_an_edited_plan_is_told_before_anything_is_done(
+def test_edited_plan_is_reported_first(
     run: Any, tmp_path: Path, option: str, value: int, command: tuple[str, ...]
 ) -> None:
     plan = db.plan("llama-tiny", "2xL40S-48GB", planner="dapple", micro_batches=4)
@@ -247,8 +253,8 @@ def test_an_edited_plan_is_told_before_anything_is_done(
     edited = json.loads((tmp_path / "plan.json").read_text())
     edited["options"][option] = value
     (tmp_path / "edited.json").write_text(json.dumps(edited))
-    said = "The plan's costs are not what its partition, options and cluster cost now"
-    for name, told in (("plan.json", False), ("edited.json", True)):
+    warning = "The plan's costs are not what its partition, options and cluster cost now"
+    for name, is_warned in (("plan.json", False), ("edited.json", True)):
         code, out, err = run(command[0], str(tmp_path / name), *command[1:])
         assert code == 0
-        assert (said in " ".join((out + err).split())) is told
+        assert (warning in " ".join((out + err).split())) is is_warned

@@ -1,4 +1,4 @@
-"""Help in sections, names by their beginning, completion, and words while a command works."""
+"""Help sections, abbreviated names, completion, and progress of commands."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from debubble.planners.progress import Improvement, Progress, progress_listener
 app = with_all_commands()
 
 
-def said(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_commands_and_options_stand_under_titles() -> None:
-    titles = re.findall(r"^(\S.*):$", said("plan", "--help"), re.MULTILINE)
+def test_commands_and_options_have_titles() -> None:
+    titles = re.findall(r"^(\S.*):$", output_of("plan", "--help"), re.MULTILINE)
 
     assert titles == [
         "Arguments", "The run of the MODEL", "What is asked", "Costs instead of a MODEL", "The search", "Output",
         "Options",
     ]  # fmt: skip
-    assert "The run of the MODEL" not in said("profile", "--help")
-    words = said("--help")
+    assert "The run of the MODEL" not in output_of("profile", "--help")
+    words = output_of("--help")
     assert re.findall(r"^(Plan|Look|Take along):$", words, re.MULTILINE) == ["Plan", "Look", "Take along"]
 
 
-def test_the_root_help_has_whole_sentences_in_80_columns() -> None:
+def test_root_help_has_full_sentences_in_80_columns() -> None:
     listed = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).output
 
     assert "..." not in listed.replace("[ARGS]...", "")
@@ -57,8 +57,8 @@ def test_the_root_help_has_whole_sentences_in_80_columns() -> None:
 
 
 def test_commands_options_and_names_are_called_by_a_beginning() -> None:
-    assert json.loads(said("sim", "--sched", "dual", "--dev=2", "--js"))["schedule"] == "dualpipe-v"
-    assert said("--vers") == f"debubble {db.__version__}\n"
+    assert json.loads(output_of("sim", "--sched", "dual", "--dev=2", "--js"))["schedule"] == "dualpipe-v"
+    assert output_of("--vers") == f"debubble {db.__version__}\n"
 
 
 def test_repeated_options_show_the_type_of_one_value(run: Any) -> None:
@@ -95,7 +95,7 @@ def test_an_empty_path_is_no_working_directory(run: Any) -> None:
         ("-z", "No such option: -z; see `debubble -h`."),
     ],
 )
-def test_wrong_calls_are_answered_with_what_is_like_them(call: str, sentence: str) -> None:
+def test_wrong_calls_get_suggestions(call: str, sentence: str) -> None:
     error = CliRunner().invoke(app, call.split()).exception
 
     assert isinstance(error, InputError)
@@ -103,12 +103,12 @@ def test_wrong_calls_are_answered_with_what_is_like_them(call: str, sentence: st
 
 
 @pytest.mark.parametrize("option", ["--no-post-validation", "--no-post", "--prompt=--steps", "--prompt --x"])
-def test_negated_options_and_values_that_look_like_options_are_read(option: str) -> None:
-    assert said("train", "plan.json", *option.split(), "--help").startswith("Usage")
+def test_negated_options_and_option_like_values_are_read(option: str) -> None:
+    assert output_of("train", "plan.json", *option.split(), "--help").startswith("Usage")
 
 
 @pytest.mark.parametrize("json_option", ["--json", "--js"])
-def test_what_the_parser_refuses_is_one_object_and_one_sentence(run: Any, json_option: str) -> None:
+def test_parser_errors_are_one_object_and_one_sentence(run: Any, json_option: str) -> None:
     code, out, err = run("plan", "llama-tiny", "--micro-batches", "x", json_option)
 
     assert code == 2
@@ -123,7 +123,7 @@ def test_what_the_parser_refuses_is_one_object_and_one_sentence(run: Any, json_o
     ],
 )  # fmt: skip
 def test_lists_name_every_member_as_json_and_in_80_columns(command: str, members: list[str]) -> None:
-    listed = json.loads(said(command, "--json"))[command]
+    listed = json.loads(output_of(command, "--json"))[command]
     printed = CliRunner().invoke(app, [command], env={"COLUMNS": "80"}).output
 
     assert [entry["name"] for entry in listed] == members
@@ -135,7 +135,7 @@ def test_lists_name_every_member_as_json_and_in_80_columns(command: str, members
 
 
 def test_the_list_of_models_has_their_parameters() -> None:
-    assert json.loads(said("models", "--json"))["models"][0]["parameters"] == 6_738_415_616
+    assert json.loads(output_of("models", "--json"))["models"][0]["parameters"] == 6_738_415_616
 
 
 def test_the_list_of_devices_has_the_hosts_memory_assumed() -> None:
@@ -144,17 +144,17 @@ def test_the_list_of_devices_has_the_hosts_memory_assumed() -> None:
     assert row == ["H100-80GB", "80", "989", "1979", "3350", "450", "50", "63", "230"]
 
 
-def test_models_tells_the_parameters_of_a_config(tmp_path: Path) -> None:
+def test_models_shows_the_parameters_of_a_config(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(dict(db.models["llama2-7b"].config)))
-    assert [each["parameters"] for each in json.loads(said("models", str(config), "--json"))["models"]] == [
+    assert [row["parameters"] for row in json.loads(output_of("models", str(config), "--json"))["models"]] == [
         6_738_415_616
     ]
 
 
 @pytest.mark.parametrize(("command", "names"), [("export", list(exports)), ("plan", list(MOMENTS))])
 def test_help_names_the_choices(command: str, names: list[str]) -> None:
-    words = " ".join(said(command, "--help").split())
+    words = " ".join(output_of(command, "--help").split())
 
     assert [name for name in names if name not in words] == []
 
@@ -169,11 +169,11 @@ def test_help_names_the_choices(command: str, names: list[str]) -> None:
 )
 def test_shells_offer_names(names: Names, incomplete: str, offered: list[str]) -> None:
     assert completion(names)(incomplete) == offered
-    assert cluster_completion("16xL40") == ["16xL40S-48GB"]  # Behind their number.
+    assert cluster_completion("16xL40") == ["16xL40S-48GB"]  # After their number.
 
 
 def completions(line: str) -> list[str]:
-    """What bash is offered at the end of a line."""
+    """Completions that bash is offered at the end of a line."""
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - (not line.endswith(" ")))}
     return CliRunner().invoke(app, env={"_ROOT_COMPLETE": "complete_bash", **words}, prog_name="root").output.split()
 
@@ -184,7 +184,7 @@ def test_bash_completes_commands_options_and_values() -> None:
     assert completions("debubble simulate --schedule zb-h") == ["zb-h1", "zb-h2"]
 
 
-def test_planning_tells_how_many_planners_have_answered() -> None:
+def test_planning_reports_the_number_of_finished_planners() -> None:
     seen: list[Progress | Improvement] = []
     problem = problem_of(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), RunOptions(), micro_batches=2)
 
@@ -198,9 +198,9 @@ def test_planning_tells_how_many_planners_have_answered() -> None:
     assert times == sorted(times, reverse=True)
 
 
-def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_command_reports_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Queue[str] = Queue()
-    said: list[str] = []
+    printed: list[str] = []
 
     class Terminal(io.StringIO):
         def write(self, text: str) -> int:
@@ -212,10 +212,10 @@ def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyP
 
     @output.with_delayed_message("Counting")
     def command() -> None:
-        said.append(lines.get())
+        printed.append(lines.get())
 
     command()
-    assert said == ["Counting ...\n"]
+    assert printed == ["Counting ...\n"]
 
 
 def test_a_command_loads_no_other() -> None:
@@ -229,7 +229,7 @@ def state(stage: str, *, best: str | None = None, step: float | None = None) -> 
     return Progress(stage=stage, done=1, total=3, counted="planners", best=best, step_time=step)
 
 
-def test_the_best_so_far_stays_until_there_is_a_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_plan_remains_shown_until_a_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("debubble.cli.output.log", lambda: Console(force_terminal=True, quiet=True))
     shown: list[str] = []
     status: Any = Console(quiet=True).status("")
@@ -270,7 +270,7 @@ def test_piped_progress_is_a_line_per_stage_and_better_plan(
     ]
 
 
-def test_progress_of_one_of_several_searches_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_names_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     status: Any = Console(quiet=True).status("")
     monkeypatch.setattr(status, "update", shown.append)
@@ -281,7 +281,7 @@ def test_progress_of_one_of_several_searches_names_it(monkeypatch: pytest.Monkey
     assert shown == ["megatron: Planning: 1 of 3 planners"]
 
 
-def test_a_name_is_one_where_a_file_is_called_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_take_precedence_over_files(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plan").touch()
     monkeypatch.chdir(tmp_path)
     assert '"PlanAnswer"' in run("schema", "plan")[1]

@@ -1,4 +1,4 @@
-"""Job files: what `init` and `import` write, and what the commands read in place of a MODEL."""
+"""Job files, which `init` and `import` write and which commands read instead of a MODEL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_job_file_is_the_whole_call(json_of: Any, job: Path) -> None:
+def test_job_file_replaces_all_options(json_of: Any, job: Path) -> None:
     answer = json_of("plan", str(job))
     assert (answer["planner"], answer["micro_batches"], answer["devices"]) == ("dapple", 4, 2)
 
@@ -39,7 +39,7 @@ def test_options_of_the_command_line_override_a_job_file(json_of: Any, job: Path
     assert (answer["planner"], answer["micro_batches"], answer["devices"]) == ("merak", 6, 2)
 
 
-def test_a_command_leaves_the_keys_of_others_alone(json_of: Any, job: Path) -> None:
+def test_command_ignores_keys_of_other_commands(json_of: Any, job: Path) -> None:
     job.write_text(JOB + 'schedule = "gpipe"\n')
     assert json_of("simulate", str(job))["schedule"] == "gpipe"
     assert {row["degrees"]["pipeline"] for row in json_of("fits", str(job))["footprints"]} == {2}
@@ -81,18 +81,18 @@ def test_wrong_job_files_are_refused_with_a_sentence(run: Any, job: Path, text: 
         ("csv = 3", "job.toml: csv must be a path, not 3."),
     ],
 )
-def test_simulate_refuses_mistyped_entries_of_its_own(run: Any, job: Path, entry: str, sentence: str) -> None:
+def test_simulate_refuses_mistyped_entries(run: Any, job: Path, entry: str, sentence: str) -> None:
     job.write_text(JOB + entry)
     code, _, err = run("simulate", str(job))
     assert (code, sentence in err) == (2, True)
 
 
-def test_a_job_without_a_schedule_is_asked_for_one(run: Any, job: Path) -> None:
+def test_job_without_a_schedule_asks_for_one(run: Any, job: Path) -> None:
     code, _, err = run("simulate", str(job))
     assert (code, "Give the MODEL's schedule with --schedule NAME" in err) == (2, True)
 
 
-def test_files_next_to_the_job_file_are_found(json_of: Any, job: Path) -> None:
+def test_files_next_to_the_job_file_are_resolved(json_of: Any, job: Path) -> None:
     (job.parent / "nodes.yaml").write_text("devices: 1x2xA100-40GB\n")
     job.write_text(JOB.replace("2xA100-80GB", "nodes.yaml"))
     assert json_of("fits", str(job))["footprints"][0]["memory_limit"] == 0.9 * 40 * 2**30

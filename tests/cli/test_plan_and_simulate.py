@@ -1,4 +1,4 @@
-"""The commands as a user calls them: what they print, and how they end."""
+"""The `plan` and `simulate` commands as a user calls them: output and exit codes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_simulate_steps_the_last_chunks_on_the_host(json_of: Any, tmp_path: Path
     file.write_text('{"stages": 2, "gradient_offload": 1, "host_step": 5, "parameter_load": 1}')
     call = ("simulate", "--schedule", "1f1b", "--costs", str(file), "--devices", "2", "--micro-batches", "3")
     plain, hosted = (json_of(*call, *more) for more in ((), ("--host-chunks", "1")))
-    # The parameters come up before the first forward; gradients go down and the host steps after the last backward.
+    # Parameters arrive before the first forward; gradients leave and the host steps after the last backward.
     assert plain["makespan"] == 12
     assert hosted["makespan"] == 1 + 12 + 1 + 5
 
 
-def test_simulate_a_model_with_full_recomputation_needs_less_memory(run: Any) -> None:
+def test_simulating_full_recomputation_needs_less_memory(run: Any) -> None:
     common = ("simulate", "--schedule", "1f1b", "llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128")
     plain = json.loads(run(*common, "--json")[1])
     full = json.loads(run(*common, "--recompute", "full", "--json")[1])
@@ -61,23 +61,23 @@ def test_simulate_writes_the_plan_of_a_model_by_a_schedule(run: Any, tmp_path: P
     assert Plan.load(Path(plan)).schedule.name == "zb-h1"
 
 
-def test_an_own_order_of_a_model_is_simulated_and_written(run: Any, tmp_path: Path) -> None:
+def test_custom_order_of_a_model_is_simulated_and_written(run: Any, tmp_path: Path) -> None:
     order = tmp_path / "mine.csv"
     order.write_text(to_csv(db.schedules["dualpipe-v"](devices=2, micro_batches=6)))
     call = ("simulate", "llama-tiny", "--cluster", "2xCPU", "--sequence-length", "64", "--recompute", "full")
     by_name, by_hand = tmp_path / "named.json", tmp_path / "own.json"
     assert run(*call, "--schedule", "dualpipe-v", "--micro-batches", "6", "-o", str(by_name))[0] == 0
     assert run(*call, "--csv", str(order), "-o", str(by_hand))[0] == 0
-    named, own = Plan.load(by_name), Plan.load(by_hand)
-    assert own.schedule == replace(named.schedule, name="mine")
-    assert (own.partition, own.costs) == (named.partition, named.costs)
+    named, ordered = Plan.load(by_name), Plan.load(by_hand)
+    assert ordered.schedule == replace(named.schedule, name="mine")
+    assert (ordered.partition, ordered.costs) == (named.partition, named.costs)
 
 
 def test_an_order_of_other_devices_than_the_models_is_refused(run: Any, tmp_path: Path) -> None:
     order = tmp_path / "mine.csv"
     order.write_text(to_csv(db.schedules["1f1b"](devices=2, micro_batches=4)))
-    code, _, said = run("simulate", "llama-tiny", "--cluster", "4xCPU", "--csv", str(order))
-    assert (code, said) == (
+    code, _, error = run("simulate", "llama-tiny", "--cluster", "4xCPU", "--csv", str(order))
+    assert (code, error) == (
         2,
         "debubble: The order 'mine' has 2 devices, and the pipeline has 4: give --pipeline 2, and a --cluster with as"
         " many devices as all degrees make.\n",
@@ -259,7 +259,7 @@ def test_errors_are_json_too_where_json_was_asked_for(run: Any, call: str, code:
 
 
 @pytest.mark.slow
-def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path: Path) -> None:
+def test_report_without_a_fitting_plan_suggests_changes(run: Any, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     code, _, err = run(
         "plan", "llama3.2-1b", "--cluster", "2xL4", "--memory-limit", "3GiB", "--micro-batches", "2",
@@ -308,7 +308,7 @@ def test_a_plan_that_only_debubble_runs_names_for(run: Any) -> None:
     assert named not in " ".join(run(*call, "--planner", "dapple")[1].split())
 
 
-def test_what_export_reports_is_wrapped(run: Any, tmp_path: Path) -> None:
+def test_export_losses_are_wrapped(run: Any, tmp_path: Path) -> None:
     file = str(tmp_path / "plan.json")
     run("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--planner", "dapple", "-o", file)
     _, out, _ = run("export", file, "--to", "deepspeed", "-o", str(tmp_path / "out"))
@@ -323,12 +323,12 @@ def test_counts_are_read_with_their_letters(text: str, count: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "B", "many", "-1T", "nan", "inf"])
-def test_what_is_no_positive_count_is_refused(text: str) -> None:
+def test_counts_must_be_positive(text: str) -> None:
     with pytest.raises(db.InputError, match="--tokens must be a positive number, such as 300B"):
         read_count(text, "--tokens")
 
 
-def test_show_keeps_what_other_frameworks_cost(run: Any, tmp_path: Path) -> None:
+def test_show_keeps_costs_of_other_frameworks(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     call = ("llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4", "--planner", "joint", "--effort", "0.1")
     planned, shown = run("plan", *call, "-o", str(file))[1], run("show", str(file))[1]
@@ -357,10 +357,10 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     step, interval = answer["step_time"], answer["accuracy"]["step"]
     low, high = (days_words(answer["days"] * interval[end] / step) for end in ("low", "high"))
     assert f"{low} to {high} for these tokens" in words
-    said = re.search(r"GPU (\d), fullest at ([\d.]+) ms, in GiB: weights", words)
-    assert said is not None
-    assert int(said[1]) == answer["fullest"]
-    assert float(said[2]) == pytest.approx(1e3 * answer["peak_times"][answer["fullest"]], rel=1e-3)
+    match = re.search(r"GPU (\d), fullest at ([\d.]+) ms, in GiB: weights", words)
+    assert match is not None
+    assert int(match[1]) == answer["fullest"]
+    assert float(match[2]) == pytest.approx(1e3 * answer["peak_times"][answer["fullest"]], rel=1e-3)
     assert "shorter with" in words
     assert "no plan with these degrees takes less than" in words
     assert "--details" in words
@@ -374,9 +374,7 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
         ("mine", "does not know 'mine' and takes it for a Llama of its sizes, with 0.00 B"),
     ],
 )
-def test_a_model_of_another_family_is_planned_in_whole_layers(
-    family: str, remark: str, json_of: Any, tmp_path: Path
-) -> None:
+def test_unknown_family_is_planned_in_full_layers(family: str, remark: str, json_of: Any, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": family, "vocab_size": 256, **sizes}))
@@ -385,7 +383,7 @@ def test_a_model_of_another_family_is_planned_in_whole_layers(
 
     units = [unit["type"] for stage in planned["partition"] for unit in stage]
     assert units == ["embedding", *["layer"] * 4, "head"]
-    assert [remark in each["remarks"][0] for each in (planned, json_of("fits", *call))] == [True, True]
+    assert [remark in answered["remarks"][0] for answered in (planned, json_of("fits", *call))] == [True, True]
 
 
 def test_plan_records_its_call_and_writes_the_report(run: Any, tmp_path: Path) -> None:
@@ -400,7 +398,7 @@ def test_plan_records_its_call_and_writes_the_report(run: Any, tmp_path: Path) -
     assert f"debubble {' '.join(call)} --html {page}" in page.read_text()
 
 
-def test_robust_plans_say_how_they_degrade(run: Any, tmp_path: Path) -> None:
+def test_robust_plans_report_their_degradation(run: Any, tmp_path: Path) -> None:
     file, made = tmp_path / "costs.json", tmp_path / "plan.json"
     file.write_text(json.dumps({"stages": 2, "forward": 1, "communication": 0.5}))
     call = ["plan", "--costs", str(file), "--devices", "2", "--micro-batches", "4", "--planner", "dapple", "--robust"]
@@ -428,22 +426,22 @@ def test_plan_lowers_its_answer_once(run: Any, tmp_path: Path, monkeypatch: pyte
     assert code == 0
     of_command = tuple(lowered)
     answer = Plan.load(file).schedule
-    assert sum(each.orders == answer.orders and each.name == answer.name for each in of_command) == 1
+    assert sum(lowered.orders == answer.orders and lowered.name == answer.name for lowered in of_command) == 1
 
 
-def test_a_plan_without_an_output_file_is_kept_in_the_cache(
+def test_plan_without_an_output_file_goes_to_the_cache(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     _, out, err = run(
         "plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "2", "--planner", "dapple", "--json"
     )
-    kept = tmp_path / "debubble/plans/last.json"
-    assert Plan.load(kept).simulate().makespan == pytest.approx(json.loads(out)["makespan"])
-    assert f"The plan is in {kept}" in err
+    cached = tmp_path / "debubble/plans/last.json"
+    assert Plan.load(cached).simulate().makespan == pytest.approx(json.loads(out)["makespan"])
+    assert f"The plan is in {cached}" in err
 
 
-def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> None:
+def test_stream_has_a_line_per_better_plan_and_the_answer(run: Any) -> None:
     words = ("plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "2", "--planner", "adapipe")
     _, out, _ = run(*words, "--json-stream")
     *plans, answer = map(json.loads, out.splitlines())
@@ -475,7 +473,7 @@ def test_fits_names_a_framework_that_gathers_less(run: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
+def test_screen_shows_the_gain_of_the_fastest_plan(run: Any) -> None:
     tight = ("llama3.1-8b", "--cluster", "4xH100-80GB", "--sequence-length", "4096", "--for", "megatron")
     code, out, _ = run("plan", *tight, "--global-batch", "32", "--effort", "0.2")
     assert code == 0
@@ -485,11 +483,11 @@ def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
     assert re.search(r"The first \(1\.\d% slower\) is taken: within 2% of the fastest", " ".join(out.split()))
 
 
-def test_the_fastest_plan_of_given_degrees_can_be_taken(run: Any) -> None:
-    """On CPUs a plan without levers wins whatever it takes, as hosts are the same cores."""
+def test_fastest_option_takes_the_fastest_plan(run: Any) -> None:
+    """On CPUs a plan without levers is recommended at any cost, as hosts are the same cores."""
     call = ("plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "4", "--sequence-length", "128",
             "--dtype", "fp32", "--effort", "0.5", "--fastest")  # fmt: skip
-    plain, fastest = (" ".join(run(*each)[1].split()) for each in (call[:-1], call))
+    plain, fastest = (" ".join(run(*arguments)[1].split()) for arguments in (call[:-1], call))
 
     assert "slower than with recomputation, offload or steps on hosts · it wins within 1% · " in plain
     assert "--fastest takes the other" in plain
@@ -498,7 +496,7 @@ def test_the_fastest_plan_of_given_degrees_can_be_taken(run: Any) -> None:
 
 
 @pytest.mark.slow
-def test_hardly_any_gain_of_the_fastest_plan_is_not_told(run: Any) -> None:
+def test_negligible_gain_of_the_fastest_plan_is_not_shown(run: Any) -> None:
     code, out, _ = run("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
     assert code == 0
     assert "Faster" not in out
@@ -529,7 +527,7 @@ def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:
     assert "GPU" not in out
 
 
-def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrunnable_plan_gets_no_run_commands(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("debubble.views.plan_screen.plan_runs_in", lambda _: ())
     monkeypatch.setattr("debubble.planners.analysis.nearest_plans.plan_runs_in", lambda _: ())
     _, out, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple")
@@ -540,20 +538,20 @@ def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("framework", "title"), [("megatron-lm", "Megatron-LM"), ("deepspeed", "DeepSpeed")])
-def test_the_answer_names_whose_kernels_are_priced(run: Any, framework: str, title: str) -> None:
+def test_answer_names_the_framework_of_the_kernels(run: Any, framework: str, title: str) -> None:
     _, out, _ = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple", "--framework", framework)
 
     assert f", {title}'s kernels" in " ".join(out.split())
 
 
-def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:
+def test_plan_shows_its_host_memory(run: Any, json_of: Any) -> None:
     call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--planner", "chronos", "--effort", "0.1")
-    [most] = re.findall(r"([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])
+    [largest] = re.findall(r"([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])
 
-    assert float(most) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
+    assert float(largest) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
 
 
-def test_a_model_that_does_not_fit_is_told_what_recomputation_fits(run: Any) -> None:
+def test_model_that_does_not_fit_suggests_recomputation(run: Any) -> None:
     code, _, error = run(
         "simulate", "qwen2.5-7b", "--schedule", "1f1b", "--cluster", "8xA100-40GB", "--micro-batches", "32"
     )

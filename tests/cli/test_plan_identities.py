@@ -1,4 +1,4 @@
-"""Every figure of a plan follows from the others, and every command tells the same."""
+"""The figures of a plan are consistent with each other and between commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_figures_of_a_plan_agree(
     assert answer["tokens_per_second"] == pytest.approx(tokens / step)
     assert answer["tokens_per_second_per_device"] == pytest.approx(tokens / step / ranks)
     if not plan.options.lora:
-        peak = sum(Speed.from_hardware(each, plan.options.dtype).product_peak for each in cluster.types)
+        peak = sum(Speed.from_hardware(hardware, plan.options.dtype).product_peak for hardware in cluster.types)
         worked = _operations(db.models[name], plan.options.sequence_length)
         assert answer["mfu"] == pytest.approx(worked * tokens / step / peak, rel=2e-3)
 
@@ -51,7 +51,7 @@ def test_the_figures_of_a_plan_agree(
     )  # fmt: skip
     assert sum(cause["seconds"] for cause in answer["why"]) == pytest.approx(step)
     assert answer["lower_bound"] <= step
-    steps = [each["step_time"] for each in answer["candidates"] if each["step_time"] is not None]
+    steps = [candidate["step_time"] for candidate in answer["candidates"] if candidate["step_time"] is not None]
     assert min(steps) == pytest.approx(step)
     for other in answer.get("configurations", []):
         assert other["step_time"] >= step * (1 - 1e-9)
@@ -69,7 +69,7 @@ def test_the_figures_of_a_plan_agree(
 
 
 def _operations(model: db.Model, length: int) -> float:
-    """Operations per token: six per parameter that is multiplied, and twelve per key that attention reaches."""
+    """FLOPs per token: six per multiplied parameter, and twelve per attended key."""
     head = model.vocab * model.hidden if model.tied else 0
     keys = 0.0
     for layer in model.per_layer:

@@ -1,4 +1,4 @@
-"""Stages by their layers on the command line, which reproduces the predictions of measured runs."""
+"""Stages given by layers on the command line, as in predictions of measured runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_layers_are_written_in_short() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "2x", "1,,2"])
-def test_what_are_no_layers_is_refused(text: str) -> None:
+def test_invalid_layer_lists_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="are no layers of stages; write them as 15,6x16,15"):
         layers_named(text)
 
@@ -57,7 +57,7 @@ def test_options_that_contradict_the_layers_are_refused(options: str, reason: st
     assert reason in str(error)
 
 
-def test_slices_are_kept_where_layers_are_given() -> None:
+def test_slices_apply_to_explicit_layers() -> None:
     even = "debubble simulate llama3-8b --cluster 4xH100 --schedule seq1f1b --slices 4 --micro-batches 8 --json"
     answer, by_layers = simulated(even), simulated(f"{even} --layers 4x8")
 

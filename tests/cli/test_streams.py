@@ -1,4 +1,4 @@
-"""Output that a terminal, a pipe or a disk does not take ends as it should, and never with a traceback."""
+"""Output that a terminal, a pipe or a disk refuses ends without a traceback."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 
 def command_that(does: str, *, first: str = "", redirected: str = "", **environment: str) -> tuple[int, bytes, str]:
-    """Exit code, standard output and standard error of a command that does so, called from a shell."""
+    """Exit code, standard output and standard error of a command with this effect, called from a shell."""
     program = (
         f"import sys; from debubble.cli import app as frame\n{first}\n"
         f"frame.app.command('work')(lambda: {does})\n"
@@ -22,7 +22,7 @@ def command_that(does: str, *, first: str = "", redirected: str = "", **environm
     return ended.returncode, ended.stdout, ended.stderr.decode()
 
 
-def test_characters_that_the_terminal_lacks_are_question_marks() -> None:
+def test_unencodable_characters_become_question_marks() -> None:
     assert command_that("print('\\u25a0 busy')", PYTHONIOENCODING="ascii") == (0, b"? busy\n", "")
 
 
@@ -31,13 +31,13 @@ def test_a_closed_standard_output_is_not_written_to() -> None:
 
 
 @pytest.mark.parametrize("size", [10, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_a_full_disk_is_named_in_one_sentence(size: int) -> None:
-    """Also where the answer is still in Python's buffer at the end."""
+def test_full_disk_is_one_sentence(size: int) -> None:
+    """Also if the answer is still in Python's buffer at the end."""
     code, _, err = command_that(f"sys.stdout.write('a' * {size})", redirected="> /dev/full")
     assert (code, err) == (1, "debubble: No space left on device.\n")
 
 
-def test_ctrl_c_ends_with_one_word_and_its_own_exit_code() -> None:
+def test_ctrl_c_prints_one_word_and_exits_130() -> None:
     does = "__import__('signal').raise_signal(2)"
     program = "signal.signal(2, signal.default_int_handler)"
     assert command_that(does, first=f"import signal; {program}") == (130, b"", "debubble: interrupted.\n")

@@ -27,7 +27,7 @@ def test_a_sweep_in_which_nothing_fits_ends_with_exit_1(run: Any) -> None:
     assert [line.partition(":")[0] for line in out.splitlines() if ": " in line] == ["1MiB", "2MiB"]
 
 
-def test_a_sweep_says_which_value_it_plans(run: Any) -> None:
+def test_sweep_reports_the_value_it_plans(run: Any) -> None:
     _, _, progress = run(*TINY, "--over", "micro-batches=2,4")
 
     assert progress.splitlines() == ["micro-batches 2: planning ...", "micro-batches 4: planning ..."]
@@ -70,7 +70,7 @@ def test_over_wins_over_the_job_files_entry(json_of: Any, tmp_path: Path, over: 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("colour=red,blue", "--over varies one of model, cluster, memory-limit"),
         ("tensor=1", "--over takes two values or more"),
@@ -79,8 +79,8 @@ def test_over_wins_over_the_job_files_entry(json_of: Any, tmp_path: Path, over: 
         ("cluster=2xL4,4xL4", "leave out --cluster"),
     ],
 )
-def test_what_cannot_be_varied_is_refused(run: Any, options: str, said: str) -> None:
+def test_invalid_sweeps_are_refused(run: Any, options: str, message: str) -> None:
     code, _, error = run(*TINY, "--over", *options.split())
 
     assert code == 2
-    assert said in error
+    assert message in error

@@ -12,7 +12,7 @@ from debubble.targets import targets
 TINY = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4", "--planner", "adapipe")
 
 
-def test_a_plan_says_for_whom_it_was_made_and_who_runs_it(run: Any) -> None:
+def test_plan_names_its_target_and_where_it_runs(run: Any) -> None:
     code, out, _ = run(*TINY, "--for", "megatron", "--json")
     answer = json.loads(out)
 
@@ -22,7 +22,7 @@ def test_a_plan_says_for_whom_it_was_made_and_who_runs_it(run: Any) -> None:
     assert [candidate["runs_in"] for candidate in answer["candidates"]] == [["megatron"]]
 
 
-def test_the_screen_says_what_runs_in_which_framework(run: Any) -> None:
+def test_screen_shows_where_plans_run(run: Any) -> None:
     _, out, _ = run(*TINY)
 
     assert "Runs in      debubble, torch" in out
@@ -31,7 +31,7 @@ def test_the_screen_says_what_runs_in_which_framework(run: Any) -> None:
     assert json.loads(run(*TINY, "--post-validation", "--json")[1])["runs_in"] == ["debubble"]
 
 
-def test_targets_tells_what_the_nearest_plan_of_each_costs(run: Any) -> None:
+def test_targets_option_shows_the_cost_of_other_frameworks(run: Any) -> None:
     _, out, _ = run(*TINY, "--targets", "--json")
     rows = json.loads(out)["targets"]
 
@@ -64,7 +64,9 @@ def test_targets_are_of_models_alone(run: Any, option: tuple[str, ...], tmp_path
         ),
     ],
 )
-def test_what_a_framework_lacks_is_refused_with_what_to_do(run: Any, options: tuple[str, ...], sentence: str) -> None:
+def test_missing_framework_features_are_refused_with_a_remedy(
+    run: Any, options: tuple[str, ...], sentence: str
+) -> None:
     code, _, error = run(*TINY, "--for", "deepspeed", *options)
 
     assert code == 2

@@ -228,7 +228,7 @@ def test_corrected_static_bytes_are_never_negative() -> None:
 def test_runs_are_predicted_from_others_of_their_source() -> None:
     rows = [row_of(record) for record in records() if record.name.startswith("llm_foundry/0")]
 
-    sources = {target.row["record"].name: [run.run for run in target.others] for target in targets(rows, "step")}
+    sources = {target.row["record"].name: [run.run for run in target.peers] for target in targets(rows, "step")}
 
     assert "llm_foundry/01" not in sources  # the only one in bf16 on an A100-80GB
     assert sources["llm_foundry/03"] == ["llm_foundry/04", "llm_foundry/06", "llm_foundry/09"]

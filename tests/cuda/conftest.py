@@ -1,4 +1,4 @@
-"""Tests of what differs on a GPU: those with a `device` run on the CPU too, which shows that they work."""
+"""GPU tests; those with a `device` also run on the CPU, to show that they work."""
 
 from typing import Any
 
@@ -25,5 +25,5 @@ def device(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def gpu() -> Any:
-    """For what means nothing on a CPU."""
+    """For tests that are meaningless on a CPU."""
     return torch.device("cuda", torch.cuda.current_device())

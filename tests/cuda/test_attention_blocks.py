@@ -1,4 +1,4 @@
-"""Blocks of attention on a GPU: the fused kernels' are those that are written out."""
+"""Blocks of attention on a GPU: the fused kernels match written-out scores."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,14 +32,14 @@ def test_the_fused_kernels_blocks_are_those_of_written_scores(block: str, gpu: A
     fused, exact = attend_to_block(q, k, v, scores), attend_unfused(q.float(), k.float(), v.float(), scores)
     torch.testing.assert_close(fused.output.float(), exact.output, rtol=0.02, atol=0.02)
     torch.testing.assert_close(fused.log_sum, exact.log_sum, rtol=1e-3, atol=1e-3)
-    # A part of the queries alone, as a ring and a window ask for them
-    part = slice(30, 60)
-    whole = Attended(exact.output[:, :, part], exact.log_sum[:, :, part])
-    rounded = Attended(whole.output.bfloat16(), whole.log_sum)
-    of_part = replace(scores, causal=False, seen=None if seen is None else seen[..., part, :])
-    found = block_gradients(gradient[:, :, part], q[:, :, part], k, v, rounded, of_part)
+    # A subset of the queries, as needed by rings and windows
+    rows = slice(30, 60)
+    attended = Attended(exact.output[:, :, rows], exact.log_sum[:, :, rows])
+    rounded = Attended(attended.output.bfloat16(), attended.log_sum)
+    row_scores = replace(scores, causal=False, seen=None if seen is None else seen[..., rows, :])
+    actual = block_gradients(gradient[:, :, rows], q[:, :, rows], k, v, rounded, row_scores)
     expected = gradients_unfused(
-        gradient[:, :, part].float(), q[:, :, part].float(), k.float(), v.float(), whole, of_part
+        gradient[:, :, rows].float(), q[:, :, rows].float(), k.float(), v.float(), attended, row_scores
     )
-    for mine, other in zip(found, expected, strict=True):
+    for mine, other in zip(actual, expected, strict=True):
         assert (mine.float() - other).abs().max() <= 0.05 * other.abs().max()

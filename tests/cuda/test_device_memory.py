@@ -1,4 +1,4 @@
-"""What a profile measures of a device's memory beside its units."""
+"""Device memory that a profile measures besides units."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from debubble.profiler.device_memory import WorkspaceMeter, context_bytes
 
 
-def test_a_workspace_is_what_an_operation_frees_itself(device: torch.device) -> None:
+def test_workspace_is_what_an_operation_frees(device: torch.device) -> None:
     meter = WorkspaceMeter(device)
     with meter.operation():
-        kept, temporary = (torch.empty(2**20, dtype=torch.uint8, device=device) for _ in range(2))
+        retained, temporary = (torch.empty(2**20, dtype=torch.uint8, device=device) for _ in range(2))
         del temporary
-    assert len(kept) == 2**20
+    assert len(retained) == 2**20
     assert meter.peak == (2**20 if device.type == "cuda" else 0)
 
 

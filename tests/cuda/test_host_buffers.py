@@ -1,4 +1,4 @@
-"""Where offload goes: buffers of their exact size that are used again, but not while a copy still needs them."""
+"""Offload buffers have their exact size and are reused only after pending copies."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.support.cuda_cases import lag
 SIZE = (1 << 20) + 12345
 
 
-def test_a_buffer_holds_what_was_copied_to_it(device: Any) -> None:
+def test_buffer_holds_what_was_copied_to_it(device: Any) -> None:
     lanes = lanes_of(device)
     content = torch.randint(0, 256, (SIZE,), dtype=torch.uint8, device=device)
     buffer, back = lanes.host.take(SIZE), torch.empty_like(content)
@@ -37,24 +37,24 @@ def test_a_buffer_that_came_back_is_read_before_it_is_written(device: Any) -> No
         back.copy_(buffer, non_blocking=True)
         lanes.host.give_back(buffer)
     with lanes.lane(Lane.D2H, None):
-        again = lanes.host.take(SIZE)
-        again.copy_(second, non_blocking=True)
+        reused = lanes.host.take(SIZE)
+        reused.copy_(second, non_blocking=True)
     lanes.end_step()
     assert back.eq(1).all()
     lanes.catch_up()
-    assert again.eq(2).all()
+    assert reused.eq(2).all()
 
 
 @pytest.mark.cuda
-def test_pinned_buffers_have_their_size_and_are_used_again(gpu: Any) -> None:
+def test_pinned_buffers_keep_their_size_and_are_reused(gpu: Any) -> None:
     host = lanes_of(gpu).host
     assert isinstance(host, PinnedMemory)
     first, other = host.take(SIZE), host.take(2 * SIZE)
     assert first.is_pinned()
     assert other.is_pinned()
-    at = first.data_ptr()
+    address = first.data_ptr()
     host.give_back(first)
-    assert host.take(SIZE).data_ptr() == at
+    assert host.take(SIZE).data_ptr() == address
     assert host.bytes == 3 * SIZE
 
 

@@ -1,4 +1,4 @@
-"""Lanes: streams that wait for each other's marks, on one clock, and that a step joins at its end."""
+"""Lanes are streams that wait for each other's marks, share a clock, and are joined at the end of a step."""
 
 from threading import Thread
 from typing import Any
@@ -15,7 +15,7 @@ SIZE = 1 << 16
 
 
 def in_thread(work: Any) -> Any:
-    """The answer of a thread of its own, which has another current stream."""
+    """Return value of a function in another thread, which has another current stream."""
     answers = []
     thread = Thread(target=lambda: answers.append(work()))
     thread.start()
@@ -23,7 +23,7 @@ def in_thread(work: Any) -> Any:
     return answers[0]
 
 
-def test_a_lane_that_waits_for_a_mark_sees_what_was_done_before_it(device: Any) -> None:
+def test_lane_that_waits_for_a_mark_sees_earlier_work(device: Any) -> None:
     lanes = lanes_of(device)
     value = torch.zeros(SIZE, device=device)
 
@@ -46,7 +46,7 @@ def test_a_wait_for_memory_returns_when_the_device_is_there(device: Any) -> None
     assert mark.event is None or mark.event.query()
 
 
-def test_a_step_ends_after_what_every_lane_was_given(device: Any) -> None:
+def test_step_ends_after_the_work_of_all_lanes(device: Any) -> None:
     lanes = lanes_of(device)
     sums, guests = torch.zeros(SIZE, device=device), torch.zeros(SIZE, device=device)
     lanes.start_step()
@@ -87,8 +87,8 @@ def test_marks_are_in_order_on_the_hosts_clock(device: Any) -> None:
     assert lanes.seconds([later])[0] >= times[-1]
 
 
-def test_what_one_thread_hands_another_is_complete_and_stays(device: Any) -> None:
-    """The maker lets go of the tensor at once and writes over the memory that it then gets."""
+def test_tensor_handed_between_threads_is_complete(device: Any) -> None:
+    """The maker releases the tensor at once and overwrites the memory that it gets next."""
 
     def make() -> Any:
         with own_stream(device):
@@ -110,7 +110,7 @@ def test_what_one_thread_hands_another_is_complete_and_stays(device: Any) -> Non
 
 
 @pytest.mark.cuda
-def test_every_lane_has_a_stream_of_its_own_and_compute_the_callers(gpu: Any) -> None:
+def test_lanes_have_streams_and_compute_uses_the_callers(gpu: Any) -> None:
     lanes = lanes_of(torch.device("cuda"))
     assert lanes.device == gpu
     streams = []
@@ -124,7 +124,7 @@ def test_every_lane_has_a_stream_of_its_own_and_compute_the_callers(gpu: Any) ->
 
 
 @pytest.mark.cuda
-def test_lanes_run_beside_compute(gpu: Any) -> None:
+def test_lanes_run_concurrently_with_compute(gpu: Any) -> None:
     lanes = lanes_of(gpu)
     lanes.start_step()
     lag(gpu)

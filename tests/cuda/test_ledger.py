@@ -19,16 +19,16 @@ ROWS, LENGTH, HIDDEN = 2, 16, 32
 
 
 def counted() -> Any:
-    """Bytes that are asked for, bytes that are given, and how many tensors, when nothing is on its way."""
+    """Requested bytes, allocated bytes and number of tensors, after all streams are idle."""
     torch.cuda.synchronize()
-    torch.empty(1, device="cuda")  # the allocator looks at what streams have left when it is next asked
+    torch.empty(1, device="cuda")  # the allocator checks the streams on its next call
     stats = torch.cuda.memory_stats()
-    return [stats[f"{what}.all.current"] for what in ("requested_bytes", "allocated_bytes", "allocation")]
+    return [stats[f"{counter}.all.current"] for counter in ("requested_bytes", "allocated_bytes", "allocation")]
 
 
 @pytest.mark.parametrize("strategy", ["none", "norm", "full"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
-def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, config: Any, strategy: str) -> None:
+def test_ledger_matches_the_allocators_requested_bytes(gpu: Any, config: Any, strategy: str) -> None:
     stage, ledger = inner_stage(config, strategy, device=gpu, dtype=torch.float32)
 
     def forward() -> Any:
@@ -36,13 +36,13 @@ def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, con
         return stage.forward(0, x, MicroBatch(), SavePolicy(recomputing=99))
 
     y = forward()
-    stage.backward(0, torch.ones_like(y), split=False)  # kernels, workspaces and gradients are there
+    stage.backward(0, torch.ones_like(y), split=False)  # kernels, workspaces and gradients exist
     del y
     before = counted()
     y = forward()
-    asked, given, tensors = (now - then for now, then in zip(counted(), before, strict=True))
+    asked, allocated, tensors = (now - then for now, then in zip(counted(), before, strict=True))
     assert asked == ledger.bytes + y.nbytes
-    assert 0 <= given - asked < 512 * tensors
+    assert 0 <= allocated - asked < 512 * tensors
     stage.backward(0, torch.ones_like(y), split=False)
     del y
     assert ledger.bytes == 0
@@ -50,7 +50,7 @@ def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, con
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])
-def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu: Any, share: float) -> None:
+def test_offload_returns_bytes_and_reload_takes_them(gpu: Any, share: float) -> None:
     stage, ledger = inner_stage(LLAMA, device=gpu, dtype=torch.float32)
     pinned: dict[Any, Any] = {}
 
@@ -60,12 +60,12 @@ def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu: Any, shar
     for _ in range(2):
         before = counted()
         y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, device=gpu), MicroBatch())
-        kept, whole = ledger.bytes, counted()[0]
+        saved_bytes, requested = ledger.bytes, counted()[0]
         buffer = stage.offload(0, share, take)
         stage.release(0)
-        assert whole - counted()[0] == len(buffer) == round(share * kept)
+        assert requested - counted()[0] == len(buffer) == round(share * saved_bytes)
         stage.reload(0, buffer)
-        assert counted()[0] == whole
+        assert counted()[0] == requested
         stage.backward(0, torch.ones_like(y), split=False)
         del y
     assert counted() == before

@@ -1,4 +1,4 @@
-"""A stage's activations leave and come back on lanes that lag, while compute writes over the memory that they left."""
+"""Activations leave and return on lagging lanes while compute overwrites their memory."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ ROWS, LENGTH = 2, 16
 
 
 def offload(lanes: Any, stage: Any, ledger: Any, share: Any) -> None:
-    """O and L as the interpreter runs them, each on its lane, after the mark of what comes before."""
+    """Run O and L like the interpreter, each on its lane after the mark of earlier work."""
     forward = lanes.mark()
     with lanes.lane(Lane.D2H, None):
         lanes.wait(forward, for_memory=False)
@@ -26,11 +26,11 @@ def offload(lanes: Any, stage: Any, ledger: Any, share: Any) -> None:
         lanes.catch_up()
         with lanes.compute_stream():
             stage.release(0)
-        left = lanes.mark()
+        mark = lanes.mark()
     scratch = [torch.full((1 << n,), float("nan"), device=lanes.device) for n in range(8, 18) for _ in range(4)]
     del scratch
     with lanes.lane(Lane.H2D, None):
-        lanes.wait(left, for_memory=False)
+        lanes.wait(mark, for_memory=False)
         lag(lanes.device)
         with lanes.compute_stream():
             stage.allocate_reload(0)
@@ -39,7 +39,7 @@ def offload(lanes: Any, stage: Any, ledger: Any, share: Any) -> None:
         stage.reload(0, buffer)
         lanes.host.give_back(buffer)
         back = lanes.mark()
-    with lanes.lane(Lane.D2H, None):  # what the next offload would make where the kept rest was
+    with lanes.lane(Lane.D2H, None):  # size of the next tensor, which would be allocated where the retained rest was
         scratch = [torch.full((1 << n,), float("nan"), device=lanes.device) for n in range(8, 18) for _ in range(4)]
         del scratch
     lanes.wait(back, for_memory=False)
@@ -55,7 +55,7 @@ def test_gradients_are_those_of_a_stage_that_keeps_everything(
     lanes = lanes_of(device)
     lanes.start_step()
     (plain, _), (moved, ledger) = (inner_stage(config, device=device, dtype=dtype) for _ in range(2))
-    for stage in (plain, moved):  # warm-up: kernels are loaded, memory is there
+    for stage in (plain, moved):  # warm-up: kernels are loaded, memory is allocated
         y = stage.forward(0, torch.randn(ROWS, LENGTH, 32, dtype=dtype, device=device), MicroBatch())
         stage.backward(0, torch.ones_like(y), split=False)
         for unit in stage.units:
@@ -64,12 +64,12 @@ def test_gradients_are_those_of_a_stage_that_keeps_everything(
     gradient = torch.randn_like(x)
     plain.forward(0, x, MicroBatch())
     moved.forward(0, x, MicroBatch())
-    kept = ledger.bytes
+    saved_bytes = ledger.bytes
     offload(lanes, moved, ledger, share)
-    assert (ledger.bytes, ledger.offloaded) == (kept, 0)
-    assert ledger.offloaded_peak == round(share * kept)
-    expected, found = plain.backward(0, gradient, split=False), moved.backward(0, gradient, split=False)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert (ledger.bytes, ledger.offloaded) == (saved_bytes, 0)
+    assert ledger.offloaded_peak == round(share * saved_bytes)
+    expected, actual = plain.backward(0, gradient, split=False), moved.backward(0, gradient, split=False)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     for one, other in zip(plain.units, moved.units, strict=True):
         for p, q in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-5, atol=1e-5)

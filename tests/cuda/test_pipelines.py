@@ -1,4 +1,4 @@
-"""Pipelines on one device, every rank with streams of its own: the gradients of plain autograd."""
+"""Pipelines on one device, with separate streams per rank, match plain autograd."""
 
 import itertools
 from dataclasses import replace
@@ -26,7 +26,7 @@ def planned(name: Any, config: Any, *, devices: int = 2) -> Any:
 
 @pytest.mark.parametrize("lagging", [False, on_gpu(True)], ids=["prompt", "late"])
 @pytest.mark.parametrize("name", [name if name in ("bpipe", "zb-v") else on_gpu(name) for name in SCHEDULES])
-def test_a_schedules_step_has_the_gradients_of_one_process(device: Any, name: Any, lagging: bool) -> None:
+def test_step_has_the_gradients_of_one_process(device: Any, name: Any, lagging: bool) -> None:
     plan = planned(name, LLAMA_TIED if name in ("1f1b", "zb-v") else LLAMA, devices=4 if name == "bpipe" else 2)
     tokens = tokens_of(plan.model, rows=2 * plan.micro_batches)
     expected = reference_gradients(plan.model, tokens, device=device, micro_batches=plan.micro_batches)
@@ -80,16 +80,16 @@ def test_replicas_on_one_device_sum_their_gradients(device: Any, zero: int) -> N
         return pipeline.state_dict()
 
     undivided = replace(plan, options=replace(plan.options, data=1, zero=0))
-    alone, found = (
-        {name: tensor for state in on_threads(each, train, device) for name, tensor in state.items()}
-        for each in (undivided, plan)
+    alone, actual = (
+        {name: tensor for state in on_threads(planned, train, device) for name, tensor in state.items()}
+        for planned in (undivided, plan)
     )
-    for name, parameter in found.items():
+    for name, parameter in actual.items():
         torch.testing.assert_close(parameter, alone[name], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.cuda
-def test_threads_whose_backwards_would_wait_on_a_gpu_are_refused(gpu: Any) -> None:
+def test_threads_with_blocking_gpu_backwards_are_refused(gpu: Any) -> None:
     plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=2)
     rows = tokens_of(LLAMA, rows=8).chunk(2)
     with pytest.raises(DebubbleError, match=r"(run them as processes|Rank . has stopped)"):
@@ -97,7 +97,7 @@ def test_threads_whose_backwards_would_wait_on_a_gpu_are_refused(gpu: Any) -> No
 
 
 def stepping_inside(where: Any) -> Any:
-    """Plans that step stages inside the step: after their gradients are summed over replicas, or on the host."""
+    """Plans that step stages inside the step: after replicas sum their gradients, or on the host."""
     if where == "device":
         schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=2)
         return plan_of(schedule, LLAMA, strategy="full", data=2, zero=2)
@@ -121,14 +121,14 @@ def test_steps_inside_the_step_train_as_on_the_cpu(device: Any, where: str) -> N
         return losses
 
     make = partial(torch.optim.AdamW, lr=1e-2)
-    found = on_threads(plan, train, device, optimizer=make)
+    actual = on_threads(plan, train, device, optimizer=make)
     expected = on_threads(plan, train, torch.device("cpu"), optimizer=make)
-    found, expected = (torch.tensor(losses, dtype=torch.float64) for losses in (found, expected))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)  # they are summed in fp32
-    assert found[0][-1] < found[0][0]
+    actual, expected = (torch.tensor(losses, dtype=torch.float64) for losses in (actual, expected))
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # losses are summed in fp32
+    assert actual[0][-1] < actual[0][0]
 
 
-def test_a_trace_has_every_lane_in_order_on_one_clock(device: Any) -> None:
+def test_trace_has_all_lanes_in_order_on_one_clock(device: Any) -> None:
     schedule = offloading(schedule_of("1f1b", devices=1))
     plan = plan_of(schedule, LLAMA, costs=StageCosts.of(stages=1, offload=1))
 
@@ -145,7 +145,7 @@ def test_a_trace_has_every_lane_in_order_on_one_clock(device: Any) -> None:
     for events in by_lane.values():
         ordered = sorted(events, key=lambda event: event.start)
         assert all(a.end <= b.start + 1e-5 for a, b in itertools.pairwise(ordered))
-    ends, starts = ({e.name: getattr(e, what) for e in step.events} for what in ("end", "start"))
+    ends, starts = ({e.name: getattr(e, moment) for e in step.events} for moment in ("end", "start"))
     for j in range(plan.micro_batches):
         assert ends[f"0F{j}"] <= starts[f"0O{j}"] + 1e-5
         assert ends[f"0L{j}"] <= starts[f"0B{j}"] + 1e-5

@@ -1,4 +1,4 @@
-"""Another distribution adds to every room by entry points alone."""
+"""Another distribution adds members to every registry through entry points."""
 
 from __future__ import annotations
 
@@ -95,19 +95,19 @@ def mine(problem):
 
 
 def run(members: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where a distribution adds these members."""
+    """Run Python with a distribution that adds these members."""
     described = folder / "mine-1.0.dist-info"
     described.mkdir(exist_ok=True)
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    groups = [f"[debubble.{room}]\nmine = mine_{room}\n" for room in members]
+    groups = [f"[debubble.{group}]\nmine = mine_{group}\n" for group in members]
     (described / "entry_points.txt").write_text("".join(groups))
-    for room, source in members.items():
-        (folder / f"mine_{room}.py").write_text(source)
+    for group, source in members.items():
+        (folder / f"mine_{group}.py").write_text(source)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run([*PYTHON, *arguments], env=environment, capture_output=True, text=True)
 
 
-def test_a_distribution_adds_a_member_to_every_room(tmp_path: Path) -> None:
+def test_distribution_adds_a_member_to_every_registry(tmp_path: Path) -> None:
     done = run(MEMBERS, tmp_path, "-c", SCRIPT)
 
     assert done.stdout == "6 mine mine\n1B1\n1f1b 1 scene\n", done.stderr
@@ -136,7 +136,7 @@ def test_a_member_that_fails_is_named_in_a_sentence(call: str, sentence: str, tm
 
 
 @pytest.mark.slow
-def test_members_that_fail_leave_the_other_planners_their_answers(tmp_path: Path) -> None:
+def test_failing_members_do_not_stop_other_planners(tmp_path: Path) -> None:
     script = """
 import debubble as db
 plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=2, sequence_length=128, effort=0.1)

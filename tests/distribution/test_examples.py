@@ -1,4 +1,4 @@
-"""The examples run, and what they give to SLURM and Kubernetes is called correctly."""
+"""The examples run, and their SLURM and Kubernetes files call real commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_model_is_planned_in_a_few_lines(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "plan.html"}
 
 
-def test_a_schedule_of_ones_own_is_simulated_beside_1f1b(tmp_path: Path) -> None:
+def test_custom_schedule_is_simulated_next_to_1f1b(tmp_path: Path) -> None:
     printed = run("own_schedule.py", tmp_path)
 
     assert printed.splitlines() == [
@@ -43,11 +43,11 @@ def test_a_schedule_of_ones_own_is_simulated_beside_1f1b(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_planner_of_ones_own_answers_and_adapipe_is_no_slower(tmp_path: Path) -> None:
+def test_custom_planner_answers_and_adapipe_is_no_slower(tmp_path: Path) -> None:
     printed = dict(line.split(": ") for line in run("own_planner.py", tmp_path).splitlines())
 
-    own, adapipe = (float(printed[name].removesuffix(" s")) for name in ("random-stages", "adapipe"))
-    assert adapipe <= own
+    random_stages, adapipe = (float(printed[name].removesuffix(" s")) for name in ("random-stages", "adapipe"))
+    assert adapipe <= random_stages
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_kubernetes_jobs_call_is_right() -> None:
     check_call(container["args"][2:])
 
 
-def test_the_container_file_names_files_and_extras_that_there_are() -> None:
+def test_container_file_names_existing_files_and_extras() -> None:
     words = (ROOT / "Containerfile").read_text()
     copied = [name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", words, re.MULTILINE) for name in line.split()]
     [extras] = re.findall(r"\.whl\)\[(.*?)\]", words)
@@ -93,6 +93,6 @@ def test_the_container_file_names_files_and_extras_that_there_are() -> None:
     assert re.findall(r'ENTRYPOINT \["(.*)"\]', words) == list(project["scripts"])
 
 
-def test_a_wrong_call_would_be_found() -> None:
+def test_wrong_call_would_be_detected() -> None:
     with pytest.raises(InputError, match="There is no option '--dta'; did you mean '--data'"):
         check_call(["train", "plan.json", "--dta", "text"])

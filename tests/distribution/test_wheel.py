@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OTHERS = Path(np.__file__).parents[1]
-"""Where the packages are that debubble needs."""
+DEPENDENCIES = Path(np.__file__).parents[1]
+"""Folder of the packages that debubble needs."""
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts of an environment with the wheel, whose dependencies are those of this one."""
+    """Scripts of an environment with the wheel and this environment's dependencies."""
     place = tmp_path_factory.mktemp("environment")
     venv.create(place, with_pip=True)
     subprocess.run([place / "bin/pip", "install", "--quiet", "--no-deps", str(wheel)], check=True)
     (packages,) = place.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text(f"{OTHERS}\n")
+    (packages / "others.pth").write_text(f"{DEPENDENCIES}\n")
     return place / "bin"
 
 

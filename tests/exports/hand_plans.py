@@ -1,4 +1,4 @@
-"""Plans written by hand: of a small model at its computed costs, or at costs of 1."""
+"""Hand-written plans of a small model, at its computed costs or at costs of 1."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def full(*chosen: int) -> Strategy:
 
 
 def units(layers: list[int], strategy: Strategy = plain) -> tuple[tuple[PlannedUnit, ...], ...]:
-    """That many layers per stage, embedding and head at the ends."""
+    """That many layers per stage, with embedding and head at the ends."""
     first = 0
     stages: list[list[PlannedUnit]] = []
     for count in layers:
@@ -54,7 +54,7 @@ def units(layers: list[int], strategy: Strategy = plain) -> tuple[tuple[PlannedU
 
 
 def plan(schedule: Schedule, layers: list[int], strategy: Strategy = plain, **costs: Any) -> Plan:
-    """A plan of a units file: its costs are not those of a model."""
+    """A plan of a units file, whose costs are not those of a model."""
     return Plan(
         planner="hand",
         schedule=schedule,
@@ -120,7 +120,7 @@ def moving(plan: Plan, setting: ModuleOffload) -> Plan:
 
 
 def with_operations(schedule: Schedule, *pairs: tuple[str, str]) -> Schedule:
-    """A schedule with more operations, each in front of the second of its pair, or after its stage's last backward."""
+    """A schedule with additional operations, each before the second of its pair or after its stage's last backward."""
     orders = [[op.name for op in order] for order in schedule.orders]
     for name, before in pairs:
         order = orders[schedule.placement.device_of[Op.parse(name).stage]]

@@ -1,4 +1,4 @@
-"""Nothing of a plan is lost without a word: every field is written, refused, or reported, by every target."""
+"""Every target writes, refuses or reports every field of a plan."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.exports.hand_plans import MIXTRAL, full, priced, with_operations
 ONE_F_ONE_B = db.schedules["1f1b"](devices=2, micro_batches=8)
 
 
-def said(plan: Plan, target: str) -> object:
-    """All that a user learns of an export: its files and losses, or why it is refused."""
+def outcome_of(plan: Plan, target: str) -> object:
+    """All that a user learns of an export: files and losses, or the refusal."""
     try:
         return exports[target](plan)
     except ExportError as error:
@@ -54,11 +54,11 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "freeze": ({}, "vision"),
     "framework": ({}, "torchtitan@2024.06"),
 }
-"""Option -> the options beside it, and a value that is not its default."""
+"""Option -> options that it needs, and a value other than its default."""
 
 
 IMPLIED = {("expert_tensor", "deepspeed"), ("sequence_parallel", "deepspeed")}
-"""Options that have one value only where the target runs what is beside them: here tensor parallelism."""
+"""Options with a single valid value unless the target runs the options that they need: here tensor parallelism."""
 
 
 OF_IMAGES = ("image_patches", "images", "freeze")
@@ -80,8 +80,8 @@ def test_images_are_refused_with_the_vision_tower_that_sees_them(target: str) ->
 )
 def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> None:
     alongside, value = OPTIONS[name]
-    plain = said(priced(config=MIXTRAL, **alongside), target)
-    changed = said(priced(config=MIXTRAL, **alongside, **{name: value}), target)
+    plain = outcome_of(priced(config=MIXTRAL, **alongside), target)
+    changed = outcome_of(priced(config=MIXTRAL, **alongside, **{name: value}), target)
 
     assert not isinstance(plain, str)
     assert changed != plain
@@ -89,14 +89,14 @@ def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> 
 
 @pytest.mark.parametrize("target", list(exports))
 def test_zero_2_is_reported_where_it_is_not_needed_to_fit(target: str) -> None:
-    reported = said(priced(data=2, zero=2), target)
+    reported = outcome_of(priced(data=2, zero=2), target)
 
     assert not isinstance(reported, str)
-    assert reported != said(priced(data=2, zero=1), target)
+    assert reported != outcome_of(priced(data=2, zero=1), target)
 
 
 def split(schedule: Schedule) -> Schedule:
-    """The same with every backward as I and W."""
+    """The same plan with every backward as I and W."""
     orders = [
         [name for op in order for name in ([f"{op.stage}I{op.micro_batch}", f"{op.stage}W{op.micro_batch}"]
          if op.kind is Kind.B else [op.name])]
@@ -129,7 +129,7 @@ KINDS: Mapping[Kind, Callable[[], Plan]] = {
     Kind.D: on_host,
     Kind.P: on_host,
 }
-"""Kind of operation -> a plan where it is not as in 1F1B."""
+"""Kind of operation -> a plan that has it, unlike 1F1B."""
 
 
 @pytest.mark.parametrize("target", list(exports))
@@ -137,7 +137,7 @@ KINDS: Mapping[Kind, Callable[[], Plan]] = {
 def test_an_operation_is_written_refused_or_reported(kind: Kind, target: str) -> None:
     before = full(0, 1) if kind is Kind.R else full()
 
-    assert said(KINDS[kind](), target) != said(priced(before), target)
+    assert outcome_of(KINDS[kind](), target) != outcome_of(priced(before), target)
 
 
 def blocking(plan: Plan) -> Plan:
@@ -173,10 +173,10 @@ SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
 
 
 @pytest.mark.parametrize("target", list(exports))
-def test_a_share_of_one_micro_batch_is_written_or_reported(target: str) -> None:
+def test_fraction_of_one_micro_batch_is_written_or_reported(target: str) -> None:
     schedule = replace(ONE_F_ONE_B, recompute_fraction={0: (0.5, *[1] * 7)})
 
-    assert said(priced(full(0, 1), schedule=schedule), target) != said(priced(full(0, 1)), target)
+    assert outcome_of(priced(full(0, 1), schedule=schedule), target) != outcome_of(priced(full(0, 1)), target)
 
 
 @pytest.mark.parametrize("target", list(exports))
@@ -184,7 +184,7 @@ def test_a_share_of_one_micro_batch_is_written_or_reported(target: str) -> None:
 def test_a_field_of_the_schedule_is_written_refused_or_reported(name: str, target: str) -> None:
     plain, changed = SCHEDULE[name]
 
-    assert said(changed, target) != said(plain, target)
+    assert outcome_of(changed, target) != outcome_of(plain, target)
 
 
 def mtp() -> Plan:
@@ -205,13 +205,13 @@ DESCRIPTIONS = {
     "planner", "lower_bound", "bound_argument", "solve_seconds", "candidates", "timeline", "profile",
     "model_on_cluster", "degree_search", "target", "origin", "what_ifs", "measured", "other_targets",
 }  # fmt: skip
-"""What says how a plan was found, not how it runs; the model itself is the user's to bring."""
+"""Fields that say how a plan was found; the user brings the model."""
 
 
 @pytest.mark.parametrize("target", list(exports))
 @pytest.mark.parametrize("name", sorted({field.name for field in fields(Plan)} - DESCRIPTIONS))
 def test_a_field_of_the_plan_is_written_refused_or_reported(name: str, target: str) -> None:
-    assert said(PLAN[name], target) != said(priced(), target)
+    assert outcome_of(PLAN[name], target) != outcome_of(priced(), target)
 
 
 @pytest.mark.parametrize("target", list(exports))
@@ -226,10 +226,10 @@ def test_a_field_of_the_plan_is_written_refused_or_reported(name: str, target: s
     ],
 )
 def test_a_unit_is_written_refused_or_reported(changed: Plan, target: str) -> None:
-    assert said(changed, target) != said(priced(), target)
+    assert outcome_of(changed, target) != outcome_of(priced(), target)
 
 
-def test_exports_of_a_plain_plan_report_what_a_user_must_set() -> None:
+def test_exports_of_a_plain_plan_report_required_settings() -> None:
     reported = {target: exports[target](priced()).losses for target in exports}
 
     silent = [target for target, losses in reported.items() if not losses]

@@ -41,7 +41,7 @@ SPLIT = Schedule.of(
 
 
 class CountedLayer(torch.nn.Linear):
-    """A layer that notes each of its forwards."""
+    """A layer that records its forwards."""
 
     def __init__(self, index: int, forwards: list[int]) -> None:
         super().__init__(2, 2)
@@ -63,7 +63,7 @@ class TestMegatron:
 
         assert layout(stages) == "Et*3|t|t*2|L"
 
-    def test_the_file_is_a_bash_array_whose_words_are_the_arguments(self, tmp_path: Path) -> None:
+    def test_file_is_a_bash_array_of_arguments(self, tmp_path: Path) -> None:
         words = sourced(priced(full(0, 2), data=2, tensor=2, zero=1), tmp_path)
 
         assert words == [
@@ -83,7 +83,7 @@ class TestMegatron:
             "--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1",
         ]  # fmt: skip
 
-    def test_a_plan_without_a_model_says_nothing_of_sizes_that_nobody_gave(self, tmp_path: Path) -> None:
+    def test_plan_without_a_model_exports_no_sizes(self, tmp_path: Path) -> None:
         words = sourced(one_f_one_b([2, 2]), tmp_path)
 
         assert [word for word in words if word.startswith("--")] == [
@@ -102,12 +102,12 @@ class TestMegatron:
         assert words[words.index("--mtp-num-layers") + 1] == "1"
         assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*2|t*2mL"
 
-    def test_equally_many_whole_layers_per_stage_lose_nothing(self, tmp_path: Path) -> None:
+    def test_equal_full_layers_per_stage_lose_nothing(self, tmp_path: Path) -> None:
         made = exports["megatron"](priced(full(0, 2)))
 
         assert made.losses == ()
 
-    def test_the_stage_that_needs_most_decides_for_all_at_a_predicted_price(self) -> None:
+    def test_most_recomputing_stage_decides_at_a_predicted_price(self) -> None:
         made = exports["megatron"](priced(full(0, 1, 2)))
         slowed = float(priced(full(0, 1, 2, 3)).simulate().makespan / priced(full(0, 1, 2)).simulate().makespan)
 
@@ -123,8 +123,8 @@ class TestMegatron:
         assert "--recompute-modules core_attn\n" in made.files["megatron-arguments.sh"]
         assert made.losses == ()
 
-    def test_norms_that_transformer_engine_fuses_are_not_left_to_layernorm(self) -> None:
-        """`layernorm` does nothing in its dense layers, and `mlp` recomputes more than both norms of a layer."""
+    def test_norms_fused_by_transformer_engine_recompute_with_mlp(self) -> None:
+        """In its dense layers `layernorm` does nothing, and `mlp` recomputes more than both norms."""
         made = exports["megatron"](priced(lambda layer: ("norm", "norm")))
 
         assert "--recompute-modules mlp\n" in made.files["megatron-arguments.sh"]
@@ -137,7 +137,7 @@ class TestMegatron:
         assert "--recompute-modules layernorm moe\n" in made.files["megatron-arguments.sh"]
         assert made.losses == ()
 
-    def test_where_costs_are_unknown_modules_must_cover_what_is_planned(self) -> None:
+    def test_unpriced_modules_must_cover_the_planned_ones(self) -> None:
         covered = exports["megatron"](one_f_one_b([2, 2], lambda layer: ("core", "activation")))
         uncovered = exports["megatron"](one_f_one_b([2, 2], lambda layer: ("norm", "activation")))
 
@@ -147,14 +147,14 @@ class TestMegatron:
 
 
 def sourced(plan: Plan, folder: Path) -> list[str]:
-    """The words that bash has of the array in a plan's file."""
+    """The words of the array in a plan's file, as bash reads them."""
     (folder / "arguments.sh").write_text(exports["megatron"](plan).files["megatron-arguments.sh"])
     script = 'source arguments.sh && printf "%s\\n" "${DEBUBBLE_ARGS[@]}"'
     return subprocess.run(["bash", "-c", script], cwd=folder, check=True, capture_output=True, text=True).stdout.split()
 
 
 class TestMindFormers:
-    def test_offsets_are_what_a_chunk_has_more_than_its_even_share(self) -> None:
+    def test_offsets_are_the_excess_over_an_even_share(self) -> None:
         made = exports["mindformers"](interleaved([3, 3, 3, 2, 3, 3, 3, 2], order="interleaved-less-memory"))
         config = yaml.safe_load(made.files["plan.yaml"])
 
@@ -170,7 +170,7 @@ class TestMindFormers:
         assert yaml.safe_load(made.files["plan.yaml"])["recompute_config"]["recompute"] == [[1, 0], [2, 0]]
         assert made.losses == ()
 
-    def test_patterns_reach_over_the_whole_layers_before_them(self) -> None:
+    def test_patterns_cover_the_full_layers_before_them(self) -> None:
         strategy = {0: ("full", "full"), 1: ("norm", "activation+multiply"), 2: ("none", "none")}
         made = exports["mindformers"](one_f_one_b([3, 1], lambda layer: strategy.get(layer, ("none", "none"))))
 
@@ -205,7 +205,7 @@ class TestMindFormers:
 
 
 class StandIn:
-    """What PipelineModule does with its layers when it is made on one stage, as far as the plan's subclass sees it."""
+    """Imitates what PipelineModule does with its layers on one stage, as far as the plan's subclass uses it."""
 
     stage_id = 0
 
@@ -227,21 +227,21 @@ class StandIn:
         raise NotImplementedError
 
     def checkpointed(self) -> list[str]:
-        """The layers that a forward checkpoints."""
+        """Layers that a forward checkpoints."""
         interval = self.activation_checkpoint_interval
         return [layer for layer in self.forward_funcs if interval and self._is_checkpointable([layer])]
 
 
 class TestDeepSpeed:
     @pytest.mark.parametrize(
-        ("stage", "held", "checkpointed"),
+        ("stage", "forwards", "checkpointed"),
         [
             (0, ["embedding", "layer 0", "layer 1"], ["layer 1"]),
             (1, ["layer 2", "layer 3", "layer 4", "head"], ["layer 2", "layer 4"]),
         ],
     )
-    def test_every_stage_checkpoints_the_planned_layers_and_no_others(
-        self, stage: int, held: list[str], checkpointed: list[str], monkeypatch: pytest.MonkeyPatch
+    def test_stages_checkpoint_exactly_the_planned_layers(
+        self, stage: int, forwards: list[str], checkpointed: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = exports["deepspeed"](one_f_one_b([2, 3], full(1, 2, 4)))
         package, pipe = ModuleType("deepspeed"), ModuleType("deepspeed.pipe")
@@ -255,11 +255,11 @@ class TestDeepSpeed:
         module = scope["PlannedPipeline"](layers, loss_fn=None)
 
         assert module.num_stages == 2
-        assert module.forward_funcs == held
+        assert module.forward_funcs == forwards
         assert module.checkpointed() == checkpointed
         assert made.losses == ()
 
-    def test_layers_recompute_where_others_of_their_stage_do_not(self) -> None:
+    def test_layers_of_one_stage_may_recompute_differently(self) -> None:
         made = exports["deepspeed"](priced(full(1)))
 
         assert made.losses == (
@@ -278,7 +278,7 @@ class TestDeepSpeed:
             "bf16": {"enabled": True},
         }
 
-    def test_an_optimizer_on_hosts_that_is_not_deepspeeds_own_is_allowed_and_is_the_plans(self) -> None:
+    def test_custom_host_optimizer_is_allowed_for_deepspeed(self) -> None:
         made = exports["deepspeed"](priced(data=2, zero=1, host_optimizer=1, optimizer="momentum"))
 
         config = json.loads(made.files["ds_config.json"])
@@ -292,21 +292,21 @@ class TestDeepSpeed:
         assert config["zero_optimization"] == {"stage": 1}
 
     @pytest.mark.parametrize(
-        ("layers", "framework", "said"),
+        ("layers", "framework", "message"),
         [
             ((2, 2), "deepspeed", "a DeepSpeed pipeline keeps gradients twice"),
             ((4,), "deepspeed", "Before 0.17.6 DeepSpeed sums gradients in fp32 without ZeRO"),
             ((4,), "deepspeed,gradient_bytes=4", "DeepSpeed sums gradients in bf16 without ZeRO from 0.17.6 on"),
         ],
     )
-    def test_gradients_that_are_others_without_zero_are_reported(
-        self, layers: tuple[int, ...], framework: str, said: str
+    def test_different_gradients_without_zero_are_reported(
+        self, layers: tuple[int, ...], framework: str, message: str
     ) -> None:
         losses = exports["deepspeed"](priced(layers=layers, data=2, framework=framework)).losses
 
-        assert any(said in loss for loss in losses)
+        assert any(message in loss for loss in losses)
 
-    def test_gradients_in_fp32_are_asked_for_where_they_are_priced_and_not_kept_in_bf16_too(self) -> None:
+    def test_fp32_gradients_are_requested_where_priced(self) -> None:
         written = exports["deepspeed"](priced(framework="deepspeed,gradient_bytes=4")).files["ds_config.json"]
         config = json.loads(written)
 
@@ -314,12 +314,12 @@ class TestDeepSpeed:
         assert config["bf16"] == {"enabled": True, "immediate_grad_update": True}
         assert config["zero_optimization"] == {"stage": 1}
 
-    def test_checkpoints_behind_a_frozen_embedding_are_not_reentrant(self) -> None:
+    def test_checkpoints_after_a_frozen_embedding_do_not_reenter(self) -> None:
         made = exports["deepspeed"](priced(full(0), lora=8))
 
         assert json.loads(made.files["ds_config.json"])["pipeline"] == {"use_reentrant": False}
 
-    def test_without_a_pipeline_the_config_has_any_zero_level_and_layers_recompute_by_a_function(self) -> None:
+    def test_config_without_a_pipeline_has_any_zero_stage(self) -> None:
         made = exports["deepspeed"](priced(full(1, 2), layers=(4,), data=2, zero=3))
 
         assert sorted(made.files) == ["ds_config.json", "planned_layers.py"]
@@ -360,13 +360,13 @@ class TestTorchHosts:
         assert recipe["distributed"]["defer_fsdp_grad_sync"] is False
         assert "pipeline" not in recipe["distributed"]
 
-    def test_automodel_gathers_weights_next_to_divided_experts_again(self) -> None:
+    def test_automodel_gathers_weights_again_with_sharded_experts(self) -> None:
         plan = priced(layers=(4,), data=2, expert=2, zero=3, config=MIXTRAL)
         recipe = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])
 
         assert recipe["distributed"]["moe"] == {"reshard_after_forward": True}
 
-    def test_gradients_that_torchtitan_reduces_more_often_than_planned_are_said_with_their_price(self) -> None:
+    def test_extra_torchtitan_reductions_are_reported_with_price(self) -> None:
         made = exports["torchtitan"](priced(layers=(4,), data=2, zero=1))
 
         assert "'fsdp_reshard_after_forward': 'never'" in made.files["plan.py"]
@@ -393,7 +393,7 @@ class TestTorchHosts:
             ("torchtitan,tensor_overlap=true", "{'enable': True, 'enable_async_tensor_parallel': True}"),
         ],
     )
-    def test_the_recipe_compiles_what_is_priced_as_compiled(self, framework: str, compiling: str) -> None:
+    def test_recipe_compiles_what_is_priced_as_compiled(self, framework: str, compiling: str) -> None:
         made = exports["torchtitan"](priced(tensor=2, framework=framework))
 
         assert f"COMPILE = {compiling}" in made.files["plan.py"]
@@ -409,7 +409,7 @@ class TestTorchHosts:
 
         assert "'pipeline_parallel_schedule': 'ZBVZeroBubble'" in made.files["plan.py"]
 
-    def test_automodel_gets_hugging_face_names_and_one_switch_for_recomputation(self) -> None:
+    def test_automodel_has_hf_names_and_one_recompute_switch(self) -> None:
         made = exports["automodel"](priced(full(0), layers=(1, 1)))
 
         distributed = yaml.safe_load(made.files["plan.yaml"])["distributed"]
@@ -447,7 +447,7 @@ class TestTorchHosts:
             one_f_one_b([1, 1]), model_on_cluster=on_cpus({**config.to_dict(), "tie_word_embeddings": False})
         )
         parts = json.loads(exports["torch"](units).files["modules.json"])
-        named = [parameter for part in parts for name in part for parameter in model.get_submodule(name).parameters()]
+        named = [parameter for stage in parts for name in stage for parameter in model.get_submodule(name).parameters()]
 
         assert {id(p) for p in named} == {id(p) for p in model.parameters()}
 
@@ -465,7 +465,7 @@ class TestTorchHosts:
             {"model_type": "cohere"},
         ],
     )
-    def test_automodel_refuses_models_that_its_stages_would_compute_otherwise(self, entries: dict[str, object]) -> None:
+    def test_automodel_refuses_models_that_it_computes_differently(self, entries: dict[str, object]) -> None:
         with pytest.raises(ExportError, match="would train another model over a pipeline"):
             exports["automodel"](replace(one_f_one_b([1, 1]), model_on_cluster=on_cpus({**LLAMA, **entries})))
 
@@ -480,7 +480,7 @@ class TestTorchHosts:
             exports["torchtitan"](tied)
 
     def test_as_many_layers_recompute_wholly_as_it_takes_and_no_more(self) -> None:
-        """Whole layers drop more than their parts, so fewer of them do."""
+        """Full layers drop more than their modules, so fewer of them are needed."""
         made = exports["torchtitan"](priced(lambda layer: ("none", "norm"), layers=(8, 8)))
 
         assert "RECOMPUTED_LAYERS = {0, 8}" in made.files["plan.py"]
@@ -494,7 +494,7 @@ class TestTorchHosts:
         [
             ("torch", "1F0,1I0,1W0,1F1,1I1,1W1"),
             ("torchtitan", "1F0,1I0,1W0,1F1,1I1,1W1"),
-            ("automodel", "1F0,1B0,1F1,1B1"),  # all layers recompute there, or none
+            ("automodel", "1F0,1B0,1F1,1B1"),  # there, all layers recompute or none
         ],
     )
     def test_a_backward_is_split_unless_it_recomputes(self, target: str, second: str) -> None:
@@ -504,26 +504,26 @@ class TestTorchHosts:
         assert any("so they are one B on stage" in loss and "predicted to take" in loss for loss in made.losses)
 
     @pytest.mark.parametrize(("counted", "warned"), [(False, True), (True, False)])
-    def test_memory_until_w_is_told_unless_counted(self, counted: bool, warned: bool) -> None:
+    def test_memory_until_w_is_reported_unless_counted(self, counted: bool, warned: bool) -> None:
         plan = priced(layers=(1, 1), schedule=SPLIT)
         assert plan.model_on_cluster is not None
         units = half_layers(*plan.model_on_cluster, plan.options, pipeline=2, target="torchtitan")
-        own = units.stage_costs(partition_named(plan.partition, units), plan.schedule.placement)
-        made = exports["torchtitan"](replace(plan, costs=own) if counted else plan)
+        costs = units.stage_costs(partition_named(plan.partition, units), plan.schedule.placement)
+        made = exports["torchtitan"](replace(plan, costs=costs) if counted else plan)
 
         assert ("torch's I and W hold more memory in between than the plan counts on" in str(made.losses)) is warned
 
-    def test_whole_layers_are_exported_as_layers(self) -> None:
+    def test_half_layers_in_pairs_are_exported_as_layers(self) -> None:
         units = [
             PlannedUnit("embedding", None),
             *(PlannedUnit("layer", i, "full") for i in range(2)),
             PlannedUnit("head", None),
         ]
         halves = one_f_one_b([1, 1], full(0, 1))
-        whole = replace(halves, partition=(tuple(units[:2]), tuple(units[2:])))
+        full_layers = replace(halves, partition=(tuple(units[:2]), tuple(units[2:])))
 
-        assert exports["torchtitan"](whole) == exports["torchtitan"](halves)
-        assert exports["megatron"](whole) == exports["megatron"](halves)
+        assert exports["torchtitan"](full_layers) == exports["torchtitan"](halves)
+        assert exports["megatron"](full_layers) == exports["megatron"](halves)
 
     def test_adapters_are_reported(self) -> None:
         for target in ("torchtitan", "megatron"):
@@ -533,7 +533,7 @@ class TestTorchHosts:
 
 
 class TestOffload:
-    def test_it_is_reported_with_what_it_costs_when_the_plan_fits_without(self) -> None:
+    def test_dropped_offload_is_reported_if_the_plan_fits(self) -> None:
         made = exports["torch"](offloading())
 
         assert made.files["schedule.csv"] == "0F0,0F1,0B1,0B0\n"
@@ -563,15 +563,15 @@ class TestStates:
             assert "--ckpt-format fsdp_dtensor" in script
             assert "export CUDA_DEVICE_MAX_CONNECTIONS=32" in script
 
-    def test_megatron_has_one_queue_for_tensor_parallelism_before_blackwell(self) -> None:
+    def test_megatron_tensor_parallelism_uses_one_queue_on_hopper(self) -> None:
         script = exports["megatron"](priced(tensor=2)).files["megatron-arguments.sh"]
         assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in script
         assert "CUDA_DEVICE" not in exports["megatron"](priced()).files["megatron-arguments.sh"]
 
-    @pytest.mark.parametrize(("zero", "said"), [(0, ()), (1, (MUON_DIVIDED,))])
-    def test_muon_with_divided_states_needs_a_newer_megatron(self, zero: int, said: tuple[str, ...]) -> None:
+    @pytest.mark.parametrize(("zero", "losses"), [(0, ()), (1, (MUON_DIVIDED,))])
+    def test_muon_with_divided_states_needs_a_newer_megatron(self, zero: int, losses: tuple[str, ...]) -> None:
         made = exports["megatron"](priced(data=2, zero=zero, optimizer="muon"))
-        assert made.losses == said
+        assert made.losses == losses
         assert ("--use-distributed-optimizer" in made.files["megatron-arguments.sh"]) == bool(zero)
 
     def test_megatron_moves_a_share_of_the_states_to_hosts(self) -> None:
@@ -580,7 +580,7 @@ class TestStates:
         assert "--optimizer-cpu-offload\n    --optimizer-offload-fraction 0.5\n" in script
         assert "--use-precision-aware-optimizer\n    --overlap-cpu-optimizer-d2h-h2d\n" in script
 
-    def test_optimizer_states_return_from_the_host_only_where_there_is_room(self) -> None:
+    def test_host_states_are_dropped_only_if_memory_suffices(self) -> None:
         one_f_one_b = db.schedules["1f1b"](devices=2, micro_batches=8)
         schedule = with_operations(one_f_one_b, ("0P0", "0F0"), ("0D7", ""), ("0S7", ""))
         limit = float(priced(schedule=schedule, on_host=[0]).simulate().peak_memory[0])
@@ -594,9 +594,9 @@ class TestStates:
 
 def halved(candidates: tuple[CandidateSummary, ...] = ()) -> Plan:
     """A plan whose first stage ends within a layer."""
-    whole = one_f_one_b([1, 1])
-    first, second = whole.partition
-    return replace(whole, partition=(first[:-1], (first[-1], *second)), candidates=candidates)
+    full_layers = one_f_one_b([1, 1])
+    first, second = full_layers.partition
+    return replace(full_layers, partition=(first[:-1], (first[-1], *second)), candidates=candidates)
 
 
 def test_several_slowdowns_are_added_up() -> None:
@@ -607,8 +607,8 @@ def test_several_slowdowns_are_added_up() -> None:
     assert timed[-1].startswith("With all of this the step is predicted to take ")
 
 
-def test_a_plan_from_stage_costs_is_refused_where_layers_are_needed() -> None:
-    """They are missed before another order is: the targets that take any order would refuse the plan as well."""
+def test_plan_from_stage_costs_is_refused_where_layers_matter() -> None:
+    """They are refused first, as targets that take any order would refuse the plan too."""
     for schedule in (db.schedules["1f1b"], db.schedules["zb-h1"]):
         abstract = replace(
             plan(schedule(devices=2, micro_batches=8), [1, 1]),
@@ -621,7 +621,7 @@ def test_a_plan_from_stage_costs_is_refused_where_layers_are_needed() -> None:
 
 
 def tight(plan: Plan) -> Plan:
-    """The plan on devices with no more memory than it needs."""
+    """The plan on devices with exactly the memory that it needs."""
     return replace(plan, costs=plan.costs.with_limit(list(map(float, plan.simulate().peak_memory))))
 
 
@@ -657,10 +657,10 @@ REFUSED: dict[str, tuple[Plan, str, str]] = {
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_a_refusal_says_why_and_how_to_plan_for_the_target(name: str) -> None:
-    plan, target, said = REFUSED[name]
+def test_refusal_explains_how_to_plan_for_the_target(name: str) -> None:
+    plan, target, message = REFUSED[name]
 
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         exports[target](plan)
 
 

@@ -1,4 +1,4 @@
-"""The files as the frameworks' own code reads them, where it is installed."""
+"""Exported files are read by the frameworks' own code where it is installed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written(plan: Plan, target: str, folder: Path) -> None:
 
 
 def applied(folder: Path, config: Any) -> Any:
-    """What the recipe in a folder makes of a trainer's config."""
+    """The trainer config that the recipe in a folder makes of another one."""
     spec = importlib.util.spec_from_file_location("plan", folder / "plan.py")
     assert spec is not None
     assert spec.loader is not None
@@ -44,7 +44,7 @@ def applied(folder: Path, config: Any) -> Any:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_torchtitan_accepts_the_config(plan: Plan, tmp_path: Path) -> None:
-    """Its parts are checked against each other whenever it is made."""
+    """Its constructor checks its sections against each other."""
     trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
     written(plan, "torchtitan", tmp_path)
 
@@ -82,7 +82,7 @@ def test_torchtitan_accumulates_micro_batches_without_a_pipeline(plan: Plan, tmp
 def test_torchtitan_compiles_what_is_priced_as_compiled(
     options: dict[str, Any], overlapped: bool, tmp_path: Path
 ) -> None:
-    """A config refuses products that overlap and are not compiled."""
+    """The config refuses overlapped products that are not compiled."""
     trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
     written(priced(**options), "torchtitan", tmp_path)
 
@@ -91,7 +91,7 @@ def test_torchtitan_compiles_what_is_priced_as_compiled(
     assert (compiling.enable, compiling.enable_async_tensor_parallel) == (True, overlapped)
 
 
-def test_torchtitan_leaves_what_is_priced_as_it_is_written_uncompiled(tmp_path: Path) -> None:
+def test_torchtitan_does_not_compile_what_is_priced_eager(tmp_path: Path) -> None:
     trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
     written(priced(framework="torchtitan@2024.06"), "torchtitan", tmp_path)
 
@@ -104,7 +104,7 @@ def test_automodel_parses_the_distributed_section(plan: Plan) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     section = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])["distributed"]
-    section["mp_policy"]["_target_"] = MixedPrecisionPolicy  # As the recipe's loader finds it.
+    section["mp_policy"]["_target_"] = MixedPrecisionPolicy  # As the recipe's loader imports it.
     parsed = recipes.parse_distributed_section(section)
 
     sizes = parsed["parallelism_sizes"]
@@ -140,7 +140,7 @@ def test_megatron_reads_the_layout(plan: Plan) -> None:
 
 
 def offloading() -> Plan:
-    """The inputs of attention's modules and of the experts' activation functions, beside recomputed norms."""
+    """Inputs of attention's modules and of the experts' activation functions, with recomputed norms."""
     return moving(
         priced(lambda layer: ("none", "norm"), config=MIXTRAL, data=2, expert=2, zero=1),
         ModuleOffload(("core_attn", "attn_proj", "moe_act")),
@@ -169,10 +169,10 @@ MEGATRON_PLANS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # On its own defaults.
+@pytest.mark.filterwarnings("ignore::UserWarning")  # With its defaults.
 @pytest.mark.parametrize("plan", MEGATRON_PLANS)
 def test_megatron_core_takes_the_settings_of_the_model(plan: Plan) -> None:
-    """They are the Bridge recipe's, whose model is a TransformerConfig."""
+    """They are in the Bridge recipe, whose model is a TransformerConfig."""
     transformer = pytest.importorskip("megatron.core.transformer.transformer_config", exc_type=ImportError)
     distributed = pytest.importorskip("megatron.core.distributed", exc_type=ImportError)
     optimizer = pytest.importorskip("megatron.core.optimizer", exc_type=ImportError)
@@ -188,7 +188,7 @@ def test_megatron_core_takes_the_settings_of_the_model(plan: Plan) -> None:
         add_bias_linear=False, **experts, **settings,
     )  # fmt: skip
     distributed.DistributedDataParallelConfig(**parts["ddp"])
-    # It asks for Transformer Engine's version where it is made.
+    # Its constructor asks for Transformer Engine's version.
     dtypes = {field.name for field in fields(optimizer.OptimizerConfig) if field.type is torch.dtype}
     assert {field.name for field in fields(optimizer.OptimizerConfig)} >= parts["optimizer"].keys()
     assert all(isinstance(value, torch.dtype) == (name in dtypes) for name, value in parts["optimizer"].items())
@@ -200,7 +200,7 @@ def test_megatron_core_takes_the_settings_of_the_model(plan: Plan) -> None:
 
 @pytest.mark.parametrize(("devices", "chunks"), [(2, 2), (4, 2), (4, 3)])
 def test_megatron_core_orders_chunks_as_the_library_does(devices: int, chunks: int) -> None:
-    """Its table has the forwards of a device in their order: (micro-batch, chunk)."""
+    """Its table lists a device's forwards in order: (micro-batch, chunk)."""
     schedules = pytest.importorskip("megatron.core.pipeline_parallel.schedules", exc_type=ImportError)
     interleaved_1f1b = db.schedules["interleaved"](devices=devices, micro_batches=4 * devices, chunks=chunks)
 
@@ -236,7 +236,7 @@ open(f"rank{torch.distributed.get_rank()}.json", "w").write(json.dumps([lost, fo
 
 
 def trained(folder: Path, script: str, *, ranks: int) -> list[Any]:
-    """What every process of a training script writes, next to the files of a plan."""
+    """Output of all processes of a training script that runs next to a plan's files."""
     (folder / "train.py").write_text(script)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*launcher, "train.py"]
@@ -244,8 +244,8 @@ def trained(folder: Path, script: str, *, ranks: int) -> list[Any]:
     return [yaml.safe_load((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def test_deepspeed_recomputes_the_planned_layers_and_trains_alike(tmp_path: Path) -> None:
-    """Layers 0 and 3 run twice per micro-batch; in front of layer 0 is the embedding, whose input has no gradient."""
+def test_deepspeed_recomputes_planned_layers_with_equal_losses(tmp_path: Path) -> None:
+    """Layers 0 and 3 run twice per micro-batch; layer 0 follows the embedding, whose input has no gradient."""
     pytest.importorskip("deepspeed", exc_type=ImportError)
     results = []
     for name, strategy in (("plain", full()), ("recomputing", full(0, 3))):
@@ -277,7 +277,7 @@ open(f"rank{rank}.json", "w").write(json.dumps([engine.global_steps, engine.zero
 
 
 def test_deepspeed_accumulates_micro_batches_without_a_pipeline(tmp_path: Path) -> None:
-    """A step of the plan is one of DeepSpeed, on as many ranks as the configuration's batch is for."""
+    """A step of the plan is one of DeepSpeed, on the number of ranks that the configuration's batch needs."""
     pytest.importorskip("deepspeed", exc_type=ImportError)
     written(priced(layers=(2, 2), schedule=CHUNKED, data=2, zero=3), "deepspeed", tmp_path)
 
@@ -292,9 +292,9 @@ optimizer = torch.optim.AdamW(model.parameters())
 engine, *_ = deepspeed.initialize(model=model, config=json.load(open("ds_config.json")), optimizer=optimizer)
 for x in [1] + 7 * [2**-9]:
     engine.backward(engine(torch.tensor([[x]], dtype=torch.bfloat16)).sum())
-    kept = model.weight.grad is not None
+    has_gradients = model.weight.grad is not None
     engine.step()
-open("rank0.json", "w").write(json.dumps([8 * float(engine.get_global_grad_norm()), kept]))
+open("rank0.json", "w").write(json.dumps([8 * float(engine.get_global_grad_norm()), has_gradients]))
 """
 
 
@@ -313,10 +313,10 @@ def test_deepspeed_sums_gradients_in_the_priced_dtype_once(
     pytest.importorskip("deepspeed", exc_type=ImportError)
     written(priced(layers=(4,), zero=zero, framework=framework), "deepspeed", tmp_path)
 
-    ((total, kept),) = trained(tmp_path, SUMMING, ranks=1)
+    ((total, has_gradients),) = trained(tmp_path, SUMMING, ranks=1)
 
     assert (total > 1) == wide
-    assert not kept
+    assert not has_gradients
 
 
 STEPPED = """

@@ -1,4 +1,4 @@
-"""Megatron-Bridge and Primus: Megatron-LM's settings in their own forms."""
+"""Megatron-Bridge and Primus have Megatron-LM's settings in other forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, priced
 
 
 def changed(plan: Plan) -> Any:
-    """A Bridge recipe's configuration that the written function has changed."""
+    """Configuration of a Bridge recipe after the written function."""
     scope: dict[str, Any] = {}
     exec(exports["megatron"](plan).files["megatron_bridge.py"], scope)
     parts = {name: SimpleNamespace() for name in ("model", "train", "ddp", "optimizer", "checkpoint", "comm_overlap")}
@@ -27,7 +27,7 @@ def changed(plan: Plan) -> Any:
     return scope["apply"](cfg)
 
 
-def test_a_bridge_recipe_gets_the_plan_in_its_parts() -> None:
+def test_bridge_recipe_gets_all_parts_of_the_plan() -> None:
     cfg = changed(priced(full(0, 2), data=2, tensor=2, zero=1))
 
     assert cfg.model.pipeline_model_parallel_layout == "Et*2|t*2L"
@@ -68,7 +68,7 @@ def test_experts_are_one_grouped_product_as_priced() -> None:
 def test_a_bridge_recipe_sums_gradients_in_the_planned_dtype(
     options: dict[str, Any], precision: str, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bridge overwrites what its other parts say of them with what the precision says."""
+    """Bridge overwrites other sections with the precision's setting."""
     names = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.bridge.training.mixed_precision")
     for name in names:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -109,7 +109,7 @@ def test_arguments_that_turn_something_off_are_settings_of_it() -> None:
     assert overrides(plan)["gradient_accumulation_fusion"] is False
 
 
-def test_primus_offloads_as_megatron_does_and_says_what_to_set() -> None:
+def test_primus_offloads_like_megatron_and_asks_for_a_variable() -> None:
     plan = moving(priced(), ModuleOffload(("core_attn",), 0.5))
     made = exports["primus"](plan)
 
@@ -120,8 +120,8 @@ def test_primus_offloads_as_megatron_does_and_says_what_to_set() -> None:
 
 def overrides(plan: Plan) -> dict[str, Any]:
     config = yaml.safe_load(exports["primus"](plan).files["plan.yaml"])
-    found: dict[str, Any] = config["modules"]["pre_trainer"]["overrides"]
-    return found
+    entries: dict[str, Any] = config["modules"]["pre_trainer"]["overrides"]
+    return entries
 
 
 def test_primus_recomputes_the_very_layers_of_the_plan() -> None:
@@ -134,7 +134,7 @@ def test_primus_recomputes_the_very_layers_of_the_plan() -> None:
     assert written["pipeline_model_parallel_layout"] == "Et*2|t*2L"
 
 
-def test_primus_runs_zb_h1_by_its_own_pipeline() -> None:
+def test_primus_runs_zb_h1_with_its_pipeline() -> None:
     written = overrides(priced(schedule=db.schedules["zb-h1"](devices=2, micro_batches=8)))
 
     assert (written["patch_primus_pipeline"], written["pp_algorithm"]) == (True, "zero-bubble")
@@ -157,7 +157,7 @@ def test_primus_runs_zb_h1_by_its_own_pipeline() -> None:
         ),
     ],
 )
-def test_what_megatron_overlaps_is_written_as_its_arguments(options: dict[str, Any], flags: set[str]) -> None:
+def test_priced_overlaps_become_megatron_arguments(options: dict[str, Any], flags: set[str]) -> None:
     made = exports["megatron"](priced(**options))
     named = {"--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--moe-enable-deepep"}
     words = set(made.files["megatron-arguments.sh"].partition("DEBUBBLE_ARGS=(")[2].split())
@@ -166,9 +166,9 @@ def test_what_megatron_overlaps_is_written_as_its_arguments(options: dict[str, A
     assert made.losses == ()
 
 
-def test_the_script_says_which_of_ones_own_arguments_to_leave_out() -> None:
+def test_script_lists_user_arguments_to_remove() -> None:
     header, _, arguments = exports["megatron"](priced(full(0, 2))).files["megatron-arguments.sh"].partition("=(")
-    left_out = {word for word in header.split() if word.startswith("--")}
+    removed = {word for word in header.split() if word.startswith("--")}
 
-    assert {"--num-layers-per-virtual-pipeline-stage", "--recompute-modules"} <= left_out
-    assert left_out.isdisjoint(arguments.split())
+    assert {"--num-layers-per-virtual-pipeline-stage", "--recompute-modules"} <= removed
+    assert removed.isdisjoint(arguments.split())

@@ -1,4 +1,4 @@
-"""Megatron-LM: the arguments of a plan's model, and the script that gives them to torchrun."""
+"""Megatron-LM: arguments of a plan's model, and the script that passes them to torchrun."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def test_the_files_alone_are_read_as_the_same_step(name: str, file: str, tmp_pat
     made = exports["megatron"](plan)
     script = written(made, tmp_path) / file
     importer = imports["megatron"]
-    again = importer.job(importer.settings(script), script, UserFacts(cluster=cluster)).plan(cluster)
+    imported = importer.job(importer.settings(script), script, UserFacts(cluster=cluster)).plan(cluster)
 
     assert made.losses == ()
-    assert again.simulate().makespan == plan.simulate().makespan
-    assert again.simulate().peak_memory == plan.simulate().peak_memory
+    assert imported.simulate().makespan == plan.simulate().makespan
+    assert imported.simulate().peak_memory == plan.simulate().peak_memory
 
 
 def arguments(plan: Plan) -> list[str]:
-    """The words of a plan's model arguments."""
+    """Words of the model arguments of a plan."""
     script = exports["megatron"](plan).files["megatron-arguments.sh"]
     return script.partition("DEBUBBLE_MODEL_ARGS=(\n")[2].partition("\n)")[0].split()
 
 
-def test_a_mixture_says_its_experts_and_how_they_are_chosen() -> None:
+def test_mixture_arguments_include_experts_and_routing() -> None:
     words = arguments(priced(config=QWEN3_MOE))
 
     assert words[words.index("--num-experts") :] == [
@@ -91,14 +91,14 @@ def test_scaling_of_llama_3_is_written_with_its_factor() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_argument_of_a_model_is_one_of_megatrons(name: str) -> None:
+def test_model_arguments_exist_in_megatron(name: str) -> None:
     flags = {word for word in arguments(priced(config=CONFIGS[name])) if word.startswith("--")}
 
     assert flags <= known_flags()
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"model_type": "mistral", "sliding_window": 1024}, "are not written for attention with windows"),
         ({"attention_bias": True}, "are not written for biases next to a gated MLP"),
@@ -106,16 +106,16 @@ def test_every_argument_of_a_model_is_one_of_megatrons(name: str) -> None:
         ({"model_type": "gemma", "num_key_value_heads": 8}, "are not written for models of the family 'gemma'"),
     ],
 )
-def test_a_model_that_is_not_written_is_told(changes: dict[str, Any], said: str) -> None:
+def test_unsupported_model_is_reported(changes: dict[str, Any], reason: str) -> None:
     plan = priced(config={**LLAMA, **changes})
 
     made = exports["megatron"](plan)
     assert "DEBUBBLE_MODEL_ARGS=(\n)\n" in made.files["megatron-arguments.sh"]
     (loss,) = made.losses
-    assert said in loss
+    assert reason in loss
 
 
-def test_rotary_scaling_that_is_not_written_is_told() -> None:
+def test_unsupported_rotary_scaling_is_reported() -> None:
     scaled = {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
 
     (loss,) = exports["megatron"](priced(config=scaled)).losses
@@ -132,7 +132,7 @@ def test_a_vocabulary_is_padded_for_tensor_parallel_ranks() -> None:
 
 
 def launched(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What a node's launch script does where torchrun prints its arguments."""
+    """Output of a node's launch script with a torchrun that prints its arguments."""
     torchrun = folder / "torchrun"
     torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     torchrun.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Plans without a pipeline whose stages are there to gather parameters: frameworks run them as one stage."""
+"""Plans without a pipeline whose stages only gather parameters: frameworks run them as one stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNKED = Schedule.of(
 FSDP = priced(layers=(2, 2), schedule=CHUNKED, data=4, zero=3)
 
 
-def test_chunks_of_one_device_are_gathered_unit_by_unit_elsewhere() -> None:
+def test_chunks_of_one_device_are_gathered_unit_by_unit() -> None:
     made = exports["torch"](FSDP)
     (modules,) = json.loads(made.files["modules.json"])
 
@@ -28,11 +28,11 @@ def test_chunks_of_one_device_are_gathered_unit_by_unit_elsewhere() -> None:
     assert [name for name in modules if "layers" in name] == [f"model.layers.{layer}" for layer in range(4)]
 
 
-def test_a_plan_that_accumulates_gradients_runs_in_every_framework_with_fsdp() -> None:
+def test_accumulating_plan_runs_in_all_frameworks_with_fsdp() -> None:
     assert {"debubble", "torch", "torchtitan", "automodel", "deepspeed"} <= set(plan_runs_in(FSDP))
 
 
-def test_another_order_of_one_device_stays_as_it_is() -> None:
+def test_custom_order_of_one_device_is_kept() -> None:
     (order,) = CHUNKED.orders
     other = replace(CHUNKED, orders=((order[4], *order[:4], *order[5:]),))
 
@@ -41,17 +41,17 @@ def test_another_order_of_one_device_stays_as_it_is() -> None:
         exports["deepspeed"](priced(layers=(2, 2), schedule=other, data=4, zero=3))
 
 
-def test_an_export_says_what_the_frameworks_own_kernels_make_of_the_step() -> None:
+def test_export_reports_the_step_with_framework_kernels() -> None:
     one_stage = priced(layers=(2,), schedule=db.schedules["1f1b"](devices=1, micro_batches=4), data=4, zero=3)
-    said = exports["torchtitan"](one_stage).own_kernels
-    assert said is not None
-    assert said.startswith("The plan prices no framework's kernels; with those of torchtitan the step is predicted")
+    remark = exports["torchtitan"](one_stage).own_kernels
+    assert remark is not None
+    assert remark.startswith("The plan prices no framework's kernels; with those of torchtitan the step is predicted")
     assert exports["torchtitan"](priced(layers=(2,), data=4, zero=3, framework="torchtitan")).own_kernels is None
 
 
-def test_an_export_says_if_the_frameworks_own_kernels_need_too_much() -> None:
+def test_export_reports_if_framework_kernels_do_not_fit() -> None:
     limit = float(max(FSDP.simulate().peak_memory))
     near = replace(FSDP, costs=FSDP.costs.with_limit(limit))
-    said = exports["deepspeed"](near).own_kernels
-    assert said is not None
-    assert "does not fit: plan again with --for deepspeed" in said
+    remark = exports["deepspeed"](near).own_kernels
+    assert remark is not None
+    assert "does not fit: plan again with --for deepspeed" in remark

@@ -14,7 +14,7 @@ from tests.strategies import random_schedules
 
 
 def compute(schedule: Schedule) -> Schedule:
-    """F, B, I and W alone."""
+    """Only F, B, I and W."""
     orders = [[op for op in order if op.kind.value in "FBIW"] for order in schedule.orders]
     return Schedule.of("schedule", schedule.placement, schedule.micro_batches, orders)
 
@@ -77,7 +77,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def stages_on_rank_0(tmp_path: Path) -> Iterator[Any]:
-    """Makes torch's stages of one rank of a pipeline whose other ranks are not there."""
+    """Construct torch's stages of one rank without the other ranks of the pipeline."""
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -97,8 +97,8 @@ def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_r
     schedule = db.schedules[name](devices=4, micro_batches=8)
     path = tmp_path / "schedule.csv"
     path.write_text(to_csv(schedule))
-    own = list(schedule.placement.stages_of[0])
-    runtime = _PipelineScheduleRuntime(stages_on_rank_0(4, own, schedule.stages), 8, loss_fn=torch.nn.MSELoss())
+    stages = list(schedule.placement.stages_of[0])
+    runtime = _PipelineScheduleRuntime(stages_on_rank_0(4, stages, schedule.stages), 8, loss_fn=torch.nn.MSELoss())
 
     runtime._load_csv(str(path))
 
@@ -119,7 +119,7 @@ def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_r
         ("ScheduleDualPipeV", [0, 7], db.Placement.v_shape(4)),
     ],
 )
-def test_torchs_own_orders_are_read_and_simulated(
+def test_torch_orders_are_read_and_simulated(
     tmp_path: Path, stages_on_rank_0: Any, name: str, chunks: list[int], placement: db.Placement
 ) -> None:
     from torch.distributed.pipelining import schedules
@@ -133,7 +133,7 @@ def test_torchs_own_orders_are_read_and_simulated(
 
     assert schedule.placement == placement
     assert schedule.micro_batches == 8
-    # Each device computes 2 chunks x 8 micro-batches x (F, I and W of 1 each), and no schedule waits as long as GPipe.
+    # Each device computes 2 chunks x 8 micro-batches x (F, I and W of 1 each), and no schedule idles as long as GPipe.
     assert timeline.busy == (48, 48, 48, 48)
     assert 48 < timeline.makespan <= 48 + 7 * 3
 

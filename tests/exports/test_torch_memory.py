@@ -1,4 +1,4 @@
-"""What torch's own pipelining keeps between two steps, against what is counted for it."""
+"""Memory that torch's pipelining keeps between two steps matches what is counted for it."""
 
 import pytest
 
@@ -14,11 +14,11 @@ MESSAGE = 4 * torch_pipeline.ROWS * torch_pipeline.WIDTH
 
 @pytest.mark.slow
 def test_torchs_buffers_are_those_that_are_counted() -> None:
-    """Its schedule returns the outputs of all micro-batches, of which the last stage's activation is one."""
+    """Its schedule returns the outputs of all micro-batches; the last one is the last stage's activation."""
     units = Units(units=(), receive_buffers=MICRO_BATCHES * MESSAGE, kept_outputs=(MICRO_BATCHES - 1) * MESSAGE)
 
     answers = gloo_ranks.spawn(RANKS, torch_pipeline.bytes_between_steps, MICRO_BATCHES)
 
-    found = [torch.load(answers / f"rank{rank}.pt") for rank in range(RANKS)]
+    actual = [torch.load(answers / f"rank{rank}.pt") for rank in range(RANKS)]
     counted = [units.buffers((rank,), RANKS) for rank in range(RANKS)]
-    assert found == [*counted[:-1], counted[-1] + MESSAGE]
+    assert actual == [*counted[:-1], counted[-1] + MESSAGE]

@@ -1,4 +1,4 @@
-"""The TOML file for torchtitan's releases to 0.2."""
+"""The TOML file for torchtitan up to 0.2."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_the_importer_reads_the_plan_from_it(plan: Plan, tmp_path: Path) -> None
         (tmp_path / name).write_text(content)
     assert plan.model is not None
     cluster = db.Cluster.parse(f"{plan.degrees.devices}xA100-80GB")
-    importer, given = imports["torchtitan"], UserFacts(cluster=cluster, model=db.Model.from_hf(plan.model.config))
+    importer, facts = imports["torchtitan"], UserFacts(cluster=cluster, model=db.Model.from_hf(plan.model.config))
     file = tmp_path / "plan.toml"
-    read = importer.job(importer.read(file, None), file, given)
+    read = importer.job(importer.read(file, None), file, facts)
 
     assert (read.pipeline, read.options.data, read.options.zero) == (plan.devices, plan.options.data, plan.options.zero)
     assert (read.options.micro_batch_size, read.micro_batches) == (plan.options.micro_batch_size, plan.micro_batches)
@@ -38,6 +38,6 @@ def test_the_head_has_its_older_name() -> None:
 
 
 @pytest.mark.parametrize(("layers", "mode"), [((), "none"), ((0, 1, 2, 3), "full"), ((0,), None)])
-def test_it_says_what_recomputes_or_is_left_out(layers: tuple[int, ...], mode: str | None) -> None:
+def test_config_has_the_recomputation_mode_or_none(layers: tuple[int, ...], mode: str | None) -> None:
     text = exports["torchtitan"](priced(full(*layers))).files.get("plan.toml")
     assert (None if text is None else tomllib.loads(text)["activation_checkpoint"]["mode"]) == mode

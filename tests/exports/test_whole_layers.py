@@ -15,7 +15,7 @@ from tests.exports.hand_plans import LLAMA
 
 
 def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
-    """Two devices under 1F1B; the first holds that many of the ten units (embedding, eight half-layers, head)."""
+    """Two devices under 1F1B; the first has this many of the ten units (embedding, eight half-layers, head)."""
     model, cluster = Model.from_hf(LLAMA), Cluster.parse("2xA100-80GB")
     units = model_units(model, cluster, RunOptions(), pipeline=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
@@ -30,8 +30,8 @@ def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
     )
 
 
-def test_a_layer_that_two_stages_share_moves_to_one_of_them() -> None:
-    """The first stage holds two and a half layers; the head makes the second the slower one."""
+def test_layer_shared_by_two_stages_moves_to_one() -> None:
+    """The first stage has two and a half layers; the head makes the second stage the slower one."""
     made = exports["megatron"](plan(6))
 
     assert "--pipeline-model-parallel-layout 'Et*3|tL'" in made.files["megatron-arguments.sh"]
@@ -40,22 +40,22 @@ def test_a_layer_that_two_stages_share_moves_to_one_of_them() -> None:
 
 def test_it_moves_to_the_side_that_is_faster() -> None:
     shared = plan(6)
-    whole, _ = to_whole_layers(shared)
+    moved, _ = to_whole_layers(shared)
 
-    assert whole.simulate().makespan == min(plan(n).simulate().makespan for n in (5, 7))
-    assert len(whole.partition[0]) in (5, 7)
+    assert moved.simulate().makespan == min(plan(n).simulate().makespan for n in (5, 7))
+    assert len(moved.partition[0]) in (5, 7)
     assert to_whole_layers(plan(5)) == (plan(5), ())
 
 
 def test_it_never_moves_to_where_memory_does_not_suffice() -> None:
-    """Device 0, with two micro-batches in flight, has room for two and a half layers but not for three."""
+    """Device 0 has two micro-batches in flight and memory for two and a half layers, but not for three."""
     limit = float(max(plan(6).simulate().peak_memory))
     assert max(plan(5).simulate().peak_memory) <= limit < max(plan(7).simulate().peak_memory)
 
-    whole, _ = to_whole_layers(plan(6, memory_limit=limit))
+    moved, _ = to_whole_layers(plan(6, memory_limit=limit))
 
     assert len(to_whole_layers(plan(6))[0].partition[0]) == 7
-    assert len(whole.partition[0]) == 5
+    assert len(moved.partition[0]) == 5
 
 
 def test_measured_costs_are_not_repartitioned_by_computed_ones() -> None:

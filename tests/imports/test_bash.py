@@ -1,4 +1,4 @@
-"""The scripts of the corpus, which are our own, against what bash itself gives to the command that trains."""
+"""Scripts of the corpus, compared with the arguments that bash passes to the training command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CORPUS = Path(__file__).parent / "corpus"
 LAUNCHERS = ("megatron", "torchrun", "python", "python3", "deepspeed", "ray", "ssh", "pkill", "srun")
 PRINT = '#!/bin/sh\nprintf "%s\\0" "$@" >> "$PRINTED"\nprintf "\\1" >> "$PRINTED"\n'
 WITHIN_A_LAUNCHER = ("bloom_72_stages.slurm", "megatron_srun_bash.sh")
-"""Scripts whose command is one word of another shell's."""
+"""Scripts whose training command is one word of another shell's command."""
 SCRIPTS: list[dict[str, Any]] = [
     form
     for form in tomllib.loads((CORPUS / "table.toml").read_text())["forms"]
@@ -28,7 +28,7 @@ SCRIPTS: list[dict[str, Any]] = [
 
 
 def started_by_bash(form: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The arguments of the command with the most of them, of those that bash starts."""
+    """Arguments of the longest command that bash starts."""
     line, printed = CommandLine.parse(form.get("args")), folder / "printed"
     for name in LAUNCHERS:
         (folder / name).write_text(PRINT)
@@ -38,8 +38,8 @@ def started_by_bash(form: dict[str, Any], folder: Path) -> dict[str, Any]:
         ["bash", CORPUS / form["file"], *line.words], env=environment, cwd=folder, capture_output=True, check=False
     )
     runs = [named_arguments(run.split("\0")[:-1]) for run in printed.read_text().split("\1") if run]
-    most: dict[str, Any] = max(runs, key=len)
-    return {**most, **named_arguments(line.words)}
+    longest: dict[str, Any] = max(runs, key=len)
+    return {**longest, **named_arguments(line.words)}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")

@@ -1,4 +1,4 @@
-"""Launch scripts of Megatron-Bridge: what they override in a recipe, or what is to be given."""
+"""Launch scripts of Megatron-Bridge: overrides of a recipe, and options that the user must give."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PERFORMANCE = (
 )
 
 
-def job(folder: Path, script: str, args: str | None = None, **given: Any) -> ImportedJob:
-    return imported_jobs.job("megatron", folder, "run.sh", script, cluster="8xH100-80GB", args=args, **given)
+def job(folder: Path, script: str, args: str | None = None, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "run.sh", script, cluster="8xH100-80GB", args=args, **facts)
 
 
 def read(job: ImportedJob) -> tuple[Any, ...]:
-    """Family, layers, pipeline, tensor and chunks, batch, sequence, dtype and rank of adapters."""
+    """Family, layers, pipeline, tensor and chunks, batch, sequence, dtype and adapter rank."""
     o = job.options
     chunks = len(job.layers) // job.pipeline
     return (
@@ -59,7 +59,7 @@ def test_overrides_of_a_recipe_are_read(tmp_path: Path, script: str, args: str |
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         (RUN.replace("model.seq_length=4096 ", ""), "leaves model.seq_length to it: give these with --args"),
         (LOOP, "--tensor-model-parallel-size is '$TP', which the file does not tell: give it with --args 'TP=1'"),
@@ -67,13 +67,13 @@ def test_overrides_of_a_recipe_are_read(tmp_path: Path, script: str, args: str |
         (f"{RUN}\n{RUN} model.context_parallel_size=2", "starts several recipes of Megatron-Bridge: give a copy"),
     ],
 )
-def test_what_a_launch_leaves_open_is_asked_for(tmp_path: Path, script: str, said: str) -> None:
+def test_options_missing_from_a_launch_are_requested(tmp_path: Path, script: str, message: str) -> None:
     with pytest.raises(InputError) as refusal:
         job(tmp_path, script)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
-def test_what_the_recipe_has_is_told(tmp_path: Path) -> None:
+def test_use_of_recipe_defaults_is_reported(tmp_path: Path) -> None:
     assert (
         "What the launch leaves to its recipe is predicted by Megatron-Bridge's defaults"
         in job(tmp_path, RUN).unread[0]
@@ -106,7 +106,7 @@ def test_performance_scripts_turn_fsdp_on(tmp_path: Path) -> None:
     assert job(tmp_path, f"{script} --use_megatron_fsdp True").options.zero == 3
 
 
-def test_a_recipe_may_stand_in_a_command_that_ranks_run(tmp_path: Path) -> None:
+def test_recipe_may_be_in_a_command_of_ranks(tmp_path: Path) -> None:
     text = PERFORMANCE.replace("setup_experiment", "custom_setup_experiment")
     script = (
         f'run=$(cat <<- EOM\n  cd /opt ;\n  nice \\\n  {text}\nEOM\n)\necho "$run" > run.sh\ntorchrun bash run.sh\n'

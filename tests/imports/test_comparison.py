@@ -1,4 +1,4 @@
-"""`debubble import` as a user calls it: yours, planned, and what to change."""
+"""`debubble import` as a user calls it: the job as it is, the plan, and the settings to change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def megatron(run: Any, tmp_path: Path) -> Any:
 
 
 def unwrapped(out: str) -> str:
-    """The words of an answer, without its line breaks."""
+    """An answer without its line breaks."""
     return " ".join(out.split())
 
 
@@ -54,7 +54,7 @@ def test_the_answer_compares_and_names_the_settings_to_change(megatron: Any, tmp
     assert Plan.load(tmp_path / "plan.json").target == "megatron"
 
 
-def test_what_megatron_refuses_beside_the_plans_settings_is_left_out(megatron: Any) -> None:
+def test_arguments_that_conflict_with_the_plan_are_removed(megatron: Any) -> None:
     job = SCRIPT.replace("EXTRA", "--num-virtual-stages-per-pipeline-rank 2 --recompute-activations")
     _, out, _ = megatron(job, "--cluster", "4xA100-80GB")
 
@@ -65,7 +65,7 @@ def test_what_megatron_refuses_beside_the_plans_settings_is_left_out(megatron: A
 
 
 @pytest.mark.parametrize(
-    ("changed", "left_out"),
+    ("changed", "removed"),
     [
         ({}, []),
         ({"--recompute-granularity": None}, ["--recompute-activations"]),
@@ -73,9 +73,9 @@ def test_what_megatron_refuses_beside_the_plans_settings_is_left_out(megatron: A
         ({"--pipeline-model-parallel-layout": None}, []),
     ],
 )
-def test_an_argument_in_conflict_is_one_that_the_job_has(changed: dict[str, str | None], left_out: list[str]) -> None:
+def test_only_arguments_of_the_job_conflict(changed: dict[str, str | None], removed: list[str]) -> None:
     job = {"--recompute-activations": True, "--decoder-first-pipeline-num-layers": "3"}
-    assert list(conflicts(job, changed)) == left_out
+    assert list(conflicts(job, changed)) == removed
 
 
 FSDP = {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"}
@@ -98,10 +98,10 @@ IN_DTENSORS, IN_DCP = {"--ckpt-format": "fsdp_dtensor"}, {"--ckpt-format": "torc
         ({**FSDP2, **IN_DCP}, {"--use-megatron-fsdp": None}, {"--ckpt-format": None}),
     ],
 )
-def test_the_checkpoint_format_goes_with_what_divides_parameters(
+def test_checkpoint_format_depends_on_sharding(
     job: dict[str, Any], changed: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    """As Megatron-LM's validate_args asks for it."""
+    """As required by Megatron-LM's validate_args."""
     assert dict(required(job, changed)) == wanted
 
 
@@ -122,11 +122,11 @@ def test_the_overlap_that_an_export_adds_is_listed(job: dict[str, Any], wanted: 
 
 
 @pytest.mark.parametrize("changed", [{"--use-megatron-fsdp": None}, {"--pipeline-model-parallel-size": 2}])
-def test_torchs_fsdp_is_left_out_where_the_plan_has_none(changed: dict[str, Any]) -> None:
+def test_torch_fsdp_is_removed_if_the_plan_has_none(changed: dict[str, Any]) -> None:
     assert list(conflicts(FSDP2, changed)) == ["--use-torch-fsdp2"]
 
 
-def test_a_job_of_fsdp_is_told_the_checkpoint_format(megatron: Any) -> None:
+def test_fsdp_job_gets_the_checkpoint_format(megatron: Any) -> None:
     fsdp = f"{' '.join(f'{name} {value}' for name, value in FSDP.items())} --ckpt-format torch_dist".replace(
         " True", ""
     )
@@ -140,13 +140,13 @@ def test_a_job_of_fsdp_is_told_the_checkpoint_format(megatron: Any) -> None:
 
 def test_the_answer_has_pace_and_intervals(megatron: Any) -> None:
     _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is")
-    said = unwrapped(out)
+    words = unwrapped(out)
 
-    assert re.search(r"Yours: [\d.]+ s \([\d.]+ s to [\d.]+ s\), [\d,]+ tokens/s per GPU, MFU [\d.]+%; ", said)
-    assert re.search(r" of 72\.00 GiB \(up to [\d.]+ GiB\)", said)
+    assert re.search(r"Yours: [\d.]+ s \([\d.]+ s to [\d.]+ s\), [\d,]+ tokens/s per GPU, MFU [\d.]+%; ", words)
+    assert re.search(r" of 72\.00 GiB \(up to [\d.]+ GiB\)", words)
 
 
-def test_a_gain_within_the_interval_is_told() -> None:
+def test_gain_within_the_interval_is_reported() -> None:
     accuracy = Accuracy(runs=9, half=0.1, most=0.2, group="all", low=0.9, high=1.1)
     yours, near, far = (
         Figures(
@@ -157,14 +157,16 @@ def test_a_gain_within_the_interval_is_told() -> None:
         for step in (1.0, 0.95, 0.8)
     )  # fmt: skip
     change = SettingChange(name="--a", now=None, then=True)
-    said = [" ".join(JobComparison(yours=yours, planned=each, changes=(change,)).sentences()) for each in (near, far)]
+    sentences = [
+        " ".join(JobComparison(yours=yours, planned=planned, changes=(change,)).sentences()) for planned in (near, far)
+    ]
 
-    assert ["less than the interval: measure both" in words for words in said] == [True, False]
+    assert ["less than the interval: measure both" in words for words in sentences] == [True, False]
 
 
-def test_a_search_that_was_interrupted_is_told() -> None:
+def test_interrupted_search_is_reported() -> None:
     yours = db.plan("llama3.2-1b", cluster="2xL40S-48GB", micro_batches=2, planner="portfolio", effort=0.1)
-    cut = tuple(replace(each, interrupted=True) for each in yours.candidates)
+    cut = tuple(replace(candidate, interrupted=True) for candidate in yours.candidates)
     interrupted = replace(yours, candidates=cut)
     comparison, _ = compare(imports["megatron"], {}, yours, lambda: interrupted)
 
@@ -186,7 +188,7 @@ def test_settings_of_a_command_line_are_quoted_for_the_shell() -> None:
     assert str(change) == "--pipeline-model-parallel-layout 'Et|(t|)*2tL'"
 
 
-def test_a_job_that_does_not_fit_is_told_what_does(megatron: Any) -> None:
+def test_job_that_does_not_fit_gets_settings_that_do(megatron: Any) -> None:
     _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-40GB")
 
     assert "What fits (tried, in options of `debubble plan`; --degrees plans other degrees):" in unwrapped(out)
@@ -203,7 +205,7 @@ def test_a_job_that_does_not_fit_is_told_what_does(megatron: Any) -> None:
         ),
     ],
 )
-def test_recomputation_is_told_by_layers(megatron: Any, flags: str, words: str) -> None:
+def test_recomputation_is_reported_in_layers(megatron: Any, flags: str, words: str) -> None:
     _, out, _ = megatron(SCRIPT.replace("EXTRA", flags), "--cluster", "4xA100-80GB", "--as-it-is")
 
     assert words in unwrapped(out)
@@ -225,7 +227,7 @@ ACTORS = SCRIPT.replace("torchrun --nproc_per_node 4", "python").replace(
         (SCRIPT, 4, ("--args", "PP=2"), "--args has PP=2, which the script itself sets to '4': change it there."),
     ],
 )
-def test_what_the_script_says_otherwise_is_warned_of(
+def test_contradictions_of_the_script_are_warned_about(
     megatron: Any, script: str, devices: int, more: tuple[str, ...], warning: str | None
 ) -> None:
     _, out, _ = megatron(script, "--cluster", f"{devices}xA100-80GB", "--as-it-is", *more)
@@ -249,7 +251,7 @@ def test_lines_are_no_wider_than_the_terminal(megatron: Any) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_measured_run_that_corrects_a_job_is_told(megatron: Any, run: Any, tmp_path: Path) -> None:
+def test_correction_by_a_measured_run_is_reported(megatron: Any, run: Any, tmp_path: Path) -> None:
     plan, cluster = str(tmp_path / "plan.json"), str(tmp_path / "cluster.yaml")
     megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is", "-o", plan)
     run("calibrate", plan, "--step", "5", "-o", cluster)
@@ -270,7 +272,7 @@ def test_no_plan_is_written_where_none_fits(megatron: Any, tmp_path: Path) -> No
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_what_no_setting_says_is_told_in_words(run: Any, tmp_path: Path) -> None:
+def test_changes_without_a_setting_are_described_in_words(run: Any, tmp_path: Path) -> None:
     config = tmp_path / "ds_config.json"
     config.write_text(
         '{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": true},'
@@ -284,7 +286,7 @@ def test_what_no_setting_says_is_told_in_words(run: Any, tmp_path: Path) -> None
     assert words in unwrapped(out)
 
 
-def test_the_best_job_is_left_alone(megatron: Any, tmp_path: Path) -> None:
+def test_best_job_is_unchanged(megatron: Any, tmp_path: Path) -> None:
     planned = tmp_path / "planned.json"
     megatron(RECOMPUTING, "--cluster", "4xA100-80GB", "-o", str(planned))
     layout = json.loads(megatron(RECOMPUTING, "--cluster", "4xA100-80GB", "--json")[1])["changes"]
@@ -310,7 +312,7 @@ def test_stages_of_deepspeed_are_among_the_changes(tmp_path: Path, json_of: Any)
     assert "planned_pipeline.py: BOUNDS" in {change["name"] for change in answer["changes"]}
 
 
-def test_an_fsdp_job_changes_what_it_says_in_its_own_words(tmp_path: Path, json_of: Any) -> None:
+def test_fsdp_job_gets_changes_of_its_settings(tmp_path: Path, json_of: Any) -> None:
     config = tmp_path / "llama3.toml"
     config.write_text(
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n'
@@ -322,11 +324,11 @@ def test_an_fsdp_job_changes_what_it_says_in_its_own_words(tmp_path: Path, json_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan", "deepspeed"])
-def test_the_page_shows_what_an_import_answers(run: Any, framework: str) -> None:
+def test_page_matches_the_output_of_import(run: Any, framework: str) -> None:
     text = (ROOT / "docs" / "imports.md").read_text()
     shown = re.search(rf"```\n(debubble import {framework} [^\n]*)\n.*?```\n+```\n(.*?)```", text, re.DOTALL)
     assert shown is not None
     code, out, _ = run(*shown[1].replace("examples/", f"{ROOT}/examples/").replace(" -o plan.json", "").split()[1:])
 
     assert code == 0
-    assert [part for part in re.split(r"^\.\.\.\n", shown[2], flags=re.MULTILINE) if part not in out] == []
+    assert [passage for passage in re.split(r"^\.\.\.\n", shown[2], flags=re.MULTILINE) if passage not in out] == []

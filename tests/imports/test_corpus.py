@@ -1,4 +1,4 @@
-"""Forms in which people have configurations: short inputs of our own words, one a form, and what they are read as."""
+"""The corpus: one short input per form of configuration, and how it is read."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ REFUSED = [form for form in FORMS if "refused" in form]
 
 def job_of(form: dict[str, Any]) -> ImportedJob:
     path, importer = CORPUS / form["file"], imports[form["framework"]]
-    given: dict[str, Any] = {**form.get("given", {})}
-    if "model" in given:
-        given["model"] = db.models[given["model"]]
+    facts: dict[str, Any] = {**form.get("given", {})}
+    if "model" in facts:
+        facts["model"] = db.models[facts["model"]]
     cluster = db.Cluster.parse(f"{form.get('devices', 8)}xH100-80GB")
-    return importer.job(importer.read(path, form.get("args")), path, UserFacts(cluster=cluster, **given))
+    return importer.job(importer.read(path, form.get("args")), path, UserFacts(cluster=cluster, **facts))
 
 
 def facts_of(job: ImportedJob) -> dict[str, Any]:
     options, model, ways = job.options, job.model, list(job.strategies.values())
-    whole = ways.count(("full", "full"))
+    fully_recomputed = ways.count(("full", "full"))
     optional = {"lora": options.lora, "quantize": options.quantize, "host_optimizer": options.host_optimizer}
     order = None if job.order in ("1f1b", "interleaved") or not isinstance(job.order, str) else job.order
     return {
@@ -39,7 +39,7 @@ def facts_of(job: ImportedJob) -> dict[str, Any]:
         "batch": [options.micro_batch_size, job.micro_batches, options.sequence_length],
         "dtype": options.dtype,
         "zero": options.zero,
-        "recomputed": [whole, len(ways) - whole],
+        "recomputed": [fully_recomputed, len(ways) - fully_recomputed],
         "model": [model.family, model.layers, model.hidden, model.vocab],
         "billions": round(model.parameters / 1e9, 2),
         "stages": sorted(set(job.layers)),
@@ -70,7 +70,7 @@ def test_every_file_of_the_corpus_is_in_the_table() -> None:
     assert {path.name for path in CORPUS.iterdir() if path.is_file()} == used
 
 
-def test_an_order_for_other_stages_than_the_layers_have_is_refused(tmp_path: Path) -> None:
+def test_order_with_a_wrong_number_of_stages_is_refused(tmp_path: Path) -> None:
     text = (CORPUS / "primus_v_half.yaml").read_text().replace("num_virtual_stages_per_pipeline_rank: 2", "lr: 1.0")
     (tmp_path / "job.yaml").write_text(text)
     cluster = db.Cluster.parse("8xH100-80GB")

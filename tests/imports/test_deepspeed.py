@@ -1,4 +1,4 @@
-"""DeepSpeed's configurations, as they are imported."""
+"""Import of DeepSpeed configurations."""
 
 from __future__ import annotations
 
@@ -37,16 +37,14 @@ def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("batch", "pipeline", "data"), [("", 1, 4), ('"train_batch_size": 8,', 2, 2)])
-def test_the_batch_of_a_deepspeed_configuration_tells_the_pipeline(
-    batch: str, pipeline: int, data: int, tmp_path: Path
-) -> None:
+def test_pipeline_follows_from_the_deepspeed_batch(batch: str, pipeline: int, data: int, tmp_path: Path) -> None:
     text = f'{{{batch} "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}}'
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert (read.pipeline, read.options.data) == (pipeline, data)
 
 
-def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Path) -> None:
+def test_deepspeed_stages_follow_the_partition_method(tmp_path: Path) -> None:
     text = '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8, "bf16": {"enabled": true}}'
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], pipeline=4, sequence_length=4096)
 
@@ -64,7 +62,7 @@ def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Pa
         ({"gradient_accumulation_steps": 4}, 1, 4),
     ],
 )
-def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
+def test_missing_deepspeed_batch_entries_are_derived(
     config: dict[str, int], size: int, number: int, tmp_path: Path
 ) -> None:
     text = json.dumps({**config, "zero_optimization": {"stage": 2}})
@@ -74,7 +72,7 @@ def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "of which DeepSpeed takes one"),
         ({"train_batch_size": 30}, "is 30, which is no multiple of 4, .* use a multiple of 4, such as 28 or 32"),
@@ -84,8 +82,10 @@ def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
         ),
     ],
 )
-def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_configurations_that_deepspeed_refuses_are_refused(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
         job(
             "deepspeed", tmp_path, "a.json", json.dumps({**config, "zero_optimization": {"stage": 2}}),
             model=db.models["llama-tiny"], sequence_length=128,
@@ -93,16 +93,14 @@ def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tm
 
 
 @pytest.mark.parametrize(
-    ("entry", "pipeline", "told"), [('"train_batch_size": 8', 2, True), ('"pipeline": {"stages": 4}', 4, False)]
+    ("entry", "pipeline", "is_noted"), [('"train_batch_size": 8', 2, True), ('"pipeline": {"stages": 4}', 4, False)]
 )
-def test_a_pipeline_that_only_the_batch_tells_is_remarked(
-    entry: str, pipeline: int, *, told: bool, tmp_path: Path
-) -> None:
+def test_pipeline_derived_from_the_batch_is_noted(entry: str, pipeline: int, *, is_noted: bool, tmp_path: Path) -> None:
     text = f'{{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, {entry}}}'
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama-tiny"], sequence_length=128)
 
     assert read.pipeline == pipeline
-    assert any("predicted is a pipeline of 2" in remark for remark in read.rest.remarks) == told
+    assert any("predicted is a pipeline of 2" in remark for remark in read.rest.remarks) == is_noted
 
 
 def test_deepspeed_runs_no_pipeline_with_divided_gradients(tmp_path: Path) -> None:
@@ -113,7 +111,7 @@ def test_deepspeed_runs_no_pipeline_with_divided_gradients(tmp_path: Path) -> No
         )  # fmt: skip
 
 
-def test_a_script_of_deepspeed_says_what_to_give(tmp_path: Path) -> None:
+def test_deepspeed_script_asks_for_the_missing_files(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config ds.json\n")
 
     with pytest.raises(InputError, match=r"give the JSON that its --deepspeed_config names, .* --sequence-length"):
@@ -125,7 +123,7 @@ OFFLOADS = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "
 }}"""
 
 
-def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Path) -> None:
+def test_deepspeed_offload_is_predicted_or_warned_about(tmp_path: Path) -> None:
     read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert read.options.host_optimizer == 1
@@ -135,16 +133,16 @@ def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Pa
     assert ratio.endswith("ratio is not 1: all optimizer states are predicted on the host.")
 
 
-def test_states_that_hosts_lack_memory_for_do_not_fit(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
-    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given)
-    told = [
+def test_states_larger_than_host_memory_do_not_fit(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts)
+    comparisons = [
         Figures.from_plan(read.plan(db.Cluster.from_dict({"devices": "4xA100-80GB", "host_memory": host})))
         for host in ("24GiB", "32GiB")
     ]
 
-    assert [each.fits for each in told] == [False, True]
-    assert "29.92 GiB of 24.00 GiB of host memory per GPU, which does not fit" in str(told[0])
+    assert [comparison.fits for comparison in comparisons] == [False, True]
+    assert "29.92 GiB of 24.00 GiB of host memory per GPU, which does not fit" in str(comparisons[0])
 
 
 def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:
@@ -162,27 +160,27 @@ def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:
 def test_deepspeed_without_zero_sums_gradients_in_bf16(
     pipeline: int, gradients: str, *, warned: bool, tmp_path: Path
 ) -> None:
-    """A pipeline keeps them twice, in as much memory as fp32 takes."""
+    """A pipeline keeps them twice, which takes as much memory as fp32."""
     config = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"""
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096, "pipeline": pipeline}
-    read = job("deepspeed", tmp_path, "ds.json", config, **given)
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096, "pipeline": pipeline}
+    read = job("deepspeed", tmp_path, "ds.json", config, **facts)
 
     assert read.gradients == gradients
     assert any("from 0.17.6 on" in warning for warning in read.warnings) is warned
 
 
-@pytest.mark.parametrize(("at_once", "said"), [(False, 1), (True, 0)])
-def test_gradients_that_deepspeed_keeps_in_two_dtypes_are_warned_of(at_once: bool, said: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at_once", "warnings"), [(False, 1), (True, 0)])
+def test_gradients_in_two_dtypes_are_warned_about(at_once: bool, warnings: int, tmp_path: Path) -> None:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True, "immediate_grad_update": at_once},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {"stage": 1},
     }
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
-    read = job("deepspeed", tmp_path, "ds.json", json.dumps(config), **given)
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    read = job("deepspeed", tmp_path, "ds.json", json.dumps(config), **facts)
 
-    assert sum("bf16.immediate_grad_update saves them" in warning for warning in read.warnings) == said
+    assert sum("bf16.immediate_grad_update saves them" in warning for warning in read.warnings) == warnings
     assert not any("immediate_grad_update" in sentence for sentence in read.unread)
 
 
@@ -210,7 +208,7 @@ def test_live_parameters_that_may_exceed_the_limit_are_warned_of(tmp_path: Path)
     )
 
 
-def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -> None:
+def test_invalid_offload_is_removed_under_another_zero_stage() -> None:
     names = {
         "zero_optimization.stage": 3, "zero_optimization.offload_optimizer.device": "cpu",
         "zero_optimization.offload_param.device": "cpu",
@@ -222,15 +220,15 @@ def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -
     assert len([*imports["deepspeed"].conflicts(names, {"zero_optimization.stage": 0})]) == 2
 
 
-def test_a_user_says_that_all_layers_are_checkpointed(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+def test_user_option_checkpoints_all_layers(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
 
-    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="full")
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts, recompute="full")
 
     assert set(read.strategies.values()) == {("full", "full")}
     assert not any("Recomputation" in sentence for sentence in read.unread)
     with pytest.raises(InputError, match=r"--recompute is 'some'; it must be one of: none, full\."):
-        job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="some")
+        job("deepspeed", tmp_path, "ds.json", OFFLOADS, **facts, recompute="some")
 
 
 def test_moments_in_bf16_need_masters_in_bf16(tmp_path: Path) -> None:
@@ -239,9 +237,9 @@ def test_moments_in_bf16_need_masters_in_bf16(tmp_path: Path) -> None:
         job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
 
-@pytest.mark.parametrize(("moments", "said"), [(True, 0), (False, 1)])
-def test_deepspeed_may_step_weights_in_bf16(moments: bool, said: int, tmp_path: Path) -> None:
-    """Each parameter then has a weight, a gradient, a copy and two moments of 2 bytes."""
+@pytest.mark.parametrize(("moments", "remarks"), [(True, 0), (False, 1)])
+def test_deepspeed_may_step_weights_in_bf16(moments: bool, remarks: int, tmp_path: Path) -> None:
+    """A parameter has a weight, a gradient, a copy and two moments of 2 bytes each."""
     text = json.dumps(
         {
             "train_micro_batch_size_per_gpu": 1,
@@ -252,6 +250,6 @@ def test_deepspeed_may_step_weights_in_bf16(moments: bool, said: int, tmp_path: 
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert read.options.master_dtype == "bf16"
-    assert sum("moments are predicted in bf16" in each for each in read.unread) == said
+    assert sum("moments are predicted in bf16" in remark for remark in read.unread) == remarks
     states = parameter_bytes(read.options, shards=4, framework=DEEPSPEED)
     assert (states.weight, states.gradient, states.optimizer) == (2, 2, 6 / 4)

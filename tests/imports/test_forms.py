@@ -1,4 +1,4 @@
-"""One short input for each form in which people have jobs, and what it is read as, or the sentence that refuses it."""
+"""One short input per form in which users write jobs, and what is read from it or the sentence that refuses it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ SCHEDULE = 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "1F1B"\n'
 
 @dataclass(frozen=True)
 class Form:
-    """A file of a framework, what the user adds, and what is read: attributes of the job or of its options."""
+    """A framework's file, the user's options, and the expected attributes of the job or its options."""
 
     framework: str
     file: str
     text: str
     read: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     args: str | None = None
     refused: str | None = None
     devices: int = 4
@@ -61,7 +61,7 @@ class Form:
         """The job of the file."""
         cluster = f"{self.devices}xH100-80GB"
         return imported_jobs.job(
-            self.framework, folder, self.file, self.text, cluster=cluster, args=self.args, **self.given
+            self.framework, folder, self.file, self.text, cluster=cluster, args=self.args, **self.facts
         )
 
 
@@ -76,7 +76,7 @@ def script(text: str, **rest: Any) -> Form:
 FULL = ("full", "full")
 UNGATED_EXPERTS = "--num-experts 4 --moe-ffn-hidden-size 704 --moe-layer-freq [0]+[1]*7"
 FORMS: dict[str, Form] = {
-    # What the file leaves out.
+    # Settings that the file leaves out.
     "primus' base configuration": Form(
         "primus", "run.yaml", PRIMUS.replace(", MORE", ""),
         {"dtype": "bf16", "zero": 1, "sequence_parallel": True, "micro_batch_size": 2}, devices=8,
@@ -115,7 +115,7 @@ FORMS: dict[str, Form] = {
         "primus", "run.yaml", PRIMUS.replace("MORE", "bf16: false, fp16: true, use_distributed_optimizer: false"),
         {"dtype": "fp16", "zero": 0}, devices=8,
     ),
-    # What is read.
+    # Settings that are read.
     "bridge's adapters": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{dim: 8}}\n", {"lora": 8}),
     "gradients in bf16": megatron(
         "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradient_dtype": "bf16", "not_predicted": 0}
@@ -195,7 +195,7 @@ FORMS: dict[str, Form] = {
         "megatron", "run.yaml",
         "MODEL_ARGS:\n" + "\n".join(
             f"  --{name.partition(' ')[0]}: {name.partition(' ')[2] or 'true'}"
-            for name in (each.strip() for each in f"{SIZES} {RUN}".split("--") if each.strip())
+            for name in (option.strip() for option in f"{SIZES} {RUN}".split("--") if option.strip())
         ),
         {"pipeline": 4, "dtype": "bf16", "zero": 0},
     ),
@@ -204,7 +204,7 @@ FORMS: dict[str, Form] = {
         "\n".join(
             f"[default0]:  {name.replace('-', '_')} {'.' * 20} {value or 'True'}"
             for name, _, value in (
-                each.strip().partition(" ") for each in f"{SIZES} {RUN}".split("--") if each.strip()
+                option.strip().partition(" ") for option in f"{SIZES} {RUN}".split("--") if option.strip()
             )
         ),
         {"pipeline": 4, "dtype": "bf16"},
@@ -213,7 +213,7 @@ FORMS: dict[str, Form] = {
         "deepspeed", "ds.json",
         '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}',
         {"micro_batches": 8, "pipeline": 1, "micro_batch_size": 2, "data": 4},
-        given={"model": db.models["llama3-8b"], "sequence_length": 1024, "pipeline": 1},
+        facts={"model": db.models["llama3-8b"], "sequence_length": 1024, "pipeline": 1},
     ),
     "experts without a gate": script(
         f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS} --disable-bias-linear",
@@ -226,9 +226,9 @@ FORMS: dict[str, Form] = {
     ),
     "what verl's files are to be given as": script(
         "pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16",
-        read={"tensor": 2, "micro_batches": 128}, given={"model": db.models["llama-tiny"], "sequence_length": 512},
+        read={"tensor": 2, "micro_batches": 128}, facts={"model": db.models["llama-tiny"], "sequence_length": 512},
     ),
-    # What a step does besides.
+    # Other work of a step.
     "micro-batches of so many tokens": megatron(
         "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
         read={
@@ -241,7 +241,7 @@ FORMS: dict[str, Form] = {
     ),
     "micro-batches of just as many tokens": megatron(
         "--use-dynamic-batch-size --max-tokens-per-gpu 4096", read={"warnings": ()},
-        given={"sequence_length": 4096, "micro_batches": 8},
+        facts={"sequence_length": 4096, "micro_batches": 8},
     ),
     "reinforcement learning": megatron(
         "--perform-rl-step",
@@ -272,7 +272,7 @@ FORMS: dict[str, Form] = {
             ),
         },
     ),
-    # What is refused.
+    # Refusals.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
     "a mistyped mode of checkpointing": Form(
         "torchtitan", "job.toml", TITAN + '[activation_checkpoint]\nmode = "selektive"\n',
@@ -316,7 +316,7 @@ FORMS: dict[str, Form] = {
     ),
     "deepspeed's auto": Form(
         "deepspeed", "ds.json", '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
-        given={"model": db.models["llama3-8b"], "sequence_length": 1024},
+        facts={"model": db.models["llama3-8b"], "sequence_length": 1024},
         refused="to your trainer .'auto'.: add --dtype bf16, with",
     ),
     "mindformers' expert ranks": Form(
@@ -335,7 +335,7 @@ FORMS: dict[str, Form] = {
     ),
     "a family that nobody knows": Form(
         "deepspeed", "ds.json", '{"bf16": {"enabled": true}}',
-        given={
+        facts={
             "model": db.Model.from_hf(
                 {
                     "model_type": "mine", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
@@ -349,8 +349,8 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 
 
-def found(job: ImportedJob, name: str) -> Any:
-    """What a job has under a name: of itself, its options, its model, or what is counted."""
+def value_of(job: ImportedJob, name: str) -> Any:
+    """Value of a job by name: an attribute of itself, its options or its model, or a count."""
     counted = {
         "checkpointed": list(job.strategies.values()).count(FULL),
         "recomputed": sorted(job.strategies),
@@ -360,7 +360,7 @@ def found(job: ImportedJob, name: str) -> Any:
     }
     if name in counted:
         return counted[name]
-    holder = next(each for each in (job, job.options, job.model) if hasattr(each, name))
+    holder = next(holder for holder in (job, job.options, job.model) if hasattr(holder, name))
     return getattr(holder, name)
 
 
@@ -368,7 +368,7 @@ def found(job: ImportedJob, name: str) -> Any:
 def test_a_form_is_read(name: str, tmp_path: Path) -> None:
     job = FORMS[name].job(tmp_path)
 
-    assert {each: found(job, each) for each in FORMS[name].read} == FORMS[name].read
+    assert {entry: value_of(job, entry) for entry in FORMS[name].read} == FORMS[name].read
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.refused is not None])
@@ -377,7 +377,7 @@ def test_a_form_is_refused(name: str, tmp_path: Path) -> None:
         FORMS[name].job(tmp_path)
 
 
-def test_the_summary_says_whose_defaults_it_rests_on(tmp_path: Path) -> None:
+def test_summary_names_the_source_of_defaults(tmp_path: Path) -> None:
     assert FORMS["primus' base configuration"].job(tmp_path).summary == (
         "computes in bf16 (default of Primus), gradients in fp32 (default of Primus), sequence parallelism on (default"
         " of Primus), ZeRO-1 (default of Primus), micro-batches of 2 (default of Primus), a global batch of 16 (default"
@@ -385,12 +385,12 @@ def test_the_summary_says_whose_defaults_it_rests_on(tmp_path: Path) -> None:
     )
 
 
-def test_a_pipeline_that_accumulates_drains_after_each_pass(tmp_path: Path) -> None:
+def test_accumulating_pipeline_drains_after_every_pass(tmp_path: Path) -> None:
     form = FORMS["torchtitan's accumulation"]
     once = Form("torchtitan", "once.toml", form.text.replace("global_batch_size = 16\n", ""))
     cluster = db.Cluster.parse("4xH200")
 
-    one, two = (float(each.job(tmp_path).plan(cluster).simulate().makespan) for each in (once, form))
+    one, two = (float(job_form.job(tmp_path).plan(cluster).simulate().makespan) for job_form in (once, form))
 
     assert two == pytest.approx(2 * one)
 
@@ -404,7 +404,7 @@ def test_a_job_that_is_predicted_not_to_fit_is_exported(tmp_path: Path) -> None:
     assert "--pipeline-model-parallel-layout" in made.files["megatron-arguments.sh"]
 
 
-def test_adapters_of_other_modules_are_told(tmp_path: Path) -> None:
+def test_adapters_of_some_modules_are_reported(tmp_path: Path) -> None:
     text = f"{BRIDGE}peft: {{_target_: megatron.bridge.peft.dora.DoRA, dim: 8, target_modules: [linear_fc1]}}\n"
     job = Form("megatron", "run.yaml", text).job(tmp_path)
     assert job.warnings == ("peft._target_ is DoRA, and the prediction counts on LoRA.",)

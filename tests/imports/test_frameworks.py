@@ -1,4 +1,4 @@
-"""Configurations as other frameworks' users write them."""
+"""Configurations as users of other frameworks write them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import debubble as db
 from debubble.exports import exports
 from debubble.imports import imports
 from debubble.ir import InputError
-from tests.imports.test_forms import Form, found
+from tests.imports.test_forms import Form, value_of
 from tests.support.imported_jobs import job
 
 TITAN = """
@@ -80,7 +80,7 @@ READ = {
         {
             "parameters": LLAMA3_8B, "pipeline": 4, "tensor": 2, "data": 2, "zero": 1, "micro_batches": 8,
             "micro_batch_size": 1, "sequence_length": 8192, "order": "interleaved",
-            # 34 layers with embedding and head, over eight stages.
+            # 34 layers with embedding and head over eight stages.
             "layers": (4, 5, 4, 4, 4, 4, 4, 3), "recomputed": list(range(1, 32, 2)),
         },
         devices=16,
@@ -140,7 +140,7 @@ READ = {
 def test_a_configuration_is_read(name: str, tmp_path: Path) -> None:
     job = READ[name].job(tmp_path)
 
-    assert {each: found(job, each) for each in READ[name].read} == READ[name].read
+    assert {entry: value_of(job, entry) for entry in READ[name].read} == READ[name].read
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_configuration_is_read(name: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_torchtitan_compiles_is_priced(written: str, priced: str, tmp_path: Path) -> None:
+def test_torchtitan_compile_is_priced(written: str, priced: str, tmp_path: Path) -> None:
     read = job("torchtitan", tmp_path, "llama3.toml", TITAN + written, cluster="16xH100-80GB")
 
     assert read.options.framework == priced
@@ -190,14 +190,14 @@ def test_torchtitans_training_dtype_is_that_of_all_states(tmp_path: Path) -> Non
 def test_automodel_steps_the_weights_that_it_loads(
     model: str, optimizer: str, masters: str, moments: str, tmp_path: Path
 ) -> None:
-    """Checkpoints are in bf16; Transformer Engine's Adam has fp32 masters of its own."""
+    """Checkpoints are in bf16; Transformer Engine's Adam keeps fp32 masters."""
     text = LOCAL_BATCHES.replace("3-8B", f"3-8B{model}") + f"optimizer: {{_target_: {optimizer}}}\n"
     options = job("automodel", tmp_path, "recipe.yaml", text).options
     assert (options.dtype, options.master_dtype, options.moment_dtype) == ("bf16", masters, moments)
 
 
 @pytest.mark.parametrize(("flavor", "known"), [("deepseek_v3/671B", "deepseek-v3"), ("llama4/17bx16e", "llama4-scout")])
-def test_torchtitan_has_names_of_its_own_for_models(flavor: str, known: str, tmp_path: Path) -> None:
+def test_torchtitan_model_flavors_are_known(flavor: str, known: str, tmp_path: Path) -> None:
     name, size = flavor.split("/")
     text = f'[model]\nname = "{name}"\nflavor = "{size}"\n[training]\nseq_len = 4096\n'
 
@@ -206,16 +206,16 @@ def test_torchtitan_has_names_of_its_own_for_models(flavor: str, known: str, tmp
     assert (read.vision, read.mtp_layers) == (None, 0)
 
 
-def test_automodels_gradients_stay_whole_until_the_last_micro_batch(tmp_path: Path) -> None:
-    """They are summed in fp32, and a rank's quarter is then kept in 16 bits."""
+def test_automodel_keeps_full_gradients_until_the_last_pass(tmp_path: Path) -> None:
+    """Gradients are summed in fp32, and a rank's quarter is then kept in 16 bits."""
 
     def states(more: str) -> float:
         text = LOCAL_BATCHES.replace("fsdp2", f"fsdp2, dp_size: 4{more}")
         plan = job("automodel", tmp_path, "recipe.yaml", text).plan(db.Cluster.parse("4xA100-80GB"))
         return float(plan.costs.static[0])
 
-    others = states("") - states(", defer_fsdp_grad_sync: false")
-    assert others == pytest.approx((4 - 2 / 4) * db.models["llama3-8b"].parameters)
+    difference = states("") - states(", defer_fsdp_grad_sync: false")
+    assert difference == pytest.approx((4 - 2 / 4) * db.models["llama3-8b"].parameters)
 
 
 def test_automodels_gradients_are_exported_as_they_are_summed(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_a_configuration_that_torchtitan_saved_has_its_policy_of_checkpoints(name: str, tmp_path: Path) -> None:
+def test_saved_torchtitan_checkpoint_policy_is_read(name: str, tmp_path: Path) -> None:
     policy, layers = POLICIES[name]
     read = job("torchtitan", tmp_path, "config.json", json.dumps({**SAVED, "activation_checkpoint": policy}))
 
@@ -253,7 +253,7 @@ OWN_CELLS = {("none", "activation+multiply")}
 
 
 @pytest.mark.parametrize(
-    ("said", "layers", "ways"),
+    ("value", "layers", "ways"),
     [
         ("true", 32, OWN_CELLS),
         ("[3, 2, 1, 0]", 6, OWN_CELLS),
@@ -262,10 +262,10 @@ OWN_CELLS = {("none", "activation+multiply")}
         ("false", 0, set()),
     ],
 )
-def test_mindformers_recomputes_its_own_cells(
-    said: str, layers: int, ways: set[tuple[str, str]], tmp_path: Path
+def test_mindformers_select_recompute_is_read(
+    value: str, layers: int, ways: set[tuple[str, str]], tmp_path: Path
 ) -> None:
-    text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", f"select_recompute: {said}")
+    text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", f"select_recompute: {value}")
     read = job("mindformers", tmp_path, "run.yaml", text)
 
     assert (len(read.strategies), set(read.strategies.values())) == (layers, ways)
@@ -291,16 +291,16 @@ UNREAD = {
         "--tp-comm-overlap-ag", "--log-interval",
     ),
 }  # fmt: skip
-"""Framework -> a file's name and text, a setting in it that may cost something, and one that is taken to be free."""
+"""Framework -> file name, text, a setting in it that may cost something, and one that is free."""
 
 
 @pytest.mark.parametrize("framework", list(UNREAD))
 def test_every_setting_that_is_not_read_is_named(framework: str, tmp_path: Path) -> None:
     name, text, costly, free = UNREAD[framework]
-    given: dict[str, Any] = {"model": db.models["llama3-8b"], "pipeline": 4, "sequence_length": 2048}
+    facts: dict[str, Any] = {"model": db.models["llama3-8b"], "pipeline": 4, "sequence_length": 2048}
     cluster = "8xA100-80GB" if framework == "torchtitan" else "4xA100-80GB"
 
-    unread = job(framework, tmp_path, name, text, cluster=cluster, **given).unread
+    unread = job(framework, tmp_path, name, text, cluster=cluster, **facts).unread
 
     [not_read] = [sentence for sentence in unread if sentence.startswith("Not in the prediction: ")]
     [taken] = [sentence for sentence in unread if sentence.startswith("Known to cost neither time nor memory: ")]
@@ -308,7 +308,7 @@ def test_every_setting_that_is_not_read_is_named(framework: str, tmp_path: Path)
     assert free in taken
 
 
-def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
+def test_csv_reports_that_only_its_order_is_given(tmp_path: Path) -> None:
     read = job("torch", tmp_path, "a.csv", "0F0,0B0\n", cluster="1xA100-80GB", model=db.models["llama-tiny"],
                sequence_length=128)  # fmt: skip
 
@@ -316,15 +316,15 @@ def test_a_csv_says_that_all_but_the_order_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("facts", "message"),
     [
         ({"pipeline": 2}, "a.csv has 1 where --pipeline says 2: leave --pipeline out."),
         ({"micro_batches": 8}, "a.csv has 1 where --micro-batches says 8: leave --micro-batches out."),
     ],
 )
-def test_what_is_given_and_the_order_decides_is_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
-        job("torch", tmp_path, "a.csv", "0F0,0B0\n", model=db.models["llama-tiny"], sequence_length=128, **given)
+def test_options_that_contradict_the_order_are_refused(facts: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        job("torch", tmp_path, "a.csv", "0F0,0B0\n", model=db.models["llama-tiny"], sequence_length=128, **facts)
 
 
 def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("framework", "name", "text", "said"),
+    ("framework", "name", "text", "message"),
     [
         ("torchtitan", "a.toml", "[model]\nname = 'mine'\n", "give it with --model"),
         ("torchtitan", "a.toml", "not toml", "is no TOML"),
@@ -386,20 +386,18 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
         ("mindformers", "a.yaml", MINDFORMERS.replace("bfloat16", "bfloat8"), "compute_dtype is 'bfloat8', and only"),
     ],
 )
-def test_what_is_missing_is_said_in_a_sentence(framework: str, name: str, text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_missing_entries_are_one_sentence(framework: str, name: str, text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         job(framework, tmp_path, name, text)
 
 
-def test_an_automodel_optimizer_of_another_kind_is_told(tmp_path: Path) -> None:
+def test_unknown_automodel_optimizer_is_reported(tmp_path: Path) -> None:
     read = job("automodel", tmp_path, "a.yaml", AUTOMODEL + "optimizer: {_target_: torch.optim.Adagrad}\n")
     assert "optimizer._target_ is Adagrad, and the prediction counts on AdamW." in read.warnings
 
 
 @pytest.mark.parametrize(("ranks", "experts"), [(1, (1, None)), (4, (4, 1))])
-def test_torchtitans_expert_parallel_ranks_have_whole_experts(
-    ranks: int, experts: tuple[int, int | None], tmp_path: Path
-) -> None:
+def test_torchtitan_expert_ranks_have_full_experts(ranks: int, experts: tuple[int, int | None], tmp_path: Path) -> None:
     text = TITAN.replace("pipeline_parallel_degree = 4", f"expert_parallel_degree = {ranks}")
     read = job("torchtitan", tmp_path, "a.toml", text, model=db.models["qwen3-30b-a3b"])
     assert (read.options.expert, read.options.expert_tensor) == experts
@@ -422,6 +420,6 @@ def test_the_importer_of_another_frameworks_file_is_named(
 
 
 @pytest.mark.parametrize("framework", list(imports))
-def test_no_file_is_said_in_a_sentence(framework: str) -> None:
+def test_missing_file_is_one_sentence(framework: str) -> None:
     with pytest.raises(InputError):
         imports[framework].settings(Path(""))

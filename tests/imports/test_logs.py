@@ -1,4 +1,4 @@
-"""Steps and memory in the logs and traces of a plan's run."""
+"""Step time and memory from the logs and traces of a run."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_torchtitan_writes_tokens_per_second_of_a_device(tmp_path: Path) -> None
     plan = priced()
     tokens = plan.micro_batches * plan.options.data * plan.options.sequence_length * plan.options.micro_batch_size
 
-    found = read(tmp_path, "step: 10  loss: 4.3  memory: 10.60GiB(13.4%)  \x1b[34mtps: 1,024  tflops: 9.0")
+    log = read(tmp_path, "step: 10  loss: 4.3  memory: 10.60GiB(13.4%)  \x1b[34mtps: 1,024  tflops: 9.0")
 
-    assert found.step == pytest.approx(tokens / plan.ranks / 1024)
-    assert found.memory == pytest.approx(10.6 * 2**30 / (1 + FRAGMENTATION))
+    assert log.step == pytest.approx(tokens / plan.ranks / 1024)
+    assert log.memory == pytest.approx(10.6 * 2**30 / (1 + FRAGMENTATION))
 
 
 def test_a_trace_of_torch_has_its_profiled_steps(tmp_path: Path) -> None:
@@ -65,6 +65,6 @@ def test_a_trace_of_debubble_has_its_typical_step(tmp_path: Path) -> None:
     assert read_figures([tmp_path / "trace.json"], small_plan()).step == measured.typical.seconds
 
 
-def test_a_log_without_steps_says_what_to_give(tmp_path: Path) -> None:
+def test_log_without_steps_asks_for_the_step(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give --step SECONDS"):
         read(tmp_path, "nothing")

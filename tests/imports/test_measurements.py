@@ -1,4 +1,4 @@
-"""Traces and logs of other frameworks, and the units that they make."""
+"""Traces and logs of other frameworks, and the measured units that result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.exports.hand_plans import full, priced
 
 
 def trace(plan: Plan, folder: Path, factor: Callable[[Kind, int], float]) -> list[Path]:
-    """One trace per rank, of operations that take so many times as long as the plan says, and a step of two seconds."""
+    """One trace per rank with a step of two seconds, whose operations take `factor` times their planned time."""
     timeline, paths = plan.simulate(), []
     for rank, lane in enumerate(timeline.compute):
         events = [
@@ -58,7 +58,7 @@ LOG = """ [2026-01-01] iteration 10/ 100 | elapsed time per iteration (ms): 900.
 """
 
 
-def test_megatrons_timers_scale_all_stages_alike(tmp_path: Path) -> None:
+def test_megatron_timers_scale_all_stages_equally(tmp_path: Path) -> None:
     plan = priced()
     busiest = [
         1e3 * plan.micro_batches * max(map(float, times))
@@ -101,7 +101,7 @@ def test_a_trace_of_an_older_torch_is_refused_for_its_names(tmp_path: Path) -> N
         read_measurements([tmp_path / "rank0.json"])
 
 
-def test_a_trace_without_operations_says_what_it_should_have(tmp_path: Path) -> None:
+def test_trace_without_operations_names_what_is_expected(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
 
     with pytest.raises(InputError, match=r"neither operations of torch's pipelining .* nor Megatron-LM's timers"):
@@ -125,14 +125,14 @@ def test_the_command_writes_a_profile_that_plan_takes(tmp_path: Path, run: Any, 
     traces = [word for path in paths for word in ("--from-trace", str(path))]
     profile = str(tmp_path / "costs.json")
 
-    code, said, _ = run("profile", str(tmp_path / "plan.json"), *traces, "-o", profile)
+    code, out, _ = run("profile", str(tmp_path / "plan.json"), *traces, "-o", profile)
     model = ("plan", str(tmp_path / "config.json"), "--cluster", "2xA100-80GB")
     options = (*model, "--micro-batches", "8", "--planner", "dapple")
     computed, measured = (json_of(*options, *more) for more in ((), ("--profile", profile)))
 
     assert code == 0
-    assert "Stage 0: forward 2.000, backward 2.000 times as long as computed." in said
-    assert "it took 2 s" in said
+    assert "Stage 0: forward 2.000, backward 2.000 times as long as computed." in out
+    assert "it took 2 s" in out
     assert measured["makespan"] == pytest.approx(2 * computed["makespan"], rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments as people have them: in scripts, in quotes, in arrays, in logs."""
+"""Megatron-LM's arguments in all forms that users have: scripts, quotes, arrays and logs."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ ENDS_COUNT = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pi
 FIRST_AND_LAST = "--decoder-first-pipeline-num-layers 14 --decoder-last-pipeline-num-layers 18"
 
 
-def job(folder: Path, text: str, **given: Any) -> ImportedJob:
-    return imported_jobs.job("megatron", folder, "job.sh", text, **given)
+def job(folder: Path, text: str, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "job.sh", text, **facts)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def job(folder: Path, text: str, **given: Any) -> ImportedJob:
         "A=(--pipeline-model-parallel-layout 'Et|(tt|)*3' --sequence-parallel --tensor-model-parallel-size=8)",
     ],
 )
-def test_an_array_is_read_however_it_is_laid_out(array: str, tmp_path: Path) -> None:
+def test_array_is_read_in_any_layout(array: str, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(f'{array}\ntorchrun pretrain_gpt.py "${{A[@]}}" --bf16\n')
 
     arguments = dict(read_arguments(tmp_path / "job.sh"))
@@ -91,7 +91,7 @@ def test_an_array_is_read_however_it_is_laid_out(array: str, tmp_path: Path) -> 
         "NODES=2\nTP=$(( NODES * (1 + 3) ))\nrun --tensor-model-parallel-size $TP --bf16 &",
     ],
 )
-def test_the_shell_around_arguments_is_no_part_of_them(script: str, tmp_path: Path) -> None:
+def test_shell_syntax_around_arguments_is_ignored(script: str, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(script)
 
     assert read_arguments(tmp_path / "job.sh") == {"--tensor-model-parallel-size": "8", "--bf16": True}
@@ -113,7 +113,7 @@ def test_the_model_and_the_pipeline_are_those_of_the_arguments(text: str, tmp_pa
     assert read.options.dtype == "bf16"
 
 
-def test_a_model_that_is_given_is_the_one_that_the_arguments_describe(tmp_path: Path) -> None:
+def test_given_model_must_match_the_arguments(tmp_path: Path) -> None:
     read = job(tmp_path, SCRIPT, model=db.models["llama3-8b"])
     assert read.model == db.models["llama3-8b"]
     assert not [sentence for sentence in read.unread if "--swiglu" in sentence]
@@ -182,7 +182,7 @@ def test_modules_of_cuda_graphs_are_read(arguments: str, graphs: str, tmp_path: 
     assert not [sentence for sentence in read.unread if "--cuda-graph-modules" in sentence]
 
 
-def test_instances_of_the_distributed_optimizer_are_told(tmp_path: Path) -> None:
+def test_optimizer_instances_are_reported(tmp_path: Path) -> None:
     arguments = "--use-distributed-optimizer --num-distributed-optimizer-instances"
     one, two = (job(tmp_path, SCRIPT.replace("EXTRA", f"{arguments} {number}")).unread for number in (1, 2))
 
@@ -190,7 +190,7 @@ def test_instances_of_the_distributed_optimizer_are_told(tmp_path: Path) -> None
     assert not [sentence for sentence in one if "instances" in sentence]
 
 
-def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
+def test_unpriced_arguments_are_listed(tmp_path: Path) -> None:
     text = SCRIPT.replace(
         "EXTRA",
         "--tensor-model-parallel-size 2 --fine-grained-activation-offloading --offload-modules core_attn attn_norm"
@@ -209,7 +209,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("echo hello\n", "has no arguments of a training"),
         (
@@ -236,8 +236,8 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         (SCRIPT.replace("=16", "=15.5"), "--global-batch-size is '15.5'"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_unreadable_scripts_are_refused_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         job(tmp_path, text)
 
 
@@ -327,19 +327,19 @@ def test_a_layout_of_megatron_bridge_may_be_lists_of_names(tmp_path: Path) -> No
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B", 128256),
     ],
 )
-def test_a_known_tokenizer_tells_the_vocabulary(tokenizer: str, words: int, tmp_path: Path) -> None:
+def test_known_tokenizer_sets_the_vocabulary(tokenizer: str, words: int, tmp_path: Path) -> None:
     read = job(tmp_path, SCRIPT.replace("--vocab-size 128256", tokenizer))
 
     assert read.model.vocab == words
 
 
-def test_what_is_given_takes_the_place_of_an_argument(tmp_path: Path) -> None:
+def test_options_override_arguments(tmp_path: Path) -> None:
     read = job(tmp_path, SCRIPT.replace("EXTRA", ""), pipeline=2, sequence_length=2048)
     assert (read.pipeline, read.options.sequence_length) == (2, 2048)
     assert read.unread == ("Known to cost neither time nor memory: --lr --train-iters.",)
 
 
-def test_what_is_given_is_a_positive_number(tmp_path: Path) -> None:
+def test_options_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--pipeline must be at least 1, not -4\."):
         job(tmp_path, SCRIPT, pipeline=-4)
 
@@ -353,12 +353,12 @@ def test_what_is_given_is_a_positive_number(tmp_path: Path) -> None:
         ("--moe-enable-deepep --enable-cuda-graph", "megatron-lm,dispatches_once=true,graphs=layers"),
     ],
 )
-def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: str, framework: str) -> None:
+def test_overlaps_and_dtypes_of_arguments_are_priced(tmp_path: Path, flags: str, framework: str) -> None:
     assert job(tmp_path, SCRIPT.replace("EXTRA", flags), cluster="8xA100-80GB").options.framework == framework
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "warning"),
     [
         (
             "--recompute-granularty full",
@@ -373,18 +373,18 @@ def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: st
         ),
     ],
 )
-def test_a_misspelt_argument_of_megatron_is_warned_of(flag: str, said: str | None, tmp_path: Path) -> None:
+def test_a_misspelt_argument_of_megatron_is_warned_of(flag: str, warning: str | None, tmp_path: Path) -> None:
     read = job(tmp_path, SCRIPT.replace("EXTRA", flag))
-    assert (*read.warnings, *read.rest.warnings) == ((said,) if said else ())
+    assert (*read.warnings, *read.rest.warnings) == ((warning,) if warning else ())
 
 
-def test_a_missing_argument_names_the_one_that_is_like_it(tmp_path: Path) -> None:
+def test_missing_argument_names_the_most_similar_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not say --num-layers, but --num-layer; give it with --args"):
         job(tmp_path, SCRIPT.replace("--num-layers", "--num-layer"))
 
 
 @pytest.mark.parametrize(
-    ("launcher", "said"),
+    ("launcher", "warning"),
     [
         ("torchrun --nproc_per_node 4", ""),
         ("torchrun --nproc-per-nod 4", "--nproc-per-nod (did you mean --nproc-per-node?)"),
@@ -400,16 +400,16 @@ def test_a_missing_argument_names_the_one_that_is_like_it(tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.parametrize("more", ["", "--deepspeed"])
-def test_misspelt_arguments_of_launchers_are_warned_of(tmp_path: Path, launcher: str, said: str, more: str) -> None:
+def test_misspelt_arguments_of_launchers_are_warned_of(tmp_path: Path, launcher: str, warning: str, more: str) -> None:
     script = SCRIPT.replace("torchrun --nproc_per_node 4", launcher).replace("EXTRA", more)
     read = job(tmp_path, script)
-    warnings = [each for each in (*read.warnings, *read.rest.warnings) if not each.startswith("Micro-batches")]
+    warnings = [warning for warning in (*read.warnings, *read.rest.warnings) if not warning.startswith("Micro-batches")]
 
-    assert len(warnings) == bool(said)
-    assert said in "".join(warnings)
+    assert len(warnings) == bool(warning)
+    assert warning in "".join(warnings)
 
 
-def test_an_argument_that_megatron_lacks_is_listed_once(tmp_path: Path) -> None:
+def test_unknown_argument_is_listed_once(tmp_path: Path) -> None:
     unread = job(tmp_path, SCRIPT.replace("EXTRA", "--frobnicate-weights")).unread
 
     assert unread[0] == "Not known to Megatron-LM or its launcher, and not in the prediction: --frobnicate-weights."
@@ -433,13 +433,13 @@ GPT2 = SCRIPT.replace(
         (SCRIPT.replace("--swiglu", "--squared-relu"), "--hidden-dropout 0.2", (0.1, 0.2, 0.0)),
     ],
 )
-def test_dropouts_are_the_scripts_own(tmp_path: Path, script: str, flags: str, dropouts: tuple[float, ...]) -> None:
+def test_dropout_is_that_of_the_script(tmp_path: Path, script: str, flags: str, dropouts: tuple[float, ...]) -> None:
     model = job(tmp_path, script.replace("EXTRA", flags)).model
     assert (model.attention_dropout, model.residual_dropout, model.embedding_dropout) == dropouts
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "remark_name"),
     [
         (SCRIPT, ""),
         (SCRIPT.replace("--hidden-dropout 0", ""), "--hidden-dropout 0.1 (Megatron-LM's default) is predicted as none"),
@@ -447,9 +447,9 @@ def test_dropouts_are_the_scripts_own(tmp_path: Path, script: str, flags: str, d
         (GPT2.replace("EXTRA", "--hidden-dropout 0.2"), ""),
     ],
 )
-def test_dropout_that_a_model_lacks_is_told(tmp_path: Path, script: str, said: str) -> None:
-    remarks = [each for each in job(tmp_path, script).rest.remarks if "dropout" in each]
-    assert [each.partition(":")[0] for each in remarks] == ([said] if said else [])
+def test_dropout_unlike_the_models_is_reported(tmp_path: Path, script: str, remark_name: str) -> None:
+    remarks = [remark for remark in job(tmp_path, script).rest.remarks if "dropout" in remark]
+    assert [remark.partition(":")[0] for remark in remarks] == ([remark_name] if remark_name else [])
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_remainders_of_masters_take_two_bytes(tmp_path: Path, flags: str, optimi
     ("arguments", "norm", "range_"),
     [("", 1e-5, 0.02), ("--norm-epsilon 1e-6 --init-method-std 0.006", 1e-6, 0.006)],
 )
-def test_what_costs_nothing_stays_the_models(tmp_path: Path, arguments: str, norm: float, range_: float) -> None:
+def test_free_arguments_do_not_change_the_model(tmp_path: Path, arguments: str, norm: float, range_: float) -> None:
     model = job(tmp_path, SCRIPT.replace("EXTRA", arguments)).model
     assert (model.norm_eps, model.initializer_range) == (norm, range_)
 

@@ -1,4 +1,4 @@
-"""Scripts of MindSpeed-LLM: its own arguments of layers are read as those of Megatron-LM."""
+"""Scripts of MindSpeed-LLM: its arguments for layers are read like Megatron-LM's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ msrun --local_worker_num 8 pretrain_gpt.py --use-mcore-models --num-layers 8 --h
 EXPERTS = "--num-experts 16 --moe-router-topk 2 --moe-intermediate-size 512"
 
 
-def job(folder: Path, more: str, **given: Any) -> ImportedJob:
-    return imported_jobs.job("megatron", folder, "run.sh", RUN.replace("MORE", more), cluster="8xH100-80GB", **given)
+def job(folder: Path, more: str, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "run.sh", RUN.replace("MORE", more), cluster="8xH100-80GB", **facts)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_an_unknown_schedules_method_is_refused(tmp_path: Path) -> None:
         "--peft-type lora --lora-dim 16 --lora-in-init-method xavier",
     ],
 )  # fmt: skip
-def test_adapters_are_read_by_the_words_of_forks(tmp_path: Path, words: str) -> None:
+def test_adapter_arguments_of_forks_are_read(tmp_path: Path, words: str) -> None:
     read = job(tmp_path, words)
     assert (read.options.lora, read.rest.unknown) == (16, ())
 
@@ -109,27 +109,27 @@ def test_a_rank_of_zero_has_no_adapters(tmp_path: Path) -> None:
     assert job(tmp_path, "--lora-rank 0").options.lora == 0
 
 
-def test_layers_of_adapters_are_named_if_they_are_others(tmp_path: Path) -> None:
+def test_adapters_of_some_layers_are_reported(tmp_path: Path) -> None:
     read = job(tmp_path, "--lora-r 8 --lora-target-modules linear_proj")
     assert "Adapters are on linear_proj, and the prediction counts on all linear layers." in read.unread
 
 
 def test_quantised_weights_of_adapters_are_asked_for(tmp_path: Path) -> None:
-    assert any("give --quantize nf4" in each for each in job(tmp_path, "--lora-r 8 --qlora").unread)
+    assert any("give --quantize nf4" in remark for remark in job(tmp_path, "--lora-r 8 --qlora").unread)
 
 
 def test_a_list_of_layers_per_stage_is_read(tmp_path: Path) -> None:
     assert tuple(job(tmp_path, "--num-layer-list 5,3").layers) == (5, 3)
 
 
-def test_a_list_of_stages_gives_way_to_a_layout() -> None:
+def test_layer_list_is_replaced_by_a_layout() -> None:
     assert list(conflicts({"--num-layer-list": "5,3"}, {LAYOUT: "Et|tL"})) == ["--num-layer-list"]
 
 
 def test_swapped_states_are_the_hosts(tmp_path: Path) -> None:
     read = job(tmp_path, "--use-distributed-optimizer --swap-optimizer --swap-optimizer-times 8")
     assert read.options.host_optimizer == 1
-    assert any(each.startswith("--swap-optimizer: the states are predicted on the host") for each in read.unread)
+    assert any(remark.startswith("--swap-optimizer: the states are predicted on the host") for remark in read.unread)
 
 
 def test_switches_leave_out_the_swap(tmp_path: Path) -> None:
@@ -138,22 +138,24 @@ def test_switches_leave_out_the_swap(tmp_path: Path) -> None:
 
 
 def test_stages_that_do_more_than_train_are_warned_of(tmp_path: Path) -> None:
-    assert not any("--stage" in each for each in job(tmp_path, "--stage sft").warnings)
-    assert any("--stage dpo: training alone is predicted" in each for each in job(tmp_path, "--stage dpo").warnings)
+    assert not any("--stage" in warning for warning in job(tmp_path, "--stage sft").warnings)
+    assert any(
+        "--stage dpo: training alone is predicted" in warning for warning in job(tmp_path, "--stage dpo").warnings
+    )
 
 
-def test_its_own_arguments_are_not_taken_for_others_misspelt(tmp_path: Path) -> None:
+def test_mindspeed_arguments_are_not_treated_as_typos(tmp_path: Path) -> None:
     read = job(tmp_path, "--use-fused-rmsnorm --context-parallel-algo ulysses_cp_algo")
     assert read.rest.warnings == ()
     assert {"--use-fused-rmsnorm", "--context-parallel-algo"} <= {*read.rest.unknown}
 
 
-def test_tensor_ranks_that_extend_expert_ranks_have_whole_experts(tmp_path: Path) -> None:
+def test_extended_expert_ranks_have_full_experts(tmp_path: Path) -> None:
     degrees = "--tensor-model-parallel-size 2 --expert-model-parallel-size 2 --moe-tp-extend-ep"
     options = job(tmp_path, f"{EXPERTS} {degrees}").options
     assert (options.expert, options.expert_tensor) == (4, 1)
 
 
-def test_gemmas_further_parts_are_not_read(tmp_path: Path) -> None:
+def test_gemma_layer_specs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--spec describes layers that are not read here"):
         job(tmp_path, "--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec --post-norm --input-embeds-norm")

@@ -1,4 +1,4 @@
-"""Nonsense in a configuration is a sentence, whichever setting has it."""
+"""A nonsensical value of any setting is refused with a sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONSENSE: tuple[Any, ...] = (
     "none", "auto", "", "x", [], [[]], ["x"], {"x": 1}, -1, 0, 3, 2.5, True, False, None, 10**30,
 )  # fmt: skip
 ARGUMENTS: tuple[Any, ...] = (True, "none", "", "x", ("x", "y"), "-1", "0", "3", "2.5", f"{10**30}")
-"""What can stand behind an argument on a command line."""
+"""Possible values after an argument on a command line."""
 
 PLANS = {
     "pipeline": priced(full(1), layers=(2, 2)),
@@ -30,7 +30,7 @@ PAIRS = [
     (target, plan)
     for target in imports
     for plan, made in PLANS.items()
-    # A CSV is no list of settings, DeepSpeed has no chunks, MindFormers another order of them, Megatron no ZeRO-2.
+    # A CSV has no settings, DeepSpeed no chunks, MindFormers another order of chunks, Megatron no ZeRO-2.
     if target != "torch"
     and (plan != "chunks" or target not in ("deepspeed", "mindformers"))
     and (plan != "alone" or target not in ("megatron", "primus"))
@@ -41,20 +41,20 @@ PAIRS = [
     ("target", "plan"), [pytest.param(*pair, marks=[] if pair[1] == "pipeline" else pytest.mark.slow) for pair in PAIRS]
 )
 def test_a_job_is_read_or_refused_in_a_sentence(target: str, plan: str, tmp_path: Path) -> None:
-    """Every setting of an export, one at a time, has each of these values."""
+    """Every setting of an export gets each of these values, one at a time."""
     exported = PLANS[plan]
     for name, content in exports[target](exported).files.items():
         (tmp_path / name).write_text(content)
     importer, file = imports[target], tmp_path / imports[target].file
     settings = importer.settings(file)
     cluster = db.Cluster.parse(f"{exported.devices * exported.options.data}xA100-80GB")
-    given = UserFacts(cluster=cluster, model=exported.model, sequence_length=4096)
+    facts = UserFacts(cluster=cluster, model=exported.model, sequence_length=4096)
 
     jobs = 0
     for name, usual in settings.items():
         for value in ARGUMENTS if isinstance(usual, str | tuple) or usual is True else NONSENSE:
             with suppress(InputError):
-                importer.job({**settings, name: value}, file, given)
+                importer.job({**settings, name: value}, file, facts)
                 jobs += 1
 
     assert jobs > len(settings)

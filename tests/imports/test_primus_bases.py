@@ -1,4 +1,4 @@
-"""What a file of Primus extends, in the words of its versions."""
+"""Files that a Primus file extends, in all versions of its syntax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def primus(folder: Path, model: str, **files: str) -> ImportedJob:
 
 
 @pytest.mark.parametrize("word", ["extends: [other.yaml]", "extends: other.yaml", "bases: [other.yaml]"])
-def test_a_model_of_primus_has_what_its_base_says(word: str, tmp_path: Path) -> None:
+def test_primus_model_inherits_from_its_base(word: str, tmp_path: Path) -> None:
     assert primus(tmp_path, f"{word}, {SIZES}", other="ffn_hidden_size: 96").model.ffn == 96
 
 
@@ -51,13 +51,13 @@ def titan(folder: Path, overrides: str, **files: str) -> ImportedJob:
     return imported_jobs.job("torchtitan", folder, "a.yaml", text)
 
 
-def test_the_trainer_of_a_checkout_says_what_torchtitan_runs(tmp_path: Path) -> None:
-    own = "bases: [lengths.yaml]\ntraining: {batch_size: 3}\nactivation_checkpoint: {mode: full}\n"
-    read = titan(tmp_path, "{training: {steps: 9}}", pre_trainer=own, lengths="training: {seq_len: 4096}")
+def test_trainer_file_sets_what_torchtitan_runs(tmp_path: Path) -> None:
+    trainer = "bases: [lengths.yaml]\ntraining: {batch_size: 3}\nactivation_checkpoint: {mode: full}\n"
+    read = titan(tmp_path, "{training: {steps: 9}}", pre_trainer=trainer, lengths="training: {seq_len: 4096}")
 
     assert (read.options.micro_batch_size, read.options.sequence_length) == (3, 4096)
     assert ("full", "full") in read.strategies.values()
 
 
-def test_older_words_of_an_experiment_of_torchtitan_are_read(tmp_path: Path) -> None:
+def test_old_names_of_torchtitan_experiments_are_read(tmp_path: Path) -> None:
     assert titan(tmp_path, "{training: {batch_size: 2, seq_len: 1024}}").options.micro_batch_size == 2

@@ -1,4 +1,4 @@
-"""What an export writes is read back as the plan that it was made from: the same step, the same memory."""
+"""An exported plan is imported with the same step and memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "gathered once": {"pipeline": 1, "data": 4, "zero": 2, "memory_limit": "80GiB", "planner": "adapipe"},
 }  # fmt: skip
 ACCUMULATING = ("torchtitan", "automodel", "deepspeed", "megatron", "primus")
-"""The targets that divide more than optimizer states where there is no pipeline."""
+"""Targets that shard more than optimizer states if there is no pipeline."""
 
 
 def planned(target: str, job: str) -> Plan:
@@ -54,12 +54,12 @@ def read(plan: Plan, target: str, folder: Path) -> ImportedJob:
     file = folder / importer.file
     assert plan.model_on_cluster is not None
     model, cluster = plan.model_on_cluster
-    given = UserFacts(cluster=cluster, model=model, sequence_length=plan.options.sequence_length)
-    return importer.job(importer.settings(file), file, given)
+    facts = UserFacts(cluster=cluster, model=model, sequence_length=plan.options.sequence_length)
+    return importer.job(importer.settings(file), file, facts)
 
 
-ALIKE = ("whole", "balanced", "chunks", "replicas", "tensor")
-"""Jobs that all targets run, but for the exceptions below."""
+COMMON_JOBS = ("whole", "balanced", "chunks", "replicas", "tensor")
+"""Jobs that all targets run, except for those below."""
 
 UNSAID = {
     ("torch", 4): (
@@ -70,7 +70,7 @@ UNSAID = {
         "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full.",
     ),
 }
-"""Sentences on what the files of a target do not say, by its pipeline devices; of what they say nothing is unread."""
+"""Sentences on what a target's files do not say, by its number of pipeline devices."""
 
 PAIRS = [
     (target, job)
@@ -81,7 +81,7 @@ PAIRS = [
     if (target, job) != ("deepspeed", "tensor")
     and (target != "torch" or job == "chunks")
     and (
-        job in (*ALIKE, "FSDP", "gathered once")
+        job in (*COMMON_JOBS, "FSDP", "gathered once")
         or target in ("megatron", "primus")
         or (job == "experts" and target in ("torchtitan", "automodel"))
     )
@@ -103,15 +103,15 @@ def test_an_exported_plan_is_read_back(target: str, name: str, tmp_path: Path) -
 
     job = read(plan, target, tmp_path)
     assert plan.cluster is not None
-    again = job.plan(plan.cluster)
+    imported = job.plan(plan.cluster)
 
     unread = [line for line in job.unread if not line.startswith("Known to cost neither time nor memory: ")]
     assert unread == list(UNSAID.get((target, plan.devices), ()))
     assert job.rest.warnings == ()
-    assert again.options == plan.options
-    assert again.degrees == plan.degrees
-    assert [len(stage) for stage in again.partition] == [len(stage) for stage in plan.partition]
-    before, after = plan.simulate(), again.simulate()
+    assert imported.options == plan.options
+    assert imported.degrees == plan.degrees
+    assert [len(stage) for stage in imported.partition] == [len(stage) for stage in plan.partition]
+    before, after = plan.simulate(), imported.simulate()
     assert float(after.makespan) == pytest.approx(float(before.makespan), rel=1e-12)
     assert list(map(float, after.peak_memory)) == pytest.approx(list(map(float, before.peak_memory)), rel=1e-12)
 

@@ -1,4 +1,4 @@
-"""Scripts as bash reads them: the expected words are those that bash gives to `run`."""
+"""Scripts are evaluated like bash: the expected words are those that bash passes to `run`."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ AS_IN_BASH = [
     ("[ -z $OUT ] && exit 1; run on", ["on"], 1),
     ("set -- --x; while [ $# -gt 0 ]; do case $1 in --y) shift;; *) exit 1;; esac; done; run on", ["on"], 1),
 ]  # fmt: skip
-"""A script, what bash gives to each `run` (with blanks between the words), and how many words the first has."""
+"""A script, the words that bash passes to each `run` (joined by blanks), and the word count of the first."""
 
 
 @pytest.mark.parametrize(("script", "runs", "words"), AS_IN_BASH)
 def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: int) -> None:
     started = [command.words[1:] for command in follow(script, Path("job.sh")).commands]
 
-    assert [" ".join(each) for each in started] == runs
+    assert [" ".join(words) for words in started] == runs
     assert len(started[0]) == words
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("if [ $SIZE = 7B ]; then A=--bf16; fi; run $A", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
         ("if [ $SIZE = 7B ]; then run --lr 1; else run --lr 2; fi", "line 1 decides"),
@@ -85,8 +85,8 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
         ("if [[ aaaa =~ ^(a+)+$ ]]; then run --lr 1; fi", "line 1 decides"),
     ],
 )
-def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_undecidable_condition_is_refused(script: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         follow(script, Path("job.sh"))
 
 
@@ -103,25 +103,25 @@ def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: s
         ("L=1\nif curl -s x; then L=2; fi; run $L", ""),
     ],
 )
-def test_a_variable_that_a_condition_decides_is_left_open(script: str, by: str) -> None:
+def test_variable_set_under_an_open_condition_is_unknown(script: str, by: str) -> None:
     [command] = follow(script, Path("job.sh")).commands
 
     assert command.words == ("run", f"$(L: line 2 decides{by})")
 
 
 @pytest.mark.parametrize(
-    ("unknown", "said"),
+    ("unknown", "message"),
     [
         ("$(L: line 2 decides by $SIZE)", "give it with --args 'SIZE=1'"),
         ("$(L: line 2 decides by $1)", "give the script's arguments with --args '1 8 ...'"),
         ("$(L: line 2 decides)", "give it with --args 'L=1'"),
     ],
 )
-def test_what_decides_an_open_variable_is_asked_for(unknown: str, said: str) -> None:
-    assert args_hint(unknown, {}) == said
+def test_deciding_variables_are_requested(unknown: str, message: str) -> None:
+    assert args_hint(unknown, {}) == message
 
 
-def test_what_is_given_tells_what_a_condition_leaves_open() -> None:
+def test_given_variable_resolves_a_condition() -> None:
     script = "L=1\nif nvidia-smi | grep -q H100; then L=2; fi; run --lr $L"
     [command] = follow(script, Path("job.sh"), CommandLine.parse("L=3")).commands
 
@@ -136,7 +136,7 @@ def test_what_is_given_tells_what_a_condition_leaves_open() -> None:
         ("#SBATCH --nodes=2-4\n#SBATCH --gpus-per-node=4", "$(($SLURM_NNODES*4)) $SLURM_NNODES"),
     ],
 )
-def test_slurm_sets_what_a_script_asks_of_it(lines: str, words: str) -> None:
+def test_slurm_directives_set_variables(lines: str, words: str) -> None:
     script = f"#!/bin/bash\n{lines}\nrun $(($SLURM_NNODES*$SLURM_GPUS_PER_NODE)) $SLURM_NNODES"
     [command] = follow(script, Path("job.sh")).commands
 
@@ -148,7 +148,7 @@ def test_a_training_may_be_a_condition(script: str) -> None:
     assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]
 
 
-def test_open_options_before_the_training_script_are_left_out() -> None:
+def test_unknown_options_before_the_training_script_are_removed() -> None:
     script = "if [ -d x ]; then R=--requeue; fi\nsrun $R -l train.py --bf16"
 
     [command] = follow(script, Path("job.sh")).commands
@@ -171,7 +171,7 @@ def test_open_options_before_the_training_script_are_left_out() -> None:
         ("u() { echo; }; if [ $# -eq 0 ]; then u; exit 1; fi; run --bf16", "--bf16"),
     ],
 )
-def test_what_decides_no_argument_of_a_training_is_passed_over(script: str, words: str) -> None:
+def test_branches_without_training_arguments_are_skipped(script: str, words: str) -> None:
     [command] = follow(script, Path("job.sh")).commands
 
     assert [word for word in command.words[1:] if not word.startswith("$")] == words.split()
@@ -199,15 +199,15 @@ if [ "$3" == "" ]; then LEN=1024; fi
 run $GBS $LEN"""
 
 
-@pytest.mark.parametrize(("given", "words"), [(None, ("64", "1024")), ("--other --gbs 8", ("8", "1024"))])
-def test_a_script_may_read_its_own_options(given: str | None, words: tuple[str, ...]) -> None:
-    line = None if given is None else CommandLine.parse(given)
+@pytest.mark.parametrize(("arguments", "words"), [(None, ("64", "1024")), ("--other --gbs 8", ("8", "1024"))])
+def test_script_may_parse_its_options(arguments: str | None, words: tuple[str, ...]) -> None:
+    line = None if arguments is None else CommandLine.parse(arguments)
     [command] = follow(PARSING, Path("job.sh"), line).commands
 
     assert command.words[1:] == words
 
 
-def test_the_scripts_arguments_and_environment_are_given() -> None:
+def test_arguments_and_environment_of_a_script_are_used() -> None:
     script = "TP=$1; if [ $MODE = long ]; then N=$2; else N=1; fi; run $TP $N $#"
 
     [command] = follow(script, Path("job.sh"), CommandLine.parse("MODE=long 4 '8'")).commands
@@ -253,7 +253,7 @@ def test_a_sourced_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert read_arguments(tmp_path / "job.sh") == {"--lr": "1", "source": ("$HOME/model.sh",)}
 
 
-def test_a_variable_that_nobody_sets_is_an_entry_of_its_own(tmp_path: Path) -> None:
+def test_unset_variable_is_an_entry(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("run --num-layers 4 ${MODEL_ARGS[@]} --lr $LR $MORE --bf16\n")
 
     assert read_arguments(tmp_path / "job.sh") == {
@@ -265,7 +265,7 @@ def test_a_variable_that_nobody_sets_is_an_entry_of_its_own(tmp_path: Path) -> N
     ("command", "name"),
     [("basename $FILE", "eight.yaml"), ("basename conf/$FILE .yaml", "eight"), ("basename $NOBODY", None)],
 )
-def test_the_name_of_a_file_is_told(command: str, name: str | None, tmp_path: Path) -> None:
+def test_file_name_commands_are_evaluated(command: str, name: str | None, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(f"FILE=conf/eight.yaml\nrun --num-layers 4 --lr $({command}) --bf16\n")
 
     assert read_arguments(tmp_path / "job.sh")["--lr"] == (name or f"$({command})")
@@ -306,13 +306,13 @@ def test_functions_that_print_decide_nothing() -> None:
     assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]
 
 
-def test_what_a_program_decides_is_left_open() -> None:
+def test_variable_decided_by_a_program_is_unknown() -> None:
     [*_, command] = follow("TP=1; rocm-smi && TP=2\nrun --tp $TP", Path("job.sh")).commands
 
     assert command.words == ("run", "--tp", "$(TP: line 1 decides)")
 
 
-def test_a_refusal_names_the_condition_and_not_what_follows() -> None:
+def test_refusal_names_only_the_condition() -> None:
     with pytest.raises(InputError, match=r"line 1 decides \(\[ -f x \]\) is not told"):
         follow("[ -f x ] && A=--bf16\nsrun train.py $A", Path("job.sh"))
 
@@ -324,14 +324,14 @@ def test_a_script_that_starts_another_names_it(tmp_path: Path) -> None:
         read_arguments(tmp_path / "job.sh")
 
 
-def test_a_given_variable_stands_for_what_a_command_tells() -> None:
+def test_given_variable_replaces_a_commands_output() -> None:
     [command] = follow("N=$(nproc | tail -1); run $((N * 4))", Path("job.sh"), CommandLine.parse("N=2")).commands
 
     assert command.words == ("run", "8")
 
 
-@pytest.mark.parametrize("given", ["70b", "SIZE=70b"])
-def test_an_argument_that_ends_a_script_with_an_error_is_named(given: str) -> None:
+@pytest.mark.parametrize("arguments", ["70b", "SIZE=70b"])
+def test_an_argument_that_ends_a_script_with_an_error_is_named(arguments: str) -> None:
     script = "case ${SIZE:-$1} in 7b) TP=1;; 13b|14b) TP=2;; *) echo what; exit 1;; esac; run $TP"
     with pytest.raises(InputError, match="error in line 1 for '70b': give --args with another: 7b or 13b or 14b"):
-        follow(script, Path("job.sh"), CommandLine.parse(given))
+        follow(script, Path("job.sh"), CommandLine.parse(arguments))

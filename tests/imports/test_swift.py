@@ -1,4 +1,4 @@
-"""ms-swift's `megatron` command: what it takes otherwise than Megatron-LM, and what of it is no plain step."""
+"""ms-swift's `megatron` command: differences from Megatron-LM, and calls that are no plain training step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SFT = "megatron sft --model Qwen/Qwen3-0.6B --max_length 2048 --packing true"
 VISION = SFT.replace("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-7B-Instruct")
 
 
-def job(folder: Path, text: str, **given: Any) -> ImportedJob:
-    return imported_jobs.job("megatron", folder, "job.sh", text, cluster="8xH100-80GB", **given)
+def job(folder: Path, text: str, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("megatron", folder, "job.sh", text, cluster="8xH100-80GB", **facts)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def job(folder: Path, text: str, **given: Any) -> ImportedJob:
         ("python pretrain_gpt.py --lr 1 --save swift", None),
     ],
 )
-def test_a_command_of_ms_swift_is_known_by_its_words(words: str, command: str | None) -> None:
+def test_ms_swift_command_is_recognized(words: str, command: str | None) -> None:
     assert swift_command(words.split()) == command
 
 
@@ -57,7 +57,7 @@ def test_a_switch_is_on_in_any_word_for_it(value: str, tmp_path: Path) -> None:
     assert not job(tmp_path, f"{text} 0").options.sequence_parallel
 
 
-def test_the_arguments_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_arguments_may_be_in_a_yaml_file(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text(
         "ENV: {NPROC_PER_NODE: 4}\nmodel: Qwen/Qwen3-0.6B\nmax_length: 2048\npacking: true\ntuner_type: lora\n"
         "tensor_model_parallel_size: 4\nglobal_batch_size: 32\ndataset: [a, b]\n"
@@ -99,13 +99,13 @@ def test_further_tokens_are_predicted_only_where_asked(argument: str, layers: in
         ),
     ],
 )
-def test_what_is_predicted_otherwise_is_told(text: str, remark: str, tmp_path: Path) -> None:
-    (told,) = job(tmp_path, text).rest.remarks
+def test_differing_predictions_are_reported(text: str, remark: str, tmp_path: Path) -> None:
+    (actual,) = job(tmp_path, text).rest.remarks
 
-    assert told.startswith(remark)
+    assert actual.startswith(remark)
 
 
-def test_adapters_beside_a_frozen_tower_are_in_the_prediction(tmp_path: Path) -> None:
+def test_adapters_with_a_frozen_vision_tower_are_predicted(tmp_path: Path) -> None:
     read = job(tmp_path, f"{VISION} --tuner_type lora --lora_rank 16")
 
     assert (read.options.lora, read.rest.remarks) == (16, ())
@@ -124,12 +124,12 @@ def test_adapters_beside_a_frozen_tower_are_in_the_prediction(tmp_path: Path) ->
         ("megatron sft far.yaml", "has its arguments in far.yaml, which is not next to it: put it there"),
     ],
 )
-def test_what_is_no_plain_step_is_refused(text: str, refusal: str, tmp_path: Path) -> None:
+def test_non_training_steps_are_refused(text: str, refusal: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=refusal):
         job(tmp_path, text)
 
 
-def test_what_is_on_by_default_is_turned_off_by_name(run: Any, tmp_path: Path) -> None:
+def test_defaults_that_are_on_are_switched_off_explicitly(run: Any, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(SFT)
     _, out, _ = run("import", "megatron", str(tmp_path / "job.sh"), "--cluster", "8xH100-80GB", "--planner", "adapipe")
 

@@ -1,4 +1,4 @@
-"""Orders that the library of schedules lacks, against torch's own."""
+"""Orders that are not in the schedule library, compared with torch's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 @pytest.mark.parametrize(("devices", "chunks", "rounds"), [(2, 1, 4), (3, 3, 2), (4, 2, 1), (4, 2, 4)])
 def test_interleaved_zero_bubble_is_torchs(devices: int, chunks: int, rounds: int) -> None:
-    own = object.__new__(torch_schedules.ScheduleInterleavedZeroBubble)
-    own.n_local_stages, own.pp_group_size, own.microbatches_per_round = chunks, devices, devices
-    own._n_microbatches = devices * rounds
+    torchs = object.__new__(torch_schedules.ScheduleInterleavedZeroBubble)
+    torchs.n_local_stages, torchs.pp_group_size, torchs.microbatches_per_round = chunks, devices, devices
+    torchs._n_microbatches = devices * rounds
 
     orders = interleaved_zero_bubble(devices=devices, micro_batches=devices * rounds, chunks=chunks).orders
 
     assert [[op.name for op in order] for order in orders] == [
-        [str(action) for action in own._calculate_single_rank_operations(rank) if action is not None]
+        [str(action) for action in torchs._calculate_single_rank_operations(rank) if action is not None]
         for rank in range(devices)
     ]
 

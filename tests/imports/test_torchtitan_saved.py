@@ -1,4 +1,4 @@
-"""The JSON that torchtitan saves: what it says of the model, and what it leaves open."""
+"""The JSON that torchtitan saves: the model and what remains unknown."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def job(folder: Path, model: dict[str, Any], **parts: Any) -> ImportedJob:
 
 
 @pytest.mark.parametrize(("linear", "rank"), [(LINEAR, 0), (ADAPTED, 16)])
-def test_linear_layers_say_the_rank_of_adapters(linear: dict[str, Any], rank: int, tmp_path: Path) -> None:
+def test_adapter_rank_is_read_from_linear_layers(linear: dict[str, Any], rank: int, tmp_path: Path) -> None:
     layer = {"attention": {"wo": linear}, "feed_forward": {"w1": linear}}
 
     assert job(tmp_path, {"layers": [layer, layer]}).options.lora == rank
 
 
-def test_adapters_on_some_linear_layers_are_told(tmp_path: Path) -> None:
+def test_adapters_on_some_linear_layers_are_reported(tmp_path: Path) -> None:
     read = job(tmp_path, {"layers": [{"attention": {"wo": ADAPTED}, "feed_forward": {"w1": LINEAR}}]})
 
     assert read.options.lora == 16
@@ -45,7 +45,7 @@ def test_a_saved_configuration_leaves_fp8_open(tmp_path: Path) -> None:
     )
 
 
-def test_further_layers_and_optimizers_are_told(tmp_path: Path) -> None:
+def test_unknown_layers_and_optimizers_are_reported(tmp_path: Path) -> None:
     groups = [{"pattern": "w1", "optimizer_name": "DistMuon"}, {"pattern": ".*", "optimizer_name": "AdamW"}]
     read = job(tmp_path, {"layers": [], "mtp_layers": [{}]}, optimizer={"param_groups": groups})
 

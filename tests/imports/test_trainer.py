@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration that the arguments of Transformers' Trainer fill in."""
+"""DeepSpeed configurations whose `auto` entries the arguments of Transformers' Trainer fill in."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WORDS = (
 )
 
 
-def job(folder: Path, args: str, config: dict[str, Any] = AUTO, **given: Any) -> ImportedJob:
-    return imported_jobs.job("deepspeed", folder, "ds.json", json.dumps(config), args=args, **given)
+def job(folder: Path, args: str, config: dict[str, Any] = AUTO, **facts: Any) -> ImportedJob:
+    return imported_jobs.job("deepspeed", folder, "ds.json", json.dumps(config), args=args, **facts)
 
 
 @pytest.mark.parametrize("between", [" ", "="])
-def test_arguments_fill_in_what_is_auto(tmp_path: Path, between: str) -> None:
+def test_trainer_arguments_replace_auto(tmp_path: Path, between: str) -> None:
     words = WORDS.split()
     read = job(
         tmp_path, " ".join(f"{name}{between}{value}" for name, value in zip(words[::2], words[1::2], strict=True))
@@ -43,13 +43,13 @@ def test_a_flag_of_the_trainer_needs_no_value(tmp_path: Path) -> None:
     assert job(tmp_path, WORDS.replace("--bf16 True", "--bf16")).options.dtype == "bf16"
 
 
-def test_what_the_user_gives_takes_the_place_of_arguments(tmp_path: Path) -> None:
+def test_user_options_override_arguments(tmp_path: Path) -> None:
     read = job(tmp_path, WORDS, model=db.models["llama3-8b"], sequence_length=4096, recompute="none")
     assert (read.model, read.options.sequence_length, read.strategies) == (db.models["llama3-8b"], 4096, {})
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer", "said"),
+    ("name", "optimizer", "remarks"),
     [
         ("adamw_torch_fused", "adamw", []),
         ("paged_adamw_8bit", "adamw-8bit", []),
@@ -58,11 +58,11 @@ def test_what_the_user_gives_takes_the_place_of_arguments(tmp_path: Path) -> Non
         ("adafactor", "adamw", ["--optim adafactor is predicted as adamw."]),
     ],
 )
-def test_the_nearest_optimizer_is_predicted(tmp_path: Path, name: str, optimizer: str, said: list[str]) -> None:
+def test_the_nearest_optimizer_is_predicted(tmp_path: Path, name: str, optimizer: str, remarks: list[str]) -> None:
     read = job(tmp_path, f"{WORDS} --optim {name}")
 
     assert read.options.optimizer == optimizer
-    assert [sentence for sentence in read.unread if sentence.startswith("--optim")] == said
+    assert [sentence for sentence in read.unread if sentence.startswith("--optim")] == remarks
 
 
 def test_the_optimizer_of_the_configuration_is_that_of_the_job(tmp_path: Path) -> None:
@@ -71,12 +71,12 @@ def test_the_optimizer_of_the_configuration_is_that_of_the_job(tmp_path: Path) -
     assert not any(sentence.startswith("--optim") for sentence in read.unread)
 
 
-def test_a_configuration_that_says_otherwise_is_refused(tmp_path: Path) -> None:
+def test_contradicting_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="per_gpu is 1, and --per_device_train_batch_size 2, which the Trainer ref"):
         job(tmp_path, WORDS, {**AUTO, "train_micro_batch_size_per_gpu": 1})
 
 
-def test_what_arguments_leave_open_is_asked_for(tmp_path: Path) -> None:
+def test_missing_trainer_arguments_are_requested(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"leaves gradient_accumulation_steps to your trainer \('auto'\)"):
         job(tmp_path, WORDS.replace("--gradient_accumulation_steps 4", ""))
 
@@ -94,14 +94,14 @@ def test_arguments_of_the_trainer_that_cost_nothing_are_known(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("argument", ["--max_seq_length", "--max_length", "--block_size"])
-def test_the_length_is_told_by_the_name_that_it_was_given(tmp_path: Path, argument: str) -> None:
+def test_sequence_length_is_reported_by_its_argument(tmp_path: Path, argument: str) -> None:
     words = WORDS.replace("--max_seq_length", argument)
     as_given, other = job(tmp_path, words), job(tmp_path, words, sequence_length=4096)
 
-    assert [each for each in as_given.unread if argument in each] == [
+    assert [remark for remark in as_given.unread if argument in remark] == [
         f"Every sequence is predicted with the whole {argument}, as packed ones have; shorter ones take less."
     ]
-    assert [each for each in other.unread if argument in each] == [
+    assert [remark for remark in other.unread if argument in remark] == [
         f"Sequences are predicted with --sequence-length 4096, not with {argument} 512."
     ]
 

@@ -1,4 +1,4 @@
-"""What the name of a training script and of its tokenizer tell of the model, and names of Adam in forks."""
+"""Models inferred from the names of training scripts and tokenizers, and names of Adam in forks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def job(folder: Path, script: str, words: str) -> ImportedJob:
 
 
 @pytest.mark.parametrize("script", ["pretrain_llama.py", "forks/finetune_qwen2.py", "tools/hf_weight_converter.py"])
-def test_a_script_of_a_family_that_says_no_layers_is_refused(script: str, tmp_path: Path) -> None:
+def test_script_without_a_model_size_is_refused(script: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"runs \S+\.py, which trains no GPT that is read .* with --model"):
         job(tmp_path, script, "--vocab-size 32000")
 
@@ -32,14 +32,14 @@ def test_a_script_of_a_family_may_describe_its_layers(tmp_path: Path) -> None:
     assert job(tmp_path, "pretrain_llama.py", "--vocab-size 32000 --swiglu").model.gated
 
 
-@pytest.mark.parametrize("said", ["'your tokenizer'", "/data/llama-2-7b/tokenizer.model", "x --vocab-size 64000"])
-def test_words_of_a_file_that_are_guessed_are_told(said: str, tmp_path: Path) -> None:
-    read = job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} {said}")
+@pytest.mark.parametrize("tokenizer", ["'your tokenizer'", "/data/llama-2-7b/tokenizer.model", "x --vocab-size 64000"])
+def test_guessed_vocabulary_is_reported(tokenizer: str, tmp_path: Path) -> None:
+    read = job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} {tokenizer}")
 
-    assert any("32,000 words" in line for line in read.unread) == (said == "'your tokenizer'")
+    assert any("32,000 words" in line for line in read.unread) == (tokenizer == "'your tokenizer'")
 
 
-def test_a_tokenizer_named_as_at_the_hub_has_its_words(tmp_path: Path) -> None:
+def test_hub_name_of_a_tokenizer_sets_the_vocabulary(tmp_path: Path) -> None:
     assert job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} mistralai/Mistral-Nemo-Base-2407").model.vocab == 131072
 
 
@@ -49,7 +49,7 @@ def test_adam_of_habanas_fork_is_adam(tmp_path: Path) -> None:
     assert (read.options.optimizer, read.warnings) == ("adamw", ())
 
 
-def test_words_of_models_of_the_same_sizes_are_offered(tmp_path: Path) -> None:
+def test_vocabularies_of_models_of_equal_size_are_suggested(tmp_path: Path) -> None:
     sizes = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 14336"
 
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_a_teacher_of_megatron_deepspeed_is_warned_of(word: str, tmp_path: Path)
     assert any("student alone" in line for line in job(tmp_path, "pretrain_gpt.py", f"{words} {word}").warnings)
 
 
-def test_arguments_behind_a_lost_backslash_are_warned_of(tmp_path: Path) -> None:
+def test_arguments_after_a_missing_backslash_are_warned_about(tmp_path: Path) -> None:
     read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 512\n    --checkpoint-activations --lr 1")
 
     assert read.strategies == {}

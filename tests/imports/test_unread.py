@@ -1,4 +1,4 @@
-"""Entries that nobody asked for: known to cost nothing, or not in the prediction."""
+"""Entries that the importers do not read: known to be free, or reported as not predicted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_nothing_that_may_cost_is_taken_to_be_free(framework: str) -> None:
         ("mindformers", "callbacks", []),
     ],
 )
-def test_what_is_known_to_cost_nothing_is_free(framework: str, name: str, value: Any) -> None:
+def test_harmless_entries_are_free(framework: str, name: str, value: Any) -> None:
     assert is_harmless(name, value, imports[framework].harmless)
 
 
@@ -66,31 +66,31 @@ DEEPSPEED: dict[str, Any] = {
 }
 
 
-def unread(framework: str, config: dict[str, Any], folder: Path, **given: Any) -> tuple[str, ...]:
-    facts = {"model": models["llama3-8b"], "sequence_length": 2048, "cluster": "8xA100-80GB", **given}
+def unread(framework: str, config: dict[str, Any], folder: Path, **overrides: Any) -> tuple[str, ...]:
+    facts = {"model": models["llama3-8b"], "sequence_length": 2048, "cluster": "8xA100-80GB", **overrides}
     return tuple(imported_jobs.job(framework, folder, "job.json", json.dumps(config), **facts).rest.sentences())
 
 
 @pytest.mark.parametrize("section", ["float8", "mx", "compile", "comm", "parallelism", "training", "mine"])
-def test_entries_that_torchtitan_lacks_are_told(section: str, tmp_path: Path) -> None:
-    said = unread("torchtitan", {**TITAN, section: {**TITAN.get(section, {}), "zork": 7}}, tmp_path)
+def test_unknown_torchtitan_entries_are_reported(section: str, tmp_path: Path) -> None:
+    remarks = unread("torchtitan", {**TITAN, section: {**TITAN.get(section, {}), "zork": 7}}, tmp_path)
 
-    assert f"Not known to torchtitan, and not in the prediction: {section}.zork." in said
+    assert f"Not known to torchtitan, and not in the prediction: {section}.zork." in remarks
 
 
-def test_a_misspelt_entry_of_a_section_that_costs_nothing_is_told(tmp_path: Path) -> None:
-    said = imported_jobs.job(
+def test_typo_in_a_harmless_section_is_reported(tmp_path: Path) -> None:
+    job = imported_jobs.job(
         "torchtitan", tmp_path, "job.json", json.dumps({**TITAN, "checkpoint": {"enable_checkpiont": True}}),
         cluster="8xA100-80GB",
     )  # fmt: skip
 
-    assert "checkpoint.enable_checkpiont (did you mean checkpoint.enable_checkpoint?)" in said.rest.warnings[0]
+    assert "checkpoint.enable_checkpiont (did you mean checkpoint.enable_checkpoint?)" in job.rest.warnings[0]
 
 
 def test_entries_of_float8_cost_nothing_without_it(tmp_path: Path) -> None:
-    said = unread("torchtitan", {**TITAN, "float8": {"recipe_name": "rowwise"}}, tmp_path)
+    remarks = unread("torchtitan", {**TITAN, "float8": {"recipe_name": "rowwise"}}, tmp_path)
 
-    assert "Known to cost neither time nor memory: float8.recipe_name." in said
+    assert "Known to cost neither time nor memory: float8.recipe_name." in remarks
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_entries_of_float8_cost_nothing_without_it(tmp_path: Path) -> None:
         ({"zero_optimization": {"stage": 1, "zork": 7}}, "zero_optimization.zork"),
     ],
 )
-def test_entries_that_deepspeed_lacks_are_told(entry: dict[str, Any], name: str, tmp_path: Path) -> None:
-    said = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
+def test_unknown_deepspeed_entries_are_reported(entry: dict[str, Any], name: str, tmp_path: Path) -> None:
+    remarks = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
 
-    assert f"Not known to DeepSpeed, and not in the prediction: {name}." in said
+    assert f"Not known to DeepSpeed, and not in the prediction: {name}." in remarks
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_entries_that_deepspeed_lacks_are_told(entry: dict[str, Any], name: str,
     ],
 )
 def test_entries_that_deepspeed_has_are_not_called_unknown(entry: dict[str, Any], tmp_path: Path) -> None:
-    said = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
+    remarks = unread("deepspeed", {**DEEPSPEED, **entry}, tmp_path)
 
-    assert not any(sentence.startswith("Not known") for sentence in said)
+    assert not any(sentence.startswith("Not known") for sentence in remarks)
 
 
 def test_an_argument_of_the_trainer_is_no_entry(tmp_path: Path) -> None:
-    said = unread("deepspeed", DEEPSPEED, tmp_path, args="--neftune_noise_alpha 5")
+    remarks = unread("deepspeed", DEEPSPEED, tmp_path, args="--neftune_noise_alpha 5")
 
-    assert "Not in the prediction: --neftune_noise_alpha." in said
+    assert "Not in the prediction: --neftune_noise_alpha." in remarks
 
 
 def test_the_head_line_counts_entries_of_the_file_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What users mistype: values of entries, names of entries, and combinations that a framework refuses."""
+"""Typical mistakes of users: values, names, and combinations that a framework refuses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def megatron(folder: Path, more: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('"selective"', '"selective"\nselective_ac_option = "banana"', "selective_ac_option is 'banana', and"),
         ('"selective"', '"selective"\n[compile]\nenable = "yes"', "compile.enable is 'yes', which is neither true nor"),
@@ -66,11 +66,11 @@ def megatron(folder: Path, more: str) -> Any:
         ("= 4", "= 4\npipeline_parallel_schedule = '1F1BB'", "'1F1BB', which is not known here (did you mean 1f1b?)"),
     ],
 )  # fmt: skip
-def test_torchtitan_refuses_a_wrong_value(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_torchtitan_refuses_a_wrong_value(old: str, new: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as refusal:
         titan(tmp_path, old, new)
 
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_a_misspelt_degree_is_asked_for_first(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_selective_checkpointing_needs_no_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"zero_optimization": {"stage": -1}}, "stage is -1, and DeepSpeed has the levels 0, 1, 2 and 3"),
         ({"zero_optimization": {"stage": 7}}, "stage is 7, and DeepSpeed has the levels 0, 1, 2 and 3"),
@@ -118,11 +118,11 @@ def test_selective_checkpointing_needs_no_mode(tmp_path: Path) -> None:
         ({"train_batch_size": "8"}, "train_batch_size is '8', which is no whole number"),
     ],
 )
-def test_deepspeed_refuses_a_wrong_value(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_deepspeed_refuses_a_wrong_value(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as refusal:
         deepspeed(tmp_path, train_micro_batch_size_per_gpu=1, **config)
 
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,9 @@ def test_deepspeed_refuses_a_wrong_value(config: dict[str, Any], said: str, tmp_
         ({"bfloat16": {"enabled": True}, "zero_optimization": {"stage": 2.0}}, "bf16", 2),
     ],
 )
-def test_pydantic_converts_deepspeeds_words(config: dict[str, Any], dtype: str, zero: int, tmp_path: Path) -> None:
+def test_deepspeed_values_are_converted_like_pydantic(
+    config: dict[str, Any], dtype: str, zero: int, tmp_path: Path
+) -> None:
     options = deepspeed(tmp_path, train_micro_batch_size_per_gpu=1, **config).options
 
     assert (options.dtype, options.zero) == (dtype, zero)
@@ -148,7 +150,7 @@ def test_deepspeed_needs_a_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("fsdp2", "banana", "distributed.strategy is 'banana', which is none of fsdp2, megatron_fsdp"),
         ("pp_size: 1", "pp_size: 1, activation_checkpointing: maybe", "checkpointing is 'maybe', which is none"),
@@ -156,21 +158,21 @@ def test_deepspeed_needs_a_batch(tmp_path: Path) -> None:
         ("pp_size: 1", "pp_size: 1, dp_size: 4", "dp_size 4 makes 4 ranks, and --cluster has 8 devices"),
     ],
 )  # fmt: skip
-def test_automodel_refuses_a_wrong_value(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_automodel_refuses_a_wrong_value(old: str, new: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as refusal:
         automodel(tmp_path, old, new)
 
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
-def test_automodels_loader_converts_words(tmp_path: Path) -> None:
+def test_automodel_values_are_converted_like_its_loader(tmp_path: Path) -> None:
     job = automodel(tmp_path, "pp_size: 1", "pp_size: '2', dp_size: none, activation_checkpointing: 'true'")
 
     assert (job.pipeline, job.options.data, len(job.strategies)) == (2, 4, 32)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ("--bf16 --fp16", "has --bf16 and --fp16, of which Megatron-LM takes one"),
         ("--bf16 banana", "--bf16 is 'banana', and takes no value"),
@@ -178,12 +180,12 @@ def test_automodels_loader_converts_words(tmp_path: Path) -> None:
         ("--context-parallel-size", "--context-parallel-size has no value after it"),
     ],
 )
-def test_megatron_refuses_a_wrong_value(more: str, said: str, tmp_path: Path) -> None:
+def test_megatron_refuses_a_wrong_value(more: str, message: str, tmp_path: Path) -> None:
     text = f"{more} --recompute-granularity full --recompute-method block"
     with pytest.raises(InputError) as refusal:
         megatron(tmp_path, text if more.startswith("--rec") else more)
 
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_a_misspelt_argument_is_asked_for_first(tmp_path: Path) -> None:
@@ -238,7 +240,7 @@ def test_a_block_of_no_layers_recomputes_none(tmp_path: Path) -> None:
     ("words", "heads"),
     [("--num-key-value-heads 2", 2), ("--attention-head-type multiquery", 1), ("--attention-head-type multihead", 32)],
 )
-def test_forks_say_the_heads_of_keys_alone(tmp_path: Path, words: str, heads: int) -> None:
+def test_kv_head_arguments_of_forks_are_read(tmp_path: Path, words: str, heads: int) -> None:
     script = SCRIPT.replace("--group-query-attention --num-query-groups 8", words)
 
     assert imported_jobs.job("megatron", tmp_path, "a.sh", script).model.kv_heads == heads
@@ -248,7 +250,7 @@ def test_a_word_that_costs_nothing_may_stay_open(tmp_path: Path) -> None:
     assert megatron(tmp_path, "--ckpt-format $FORMAT").warnings == ()
 
 
-def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
+def test_model_option_replaces_model_sizes(tmp_path: Path) -> None:
     text = "python train.py ${MODEL_ARGS[@]} --bf16 --micro-batch-size 1 --seq-length 64"
 
     with pytest.raises(InputError, match=r"and \$\{MODEL_ARGS\[@\]\} is not told; .*, or the model with --model"):
@@ -256,7 +258,7 @@ def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--attention-backend flash", "--attention-backend flash is predicted as any fused attention; a plan"),
         ("--rotary-percent 0.5", "--rotary-percent 0.5: it costs nothing, and a model that is exported rotates whole"),
@@ -266,8 +268,8 @@ def test_sizes_of_the_model_may_be_given_as_a_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_an_exported_model_loses_is_told(tmp_path: Path, words: str, said: str) -> None:
-    assert any(line.startswith(said) for line in megatron(tmp_path, words).unread)
+def test_losses_of_an_exported_model_are_reported(tmp_path: Path, words: str, message: str) -> None:
+    assert any(line.startswith(message) for line in megatron(tmp_path, words).unread)
     assert not any("rotary" in line for line in megatron(tmp_path, "--rotary-percent 1.0").unread)
 
 
@@ -312,7 +314,7 @@ def test_primus_turbo_sends_tokens_once(turbo: bool, tmp_path: Path) -> None:
     assert ("dispatches_once=true" in read.options.framework) == turbo
 
 
-def test_null_in_primus_leaves_out_what_the_base_has(tmp_path: Path) -> None:
+def test_null_in_primus_removes_the_base_entry(tmp_path: Path) -> None:
     sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 128, kv_channels: 32"
     kinds = "swiglu: true, normalization: RMSNorm, position_embedding_type: rope"
     (tmp_path / "mine.yaml").write_text(f"{{{sizes}, {kinds}}}")

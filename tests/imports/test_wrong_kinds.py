@@ -1,4 +1,4 @@
-"""An entry that decides and has a value of another kind is refused, or warned of, by its name."""
+"""A value of a wrong type in an entry that matters is refused, or warned about, by the entry's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from debubble.imports.registry import Settings, UserFacts
 from tests.imports.test_corpus import CORPUS, READ
 
 WRONG: tuple[Any, ...] = ("banana", -1, 2.5, {}, [[]])
-"""Values that are none of a degree, a size, a switch or a word of a framework."""
+"""Values that are no degree, size, switch or word of a framework."""
 ARGUMENTS: tuple[Any, ...] = ("banana", "-1", "2.5")
 NO_VALUE: tuple[Any, ...] = (True, ())
 
@@ -24,11 +24,11 @@ ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
         "parallelism.data_parallel_shard_degree": (-1,),
         "training.global_batch_size": (-1,),
         "training.num_tokens_per_train_step": (-1,),
-        # What a saved model consists of; it has the ranks of adapters, or none.
+        # Contents of a saved model, which have adapter ranks or none.
         "model_spec.model.layers": WRONG,
         "model_spec.model.mtp_layers": WRONG,
         "optimizer.param_groups": WRONG,
-        # A file that is not there is refused by its own name.
+        # A missing file is refused by its name.
         "parallelism.pipeline_parallel_schedule_csv": ("banana",),
     },
     "automodel": {"distributed.pipeline.pp_schedule_csv": ("banana",)},
@@ -37,18 +37,18 @@ ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
         **dict.fromkeys(("partition_method", "pipeline.partition", "pipeline.partition_method"), ("banana",)),
     },
     "mindformers": {
-        # A family of which only Qwen3's name decides something.
+        # Only for Qwen3 does the name matter.
         **dict.fromkeys(
             (f"model.model_config.{name}" for name in ("type", "model_type", "architectures")), ("banana", [[]])
         ),
         "model.model_config.ffn_dim_multiplier": (2.5,),
         "moe_config.capacity_factor": (2.5, -1),
-        # The one of the two numbers of micro-batches that is not used.
+        # The unused one of two micro-batch counts.
         "runner_config.gradient_accumulation_steps": (-1,),
         "parallel_config.micro_batch_num": (-1,),
     },
 }
-"""Framework -> its entries -> the values among the wrong ones that its own code takes, or that are told elsewhere."""
+"""Framework -> entry -> wrong values that the framework's code accepts, or that are reported elsewhere."""
 
 VALUED = """
     tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size expert-model-parallel-size
@@ -69,7 +69,7 @@ SWITCHES = """
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split grad-reduce-in-bf16
     disable-bias-linear accumulate-allreduce-grads-in-fp32 moe-shared-expert-gate
 """
-"""Arguments of Megatron-LM that decide, with and without a value."""
+"""Arguments of Megatron-LM that matter, with and without a value."""
 
 EXPERTS = (
     "torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096"
@@ -80,68 +80,68 @@ EXPERTS = (
 
 
 def forms(framework: str) -> Iterator[tuple[Settings, Any, UserFacts]]:
-    """The valid inputs of a framework in the corpus: settings, file, and what the user adds."""
+    """Valid inputs of a framework in the corpus: settings, file, and the user's facts."""
     for form in READ:
         if form["framework"] == framework:
-            given = {**form.get("given", {})}
-            if "model" in given:
-                given["model"] = db.models[given["model"]]
+            facts = {**form.get("given", {})}
+            if "model" in facts:
+                facts["model"] = db.models[facts["model"]]
             cluster = db.Cluster.parse(f"{form.get('devices', 8)}xH100-80GB")
             path = CORPUS / form["file"]
-            yield imports[framework].read(path, form.get("args")), path, UserFacts(cluster=cluster, **given)
+            yield imports[framework].read(path, form.get("args")), path, UserFacts(cluster=cluster, **facts)
 
 
-def is_told(framework: str, settings: Settings, name: str, path: Any, given: UserFacts) -> bool:
-    """Tell whether a refusal, or a warning, names an entry."""
+def is_reported(framework: str, settings: Settings, name: str, path: Any, facts: UserFacts) -> bool:
+    """Whether a refusal or a warning names an entry."""
     last = name.rpartition(".")[2].lstrip("-")
     try:
-        job = imports[framework].job(settings, path, given)
+        job = imports[framework].job(settings, path, facts)
     except DebubbleError as error:
         return last in str(error)
     return any(last in warning for warning in (*job.warnings, *job.rest.warnings))
 
 
 @pytest.mark.parametrize("framework", list(ACCEPTED))
-def test_a_wrong_kind_of_value_is_told_by_its_entry(framework: str) -> None:
+def test_wrong_type_is_reported_by_its_entry(framework: str) -> None:
     importer = imports[framework]
     untold: dict[tuple[str, str], str] = {}
-    told: set[tuple[str, str]] = set()
-    for settings, path, given in forms(framework):
+    reported: set[tuple[str, str]] = set()
+    for settings, path, facts in forms(framework):
         reader = SettingsReader(settings, path, importer.defaults, importer.harmless, importer.converts)
-        importer.read_job(reader, given)
+        importer.read_job(reader, facts)
         for name in reader.asked:
             free = ACCEPTED[framework].get(name, ()) if ":" not in name and not name.startswith("--") else WRONG
             for value in WRONG:
                 key = (name, repr(value))
-                if value not in free and key not in told:
-                    if is_told(framework, {**settings, name: value}, name, path, given):
-                        told.add(key)
+                if value not in free and key not in reported:
+                    if is_reported(framework, {**settings, name: value}, name, path, facts):
+                        reported.add(key)
                     else:
                         untold[key] = path.name
 
-    assert {key: file for key, file in untold.items() if key not in told} == {}
-    assert len({name for name, _ in told}) > 20
+    assert {key: file for key, file in untold.items() if key not in reported} == {}
+    assert len({name for name, _ in reported}) > 20
 
 
 @pytest.mark.parametrize("name", [f"--{name}" for name in VALUED.split()])
-def test_a_wrong_value_of_an_argument_is_told(name: str, tmp_path: Any) -> None:
+def test_wrong_argument_value_is_reported(name: str, tmp_path: Any) -> None:
     path = tmp_path / "run.sh"
     path.write_text(EXPERTS)
     settings = imports["megatron"].read(path, None)
-    given = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
+    facts = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
 
     assert [
         value
         for value in (*ARGUMENTS, *NO_VALUE)
-        if not is_told("megatron", {**settings, name: value}, name, path, given)
+        if not is_reported("megatron", {**settings, name: value}, name, path, facts)
     ] == []
 
 
 @pytest.mark.parametrize("name", [f"--{name}" for name in SWITCHES.split()])
-def test_a_value_after_a_switch_is_told(name: str, tmp_path: Any) -> None:
+def test_value_after_a_switch_is_reported(name: str, tmp_path: Any) -> None:
     path = tmp_path / "run.sh"
     path.write_text(EXPERTS)
     settings = imports["megatron"].read(path, None)
-    given = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
+    facts = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
 
-    assert is_told("megatron", {**settings, name: "banana"}, name, path, given)
+    assert is_reported("megatron", {**settings, name: "banana"}, name, path, facts)

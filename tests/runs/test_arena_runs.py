@@ -1,4 +1,4 @@
-"""Plans run in arenas of exactly the planned size, by bytes of units that were counted."""
+"""Plans of units with counted bytes run in arenas of exactly the planned size."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,16 +17,16 @@ from tests.support.runtime_cases import assert_gradients, reference_gradients, r
 from tests.support.schedule_cases import offloading
 
 WORKSPACE = 8192
-"""Bytes that an I of any unit takes beyond what it finds and leaves."""
+"""Upper limit for the temporary bytes of any unit's I."""
 
 HALF, THREE_QUARTERS = 1 / 2, 3 / 4
-"""Limits as shares of 1F1B's peak."""
+"""Limits as fractions of 1F1B's peak."""
 
 Change = Callable[[Any], Any]
 
 
 def scheduled(name: str, units: Any, *, change: Change = lambda schedule: schedule, larger: float = 1.0) -> Any:
-    """The units in equal runs, in an order of `debubble.schedules`; with activations that much larger."""
+    """Units in equal runs under a schedule of `debubble.schedules`, with activations scaled by `larger`."""
     schedule = change(db.schedules[name](devices=4, micro_batches=8))
     count = len(units.units)
     bounds = [round(count * stage / schedule.stages) for stage in range(schedule.stages + 1)]
@@ -113,7 +113,7 @@ def test_the_counted_peak_is_within_a_percent_of_the_arena(units: Any) -> None:
         assert 0.99 * arena.size <= peak <= arena.size
 
 
-def test_whole_reloads_lie_at_their_planned_addresses(units: Any) -> None:
+def test_full_reloads_use_their_planned_addresses(units: Any) -> None:
     for arena, *_ in ran(scheduled("1f1b", units, change=offloading)):
         reloads = sum(t.size for t in arena.plan.tensors if t.allocated_by.kind is Kind.L)
         assert 0.99 * reloads < arena.placed <= reloads
@@ -125,7 +125,7 @@ def test_activations_a_percent_larger_than_planned_are_refused(units: Any) -> No
         run_threads(plan, lambda pipeline: pipeline.step(batch_for(plan)), arena=True)
 
 
-def test_another_plan_has_an_arena_of_its_own(units: Any) -> None:
+def test_second_plan_has_a_separate_arena(units: Any) -> None:
     first, second = scheduled("gpipe", units), scheduled("1f1b", units)
 
     def one(pipeline: Any) -> Any:

@@ -1,4 +1,4 @@
-"""ChronosPipe ALL runs: two chunks, recomputation, activations and optimizer states on the host, under a limit."""
+"""ChronosPipe ALL: two chunks, recomputation, activations and optimizer states on the host, under a limit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ def plan(units: Any, limit: Any) -> Any:
 
 
 def train(plan: Any) -> Any:
-    """Per rank, what `one` gives."""
+    """Results of `one` by rank."""
     return run_threads(plan, one, optimizer=ADAMW)
 
 
@@ -67,7 +67,7 @@ def one(pipeline: Any) -> Any:
 
 
 def gradients_of_hosted(pipeline: Any) -> Any:
-    """They are on the device until D has brought them down: after the step nothing is left to count."""
+    """They are on the device until D; after the step none are counted."""
     hosted = {op.stage for op in pipeline.plan.schedule.operations if op.kind is Kind.D}
     stages = [stage for s, stage in pipeline.stages.items() if s in hosted]
     return sum(p.nbytes for stage in stages for unit in stage.units for p in unit.parameters())
@@ -94,19 +94,19 @@ def test_the_plan_combines_all_means(plan: Any) -> None:
     assert {Kind.R, Kind.O, Kind.L, Kind.P, Kind.D, Kind.S} <= kinds_of(plan)
 
 
-def test_the_plan_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
+def test_plan_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
     expected = reference_losses(LLAMA8, micro_batches=plan.micro_batches, steps=STEPS, length=LENGTH)
     for losses, *_ in trained:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, trained: Any, limit: Any) -> None:
-    # How much of the room under the limit is taken depends on when transfers end.
+    # How close the peak gets to the limit depends on when transfers end.
     for (_, peak, _, _), static in zip(trained, plan.costs.static, strict=True):
         assert static < peak <= limit
 
 
-def test_the_host_steps_all_chunks_beside_compute(plan: Any, trained: Any) -> None:
+def test_host_steps_all_chunks_during_compute(plan: Any, trained: Any) -> None:
     assert on_lanes(trained[0][3], (Lane.HOST,)) == {f"{stage}S7" for stage in range(8)}
     assert overlapping(plan, lanes=(Lane.HOST,))
 
@@ -127,7 +127,7 @@ TINY_LIMIT, TINY_LENGTH = 20 * 2**20, 64
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    """ChronosPipe under a limit that the copies of its devices' states would break."""
+    """ChronosPipe under a limit that leaves no memory for copies of its devices' states."""
     return db.plan(
         db.models["llama-tiny"], db.Cluster.parse("4xCPU"), planner="chronos", chunks=2, memory_limit=TINY_LIMIT,
         sequence_length=TINY_LENGTH, dtype="fp32", micro_batches=4,
@@ -135,13 +135,15 @@ def tiny() -> Any:
 
 
 def stepped_afterwards(plan: Any) -> Any:
-    """The same plan with every stage on its device, stepped when all is over."""
-    kept = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders)
-    return replace(plan, schedule=replace(plan.schedule, orders=kept), costs=plan.costs.replace(memory_limit=None))
+    """The same plan with every stage stepped on its device at the end."""
+    orders = tuple(
+        tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders
+    )
+    return replace(plan, schedule=replace(plan.schedule, orders=orders), costs=plan.costs.replace(memory_limit=None))
 
 
 def updated(plan: Any, *, clip: Any) -> Any:
-    """Per rank, what `debubble train` makes of two steps: results, largest counted peak, and parameters."""
+    """By rank, the result of two steps of `debubble train`: results, largest counted peak, and parameters."""
 
     def one(pipeline: Any) -> Any:
         take_step = post_validated_step if validates_after(None, plan) else synchronous_step
@@ -158,12 +160,12 @@ def updated(plan: Any, *, clip: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any) -> None:
+def test_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any) -> None:
     clip = 0.1
     assert {Kind.P, Kind.D, Kind.S} <= kinds_of(tiny)
     expected = updated(stepped_afterwards(tiny), clip=clip)
-    found = updated(tiny, clip=clip)
-    for (results, peak, parameters), (synchronous, _, reference) in zip(found, expected, strict=True):
+    actual = updated(tiny, clip=clip)
+    for (results, peak, parameters), (synchronous, _, reference) in zip(actual, expected, strict=True):
         assert [(r.loss, r.norm) for r in results] == [(r.loss, r.norm) for r in synchronous]
         assert all(r.norm > clip for r in results)
         # A host that was wrong once waits for the norm in the next step.

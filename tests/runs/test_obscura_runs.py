@@ -1,4 +1,4 @@
-"""Obscura's plans run: recomputation, swapping and an uneven half-layer partition, under a limit that 1F1B breaks."""
+"""Obscura's plans: recomputation, swapping and an uneven half-layer partition, under a limit that 1F1B exceeds."""
 
 import re
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_the_plan_recomputes_swaps_and_divides_layers(plan: Any) -> None:
     assert {Kind.O, Kind.L} <= kinds_of(plan)
     assert plan.schedule.fused_recompute
     assert max(counts) - min(counts) > 1
-    assert any(stage[-1].type == "attention" for stage in plan.partition)  # its layer's MLP is the next stage's
+    assert any(stage[-1].type == "attention" for stage in plan.partition)  # the MLP of its layer is in the next stage
 
 
 def test_the_plans_gradients_are_the_references(plan: Any) -> None:
@@ -70,16 +70,16 @@ def test_the_page_has_the_limit_and_the_counted_peaks(plan: Any, ran: Any, limit
     written = PAGE.split("The counted peaks are ")[1].split(" bytes")[0]
     stated = [int(peak.replace(",", "")) for peak in re.findall(r"\d+,\d+", written)]
     swapping = {stage for stage, _ in plan.schedule.offloaded}
-    for stage, ((peak, _, _), least) in enumerate(zip(ran, stated, strict=True)):
-        # A copy to the host that ends late keeps its bytes for longer.
-        assert least <= peak <= limit if stage in swapping else peak == least
+    for stage, ((peak, _, _), min_peak) in enumerate(zip(ran, stated, strict=True)):
+        # A late copy to the host keeps its bytes for longer.
+        assert min_peak <= peak <= limit if stage in swapping else peak == min_peak
 
 
-def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any, ran: Any) -> None:
+def test_swaps_overlap_compute_and_compare_reads_the_trace(plan: Any, ran: Any) -> None:
     _, _, trace = ran[0]
     assert overlapping(plan)
     assert overlapping(plan) <= on_lanes(trace)
-    # No optimizer step is priced in fp64.
+    # Optimizer steps in fp64 have no price.
     compared = as_dict(compare(replace(plan, options=replace(plan.options, dtype="fp32")), trace))
     assert compared["makespan"]["predicted"] == plan.simulate().makespan
     assert compared["makespan"]["measured"] > 0

@@ -1,4 +1,4 @@
-"""OptPipe's and AdaOffload's plans run: activations really leave the device while it computes."""
+"""OptPipe's and AdaOffload's plans: activations leave the device while it computes."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> 
 
 
 @pytest.mark.slow
-def test_what_is_moved_is_moved_while_the_device_computes(plan: Any) -> None:
+def test_transfers_happen_while_the_device_computes(plan: Any) -> None:
     moved = overlapping(plan)
     assert any("O" in name for name in moved)
     assert any("L" in name for name in moved)

@@ -1,4 +1,4 @@
-"""SCOPE's plans run: uneven heterogeneous partitions with mixed recomputation."""
+"""SCOPE's plans: uneven partitions with mixed recomputation."""
 
 from typing import Any
 

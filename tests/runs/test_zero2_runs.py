@@ -1,4 +1,4 @@
-"""DP 2 x PP 2 with ChronosPipe's ZeRO-2 variant: one process's losses, half the gradients and optimizer states."""
+"""DP 2 x PP 2 with ChronosPipe's ZeRO-2 variant: losses of one process, half the gradients and optimizer states."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.support.runtime_cases import plan_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA_TIED
 
 EVEN = {**LLAMA8, "vocab_size": 62}
-"""Two replicas halve the rows of all its parameters."""
+"""A model whose rows two replicas share evenly."""
 
 STEPS = 2
 
@@ -30,7 +30,7 @@ def plan_with(config: Any, *, zero: Any, dtype: str = "fp32", group: int = 2) ->
 
 
 def train(plan: Any, *, transport: Any) -> Any:
-    """Losses; bytes of gradients and of optimizer states in the last step; the parameters in the end."""
+    """Losses; bytes of gradients and of optimizer states in the last step; the final parameters."""
     pipeline = Pipeline(None, plan, transport=transport, optimizer=ADAMW)
     losses = []
     for step in range(STEPS):
@@ -64,23 +64,23 @@ def test_the_planner_reduces_gradients_inside_the_step() -> None:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_plans_losses_are_those_of_one_process(divided: Any) -> None:
+def test_plan_losses_match_one_process(divided: Any) -> None:
     expected = reference_losses(EVEN, micro_batches=8, steps=STEPS)
     for losses, *_ in divided:
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_gradients_and_optimizer_states_are_halved(divided: Any) -> None:
-    whole = on_threads(plan_with(EVEN, zero=0))
-    for (_, gradients, states, _), (_, all_gradients, all_states, _) in zip(divided, whole, strict=True):
+    undivided = on_threads(plan_with(EVEN, zero=0))
+    for (_, gradients, states, _), (_, all_gradients, all_states, _) in zip(divided, undivided, strict=True):
         assert gradients * 2 == all_gradients > 0
         assert states * 2 == all_states > 0
 
 
 def test_dividing_changes_no_bit() -> None:
-    """The table of 61 rows is not halved evenly, and tied over two devices."""
-    whole, divided = (on_threads(plan_with(LLAMA_TIED, zero=zero, dtype="bf16")) for zero in (0, 2))
-    for (losses, _, _, state), (expected, _, _, parameters) in zip(divided, whole, strict=True):
+    """The table of 61 rows has no even halves and is tied over two devices."""
+    undivided, divided = (on_threads(plan_with(LLAMA_TIED, zero=zero, dtype="bf16")) for zero in (0, 2))
+    for (losses, _, _, state), (expected, _, _, parameters) in zip(divided, undivided, strict=True):
         assert losses == expected
         assert state.keys() == parameters.keys()
         assert all(torch.equal(state[name], parameters[name]) for name in state)
@@ -89,12 +89,12 @@ def test_dividing_changes_no_bit() -> None:
 @pytest.mark.slow
 def test_divided_states_may_be_the_hosts() -> None:
     plans = [plan_of(host_stepped(schedule_1f1b()), EVEN, data=2, zero=zero, dtype="fp32") for zero in (0, 2)]
-    (whole, *_), (divided, *_) = (on_threads(plan) for plan in plans)
-    assert divided[0] == pytest.approx(whole[0], rel=1e-6)  # replicas are summed first, and then micro-batches
-    assert divided[2] * 2 == whole[2]
+    (undivided, *_), (divided, *_) = (on_threads(plan) for plan in plans)
+    assert divided[0] == pytest.approx(undivided[0], rel=1e-6)  # replicas are summed before micro-batches
+    assert divided[2] * 2 == undivided[2]
 
 
-def test_a_checkpoint_of_divided_states_has_whole_parameters(tmp_path: Path) -> None:
+def test_checkpoint_of_sharded_states_has_full_parameters(tmp_path: Path) -> None:
     def save(pipeline: Any) -> Any:
         pipeline.step(tokens_of(EVEN, rows=4))
         pipeline.optimizer_step()
@@ -120,6 +120,6 @@ def test_the_plan_runs_over_gloo(tmp_path: Path, divided: Any) -> None:
     plan_with(EVEN, zero=2).save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(4, over_gloo, tmp_path / "plan.json")
     for rank, (losses, gradients, states, _) in enumerate(divided):
-        found = torch.load(answers / f"rank{rank}.pt")
-        assert found[0] == pytest.approx(losses, rel=1e-6)
-        assert found[1:] == (gradients, states)
+        actual = torch.load(answers / f"rank{rank}.pt")
+        assert actual[0] == pytest.approx(losses, rel=1e-6)
+        assert actual[1:] == (gradients, states)

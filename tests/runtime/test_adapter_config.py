@@ -1,4 +1,4 @@
-"""Adapters that were saved for another model are refused, though their shapes are the same."""
+"""Saved adapters of a different model are refused, even if their shapes match."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every causal family of transformers trains as its model alone does, or is refused with a sentence."""
+"""Every causal family of transformers trains with the gradients of the model alone, or is refused with a sentence."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from benchmark import DOCS, between
 
 ROWS = {row["case"]: row for row in families.BENCHMARK.rows()}
 SHOWN = ("deepseek_v3", "lfm2")
-"""Families of several kinds of layers, which are compared in each run of the tests."""
+"""Families with several kinds of layers, which every test run compares."""
 RECURRENT = (
     "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax",
     "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma",
@@ -30,7 +30,7 @@ def test_a_kind_of_layers_trains_as_alone(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_a_family_does_what_the_table_says(family: str) -> None:
+def test_family_outcomes_match_the_table(family: str) -> None:
     assert families.judge(family)["outcome"] == ROWS[family]["outcome"]
 
 
@@ -40,7 +40,7 @@ def test_the_table_has_every_family_and_ninety_that_train() -> None:
     assert {row["outcome"] for row in ROWS.values()} == {"agrees", "refused", "not built"}
 
 
-def test_plans_say_beforehand_which_families_do_not_train() -> None:
+def test_plans_name_families_that_cannot_be_trained() -> None:
     unpriced = "but debubble prices"
     refused = {name for name, row in ROWS.items() if row["outcome"] == "refused" and unpriced not in row["why"]}
     priced = {name for name in refused if " needs." not in ROWS[name]["why"]}

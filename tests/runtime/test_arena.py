@@ -1,4 +1,4 @@
-"""An arena gives out the addresses of its plan, and refuses what the plan has no room for."""
+"""An arena hands out the addresses of its plan and refuses tensors that the plan has no memory for."""
 
 from fractions import Fraction
 from typing import Any
@@ -19,12 +19,12 @@ UNIT = 1024
 
 def arena_of(schedule: Any, *, size: int | None = None, **costs: Any) -> Arena:
     """The arena of the first device."""
-    given = StageCosts.of(stages=schedule.stages, **costs)
-    [plan] = plan_addresses(db.simulate(schedule, given), devices=[0], alignment=ALIGNMENT)
+    full_costs = StageCosts.of(stages=schedule.stages, **costs)
+    [plan] = plan_addresses(db.simulate(schedule, full_costs), devices=[0], alignment=ALIGNMENT)
     return Arena(plan, size=size)
 
 
-def whole(**options: Any) -> Arena:
+def arena_of_units(**options: Any) -> Arena:
     return arena_of(db.schedules["gpipe"](devices=1, micro_batches=2), activation=UNIT, **options)
 
 
@@ -39,7 +39,7 @@ def reloaded(**options: Any) -> Arena:
 
 
 def run(arena: Arena, *names: str) -> None:
-    """Begin operations, and end those before the last."""
+    """Begin operations, and end all but the last."""
     for name in names[:-1]:
         arena.begin(Op.parse(name))
         arena.end(Op.parse(name))
@@ -47,7 +47,7 @@ def run(arena: Arena, *names: str) -> None:
 
 
 def test_a_byte_more_than_planned_is_refused() -> None:
-    arena = whole()
+    arena = arena_of_units()
     run(arena, "0F0")
     arena.count(OWNER, UNIT - 1)
     expected = r"Device 0 asks for 2 bytes more of stage 0's sequence 0, 1,025 in all, where the plan has 1,024\."
@@ -56,7 +56,7 @@ def test_a_byte_more_than_planned_is_refused() -> None:
 
 
 def test_an_arena_that_is_a_byte_too_small_is_refused() -> None:
-    arena = whole(size=2 * UNIT - 1)
+    arena = arena_of_units(size=2 * UNIT - 1)
     run(arena, "0F0")
     expected = r"0F1 asks for 1,024 bytes at 1,024 on device 0, whose arena has 2,047\."
     with pytest.raises(ArenaError, match=expected):
@@ -71,15 +71,15 @@ def test_addresses_that_are_not_free_are_refused() -> None:
         arena.begin(Op.parse("0F2"))
 
 
-def test_what_is_there_after_its_end_is_refused() -> None:
-    arena = whole()
+def test_bytes_counted_after_their_release_are_refused() -> None:
+    arena = arena_of_units()
     run(arena, "0F0", "0B0")
     arena.count(OWNER, 1)
     with pytest.raises(ArenaError, match="0B0 has ended on device 0, and 1 bytes of stage 0's sequence 0 are still"):
         arena.end(Op.parse("0B0"))
 
 
-def test_after_an_input_gradient_there_is_what_w_needs() -> None:
+def test_input_gradient_leaves_only_what_w_needs() -> None:
     arena = split()
     run(arena, "0F0", "0I0")
     arena.count(OWNER, UNIT // 4)
@@ -88,7 +88,7 @@ def test_after_an_input_gradient_there_is_what_w_needs() -> None:
         arena.count(OWNER, 1)
 
 
-def test_gathered_parameters_have_a_capacity_of_their_own() -> None:
+def test_gathered_parameters_have_a_separate_capacity() -> None:
     schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
     arena = arena_of(schedule, gathered=UNIT, parameter_gather=1, static=UNIT)
     run(arena, "0UNSHARD_F0")
@@ -117,7 +117,7 @@ def test_more_than_a_planned_tensor_has_no_place() -> None:
     assert place(1) is None
 
 
-def test_neither_what_a_w_may_free_nor_a_gpus_bytes_have_a_place() -> None:
+def test_freed_by_w_and_gpu_bytes_get_no_address() -> None:
     schedule = offloading(db.schedules["zb-h1"](devices=2, micro_batches=2))
     arena = arena_of(schedule, activation=UNIT, activation_after_input=UNIT // 4, offload=1)
     on_gpu = Arena(reloaded().plan, device=torch.device("cuda", 0))
@@ -126,7 +126,7 @@ def test_neither_what_a_w_may_free_nor_a_gpus_bytes_have_a_place() -> None:
 
 def test_a_paused_ledger_asks_no_arena() -> None:
     ledger = Ledger()
-    ledger.arena = whole()
+    ledger.arena = arena_of_units()
     with ledger.pause():
         ledger.count_gathered(1)
         ledger.count_gathered(-1)

@@ -1,4 +1,4 @@
-"""Attention under masks is computed block by block, and is what masking all scores gives."""
+"""Masked attention is computed block by block and matches attention with all scores masked."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from debubble.runtime.operators import capped
 
 
 class ScoresOfKernels(TorchDispatchMode):
-    """Counts the scores per head that fused attention computes forward, masked or not."""
+    """Counts the scores per head that fused attention computes in forwards."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,12 +47,12 @@ def test_attention_within_a_window_is_that_of_masked_scores(length: int, packed:
     scores = q @ k.repeat_interleave(2, 1).transpose(-2, -1) / 8**0.5
     scores = scores if cap is None else capped(scores, cap)
     masked = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v.repeat_interleave(2, 1)
-    found = attention(q, k, v, window=6, documents=documents, cap=cap)
+    actual = attention(q, k, v, window=6, documents=documents, cap=cap)
     expected = masked.transpose(1, 2).flatten(2)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
+    weight = torch.randn(actual.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for gradient, reference in zip(
-        torch.autograd.grad(found, (q, k, v), weight), torch.autograd.grad(expected, (q, k, v), weight), strict=True
+        torch.autograd.grad(actual, (q, k, v), weight), torch.autograd.grad(expected, (q, k, v), weight), strict=True
     ):
         torch.testing.assert_close(gradient, reference, rtol=1e-12, atol=1e-13)
 
@@ -68,17 +68,17 @@ MASKS: dict[str, Any] = {"window": 6, "documents": torch.arange(18).expand(2, -1
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_neither_masks_nor_scores_are_kept(mask: str) -> None:
+def test_masks_and_scores_are_not_saved(mask: str) -> None:
     q, k, v = inputs(18)
     saved: list[torch.Tensor] = []
-    with saved_tensors_hooks(saved.append, lambda kept: kept):
+    with saved_tensors_hooks(saved.append, lambda tensor: tensor):
         y = attention(q, k, v, **{mask: MASKS[mask]})
     assert sum(tensor.numel() for tensor in saved) == 2 * q.numel() + k.numel() + v.numel() + q.numel() // 8
     assert y.data_ptr() in {tensor.data_ptr() for tensor in saved}
 
 
 @pytest.mark.parametrize("mask", ["window", "documents"])
-def test_a_backward_under_masks_does_not_attend_again(mask: str) -> None:
+def test_masked_backward_does_not_recompute_attention(mask: str) -> None:
     y = attention(*inputs(18), **{mask: MASKS[mask]})
     with ScoresOfKernels() as scores:
         y.sum().backward()
@@ -88,6 +88,6 @@ def test_a_backward_under_masks_does_not_attend_again(mask: str) -> None:
 def test_under_autocast_masked_attention_computes_in_that_dtype() -> None:
     wide = [tensor.detach().float() for tensor in inputs(18)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attention(*wide, window=6)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, attention(*(t.bfloat16() for t in wide), window=6), rtol=0, atol=0)
+        actual = attention(*wide, window=6)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, attention(*(t.bfloat16() for t in wide), window=6), rtol=0, atol=0)

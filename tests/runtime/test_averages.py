@@ -1,4 +1,4 @@
-"""Moving averages of the weights: those of torch's own AveragedModel in one process, however the ranks divide them."""
+"""Moving averages of sharded weights match torch's AveragedModel in one process."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def loss_of(model: Any, tokens: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def averaged_model() -> Any:
-    """The averages of one process after all steps."""
+    """Averages of one process after all steps."""
     model = ReferenceModel(LLAMA, dtype=torch.float64)
     optimizer = ADAMW(list(model.parameters()))
     averages = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(DECAY))
@@ -64,7 +64,7 @@ def take_steps_ahead(pipeline: Any) -> None:
     ],
     ids=["zero-3", "tensor", "ahead", "host ahead", "device ahead"],
 )
-def test_averages_are_those_of_one_process(averaged_model: Any, plan: Any, take: Any) -> None:
+def test_averages_match_a_single_process(averaged_model: Any, plan: Any, take: Any) -> None:
     tokens = tokens_of(LLAMA, rows=plan.micro_batches, seed=9)
 
     def one(pipeline: Any) -> Any:
@@ -78,20 +78,22 @@ def test_averages_are_those_of_one_process(averaged_model: Any, plan: Any, take:
         return averages, loss
 
     answers = run_threads(plan, one, optimizer=ADAMW, ema_decay=DECAY)
-    found = {name: p for averages, _ in answers for name, p in averages.items()}
+    actual = {name: p for averages, _ in answers for name, p in averages.items()}
     for name, expected in averaged_model.hf_parameters().items():
-        torch.testing.assert_close(found[name], expected.detach(), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(actual[name], expected.detach(), rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(answers[0][1], loss_of(averaged_model, tokens).detach(), rtol=1e-9, atol=0)
 
 
 def test_a_step_that_is_skipped_leaves_the_averages() -> None:
     def one(pipeline: Any) -> Any:
         take_steps(pipeline)
-        kept = [pipeline.averages.get(p).clone() for p in pipeline.parameters()]
+        averages = [pipeline.averages.get(p).clone() for p in pipeline.parameters()]
         for parameter in pipeline.parameters():
             parameter.grad = torch.full_like(parameter, float("nan"))
         pipeline.optimizer_step(max_norm=1.0)
-        return all(torch.equal(pipeline.averages.get(p), k) for p, k in zip(pipeline.parameters(), kept, strict=True))
+        return all(
+            torch.equal(pipeline.averages.get(p), k) for p, k in zip(pipeline.parameters(), averages, strict=True)
+        )
 
     assert all(run_threads(plan_for(), one, optimizer=ADAMW, ema_decay=DECAY))
 
@@ -107,12 +109,12 @@ def test_averages_count_as_static_memory() -> None:
     assert [a - b for a, b in zip(averaged, plain, strict=True)] == sizes
 
 
-def test_averages_need_an_optimizer_of_the_pipelines_own() -> None:
+def test_averages_require_the_pipelines_optimizer() -> None:
     with pytest.raises(InputError, match="Averages of the weights follow `optimizer_step`"):
         run_threads(plan_for(), lambda _: None, ema_decay=DECAY)
 
 
-def test_without_averages_nothing_can_take_the_place_of_parameters() -> None:
+def test_averaged_needs_averages() -> None:
     def one(pipeline: Pipeline) -> None:
         with pipeline.averaged():
             pass

@@ -1,4 +1,4 @@
-"""What a batch says: tokens, labels as transformers means them, targets, masks and positions."""
+"""Batches are read from tokens, labels (as in transformers), targets, masks and positions."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ ENDS = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 
 def read(batch: Any, **arguments: Any) -> Any:
-    """The batch as one micro-batch."""
+    """Read a batch as one micro-batch."""
     (rows,) = step_batch(batch, **arguments).rows
     return rows
 
@@ -35,21 +35,21 @@ def step_batch(batch: Any, **arguments: Any) -> Any:
     return read_batch(batch, micro_batches=1, device=torch.device("cpu"), accepted=BatchFormat(**arguments))
 
 
-def test_labels_are_the_tokens_and_targets_what_they_predict() -> None:
+def test_labels_and_targets_shift_tokens_differently() -> None:
     by_labels = read({"input_ids": TOKENS, "labels": TOKENS})
     by_targets = read({"input_ids": TOKENS, "targets": TOKENS})
     assert by_labels.targets.tolist() == [[6, 7, 8, -100], [2, 3, 4, -100]]
     assert by_targets.targets.tolist() == TOKENS.tolist()
 
 
-def test_the_checksum_is_that_of_all_entries_however_they_are_given() -> None:
-    whole = step_batch(TOKENS).checksum
+def test_checksum_covers_all_entries_in_any_form() -> None:
+    checksum = step_batch(TOKENS).checksum
     shifted = {"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, 1:]}
     packed = {**shifted, "position_ids": torch.tensor([[0, 1, 0]])}
-    assert step_batch(shifted).checksum == whole
-    assert step_batch({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, :-1]}).checksum != whole
-    assert step_batch(TOKENS.flip(0)).checksum != whole
-    assert step_batch(packed, has_positions=True).checksum != whole
+    assert step_batch(shifted).checksum == checksum
+    assert step_batch({"input_ids": TOKENS[:, :-1], "targets": TOKENS[:, :-1]}).checksum != checksum
+    assert step_batch(TOKENS.flip(0)).checksum != checksum
+    assert step_batch(packed, has_positions=True).checksum != checksum
 
 
 @pytest.mark.parametrize("takes", [False, True])
@@ -61,7 +61,7 @@ def test_a_mask_of_ones_and_the_usual_positions_change_nothing(takes: bool) -> N
     assert rows.documents is None
 
 
-def test_a_document_begins_where_positions_do_not_go_on() -> None:
+def test_documents_start_where_positions_restart() -> None:
     rows = read(
         {"input_ids": TOKENS, "labels": TOKENS, "position_ids": torch.tensor([[0, 1, 0, 1]])}, has_positions=True
     )
@@ -77,7 +77,7 @@ def test_with_a_mask_positions_begin_no_documents() -> None:
     assert rows.documents is None
 
 
-def test_modules_of_ones_own_take_inputs_of_any_shape() -> None:
+def test_custom_modules_take_inputs_of_any_shape() -> None:
     images, labels = torch.rand(4, 3, 5, 5), torch.tensor([1, 0, 2, -100], dtype=torch.int32)
     batch = read_batch({"inputs": images, "targets": labels}, micro_batches=2, device=torch.device("cpu"))
     assert [rows.tokens.shape for rows in batch.rows] == [(2, 3, 5, 5)] * 2
@@ -109,7 +109,7 @@ def test_more_positions_than_the_model_has_learned_are_refused() -> None:
         ([[1, 2]], [[-100, -1]], "Target -1 is not"),
     ],
 )
-def test_what_is_no_token_of_the_model_is_refused(tokens: Any, targets: Any, message: str) -> None:
+def test_tokens_outside_the_vocabulary_are_refused(tokens: Any, targets: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         step_batch({"input_ids": torch.tensor(tokens), "targets": torch.tensor(targets)}, vocabulary=9)
 
@@ -123,7 +123,7 @@ def test_what_is_no_token_of_the_model_is_refused(tokens: Any, targets: Any, mes
         ({"position_ids": torch.arange(-1, 3).expand(2, 4)}, "0 or more"),
     ],
 )
-def test_what_has_no_meaning_is_refused(entries: Any, message: str) -> None:
+def test_meaningless_entries_are_refused(entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read({"input_ids": TOKENS, "labels": TOKENS, **entries}, has_positions=True, has_masks=True)
 
@@ -136,7 +136,7 @@ def test_an_unknown_model_takes_neither_padding_nor_positions() -> None:
         read({"input_ids": TOKENS, "labels": labels, "position_ids": torch.arange(1, 5).expand(2, 4)})
 
 
-def test_a_sequence_has_a_batch_for_each_micro_batch() -> None:
+def test_sequence_of_batches_matches_micro_batches() -> None:
     batch = read_batch([TOKENS, TOKENS[:1, :2]], micro_batches=2, device=torch.device("cpu"))
     assert batch.shapes == ((2, 3), (1, 1))
     with pytest.raises(InputError, match="3 for this plan, not 2"):
@@ -151,10 +151,10 @@ def padded(rows: int = 4, length: int = 8) -> Any:
 
 
 def left_padded() -> Any:
-    """Rows that begin with hidden tokens, and positions that count from the first that is not."""
+    """Left-padded rows, with positions that count from the first visible token."""
     batch = {name: entry.flip(1) for name, entry in padded().items()}
     positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    # The token before the first, which is hidden, predicts nothing.
+    # The token before the first visible one predicts nothing.
     return {**batch, "position_ids": positions, "labels": torch.where(positions == 0, -100, batch["labels"])}
 
 
@@ -218,7 +218,7 @@ def test_micro_batches_may_differ_for_transformers_modules() -> None:
         assert loss == pytest.approx(expected, rel=1e-6)  # its own rotary tables are in fp32
 
 
-def test_routers_whose_loss_counts_pads_take_no_padding() -> None:
+def test_auxiliary_loss_with_padding_is_refused() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), {**MIXTRAL, "output_router_logits": True})
     with pytest.raises(InputError, match="for this model: 'attention_mask' must be all ones"):
         run_threads(plan, lambda pipeline: pipeline.step(padded()))

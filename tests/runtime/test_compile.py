@@ -1,4 +1,4 @@
-"""Compiled units: the gradients of uncompiled ones, one graph for layers that are alike, and memory that is counted."""
+"""Compiled units have the gradients of uncompiled ones, share graphs of identical layers and are counted in memory."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def fresh_caches() -> None:
 
 
 def step_alone(plan: Any, *, compile: Any, tokens: Any) -> Any:
-    """Loss, gradients and the most that was kept, on one device."""
+    """Loss, gradients and peak activations of a step on one device."""
 
     def one(pipeline: Any) -> Any:
         return *loss_and_gradients(pipeline, tokens), pipeline.measured.peak_activation
@@ -47,7 +47,7 @@ def step_alone(plan: Any, *, compile: Any, tokens: Any) -> Any:
 
 
 def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str, *, tolerance: float = 1e-12) -> None:
-    """Ranks in processes of their own, with compiled units, against one process without."""
+    """Compare ranks in processes with compiled units to one process without."""
     tokens = tokens_of(config, rows=ROWS, length=LENGTH)
     paths = [tmp_path / f"{index}.json" for index in range(len(plans))]
     for plan, path in zip(plans, paths, strict=True):
@@ -55,39 +55,39 @@ def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str, *, to
     (ranks,) = {plan.ranks for plan in plans}
     folder = gloo_ranks.spawn(ranks, gloo_ranks.gradients, paths, [tokens] * len(plans), backend)
     for answers in zip(*(torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)), strict=True):
-        found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
-        check_gradients(answers[0][0], found, config, tokens, tolerance=tolerance)
+        actual = {name: gradient for _, gradients, _ in answers for name, gradient in gradients.items()}
+        check_gradients(answers[0][0], actual, config, tokens, tolerance=tolerance)
 
 
 def check_threads(plan: Any, config: Any) -> None:
-    """Ranks on threads of this process, with compiled units, against one without."""
+    """Compare ranks on threads with compiled units to one process without."""
     tokens = tokens_of(config, rows=ROWS, length=LENGTH)
-    loss, found = gradients_of(plan, tokens, compile="aot_eager")
-    check_gradients(loss, found, config, tokens)
+    loss, actual = gradients_of(plan, tokens, compile="aot_eager")
+    check_gradients(loss, actual, config, tokens)
 
 
-def check_gradients(loss: Any, found: Any, config: Any, tokens: Any, *, tolerance: float = 1e-12) -> None:
-    """They are those of one process."""
+def check_gradients(loss: Any, actual: Any, config: Any, tokens: Any, *, tolerance: float = 1e-12) -> None:
+    """Compare loss and gradients with those of one process."""
     if config["model_type"] in FAMILIES:
         expected_loss, expected = reference_gradients(config, tokens, micro_batches=4)
     else:
         alone = plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), config)
         expected_loss, expected = gradients_of(alone, tokens)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=0)
-    assert_gradients(found, expected, relative=tolerance)
+    assert_gradients(actual, expected, relative=tolerance)
 
 
 def schedule(name: str, devices: int) -> Any:
     return db.schedules[name](devices=devices, micro_batches=4)
 
 
-def test_compiled_units_have_the_gradients_of_others() -> None:
+def test_compiled_units_have_the_same_gradients() -> None:
     check_threads(plan_of(schedule("zb-v", 2), SMALL, strategy="norm+activation+multiply"), SMALL)
 
 
 @pytest.mark.slow
-def test_two_ranks_split_recompute_and_offload_with_compiled_units(tmp_path: Path) -> None:
+def test_two_ranks_split_recompute_and_offload_compiled(tmp_path: Path) -> None:
     plans = [
         plan_of(schedule("zb-v", 2), LLAMA),
         plan_of(schedule("1f1b", 2), LLAMA, strategy="norm+activation+multiply"),
@@ -97,7 +97,7 @@ def test_two_ranks_split_recompute_and_offload_with_compiled_units(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_two_ranks_run_transformers_layers_compiled_whole() -> None:
+def test_two_ranks_run_compiled_transformers_layers() -> None:
     check_threads(plan_of(schedule("1f1b", 2), GENERIC["olmo2"], strategy="full"), GENERIC["olmo2"])
 
 
@@ -111,7 +111,7 @@ def test_two_ranks_train_with_compiled_kernels(tmp_path: Path, family: Any) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, GENERIC["olmo2"]], ids=["own units", "transformers"])
-def test_layers_that_are_alike_share_their_graphs(config: Any) -> None:
+def test_identical_layers_share_compiled_graphs(config: Any) -> None:
     graphs = []
     for layers in (1, 2):
         torch._dynamo.reset()
@@ -124,14 +124,14 @@ def test_layers_that_are_alike_share_their_graphs(config: Any) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_units_keep_what_others_do() -> None:
+def test_compiled_units_save_the_same_activations() -> None:
     tokens = tokens_of(SMALL, rows=ROWS, length=LENGTH)
     plan = plan_of(schedule("gpipe", 1), SMALL, strategy="full")
     plain, compiled = (step_alone(plan, compile=c, tokens=tokens)[2] for c in (False, "aot_eager"))
     assert compiled == plain
 
 
-def test_modules_that_are_compiled_whole_do_not_split_backwards() -> None:
+def test_compiled_modules_refuse_split_backwards() -> None:
     with pytest.raises(InputError, match="no backward is split: plan a schedule of whole backwards"):
         run_threads(plan_of(schedule("zb-h1", 2), GENERIC["olmo2"]), lambda _: None, compile=True)
 

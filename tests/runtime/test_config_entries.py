@@ -1,4 +1,4 @@
-"""Entries of configs: a model trains as transformers' does with them, or is refused, whatever values they have."""
+"""Config entries of any value train as in transformers or are refused."""
 
 import random
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ TINY = {
     "gemma": FAMILIES["gemma"], "gemma2": FAMILIES["gemma2"], "gemma3_text": FAMILIES["gemma3"],
     "gpt2": FAMILIES["gpt2"], "mixtral": FAMILIES["mixtral"], "qwen3_moe": FAMILIES["qwen3-moe"],
 }  # fmt: skip
-"""A small model of every family that has units of its own."""
+"""Tiny model of every family that runs with units."""
 RANDOM = ("dropout", "pdrop", "jitter")
-"""Parts of the names of entries that make a model draw random numbers."""
+"""Words in the names of entries that make a model draw random numbers."""
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 ACTIVATIONS = ["gelu", "gelu_new", "quick_gelu", "relu", "silu", "tanh", "mish", "gelu_pytorch_tanh", "relu2"]
 ROPES: list[Any] = [
@@ -52,15 +52,15 @@ VALUES: dict[str, list[Any]] = {
     "moe_intermediate_size": [12], "bos_token_id": [3], "eos_token_id": [[4, 5]], "max_position_embeddings": [64, 8],
     "problem_type": ["regression"], "chunk_size_feed_forward": [4],
 }  # fmt: skip
-"""Values of entries; of others, something else than the default."""
+"""Values to try per entry; the other entries get a value that is not their default."""
 
 
 def entries_of(family: str) -> list[str]:
-    """The entries of a family in transformers and of some others, without those that make a model draw numbers."""
+    """Deterministic entries of a family in transformers, and a few others."""
     config = transformers.AutoConfig.for_model(family).to_dict()
     unused = {"model_type", "transformers_version", "id2label", "label2id", "dtype"}
     names = {*config, *VALUES, *DEFAULTS} - {*unused, "is_encoder_decoder", "add_cross_attention", "pruned_heads"}
-    return sorted(name for name in names if not any(part in name for part in RANDOM))
+    return sorted(name for name in names if not any(word in name for word in RANDOM))
 
 
 def values_of(family: str, name: str) -> list[Any]:
@@ -81,7 +81,7 @@ def single_changes(family: str) -> Iterator[dict[str, Any]]:
 
 
 def random_changes(family: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """So many tiny models with several entries changed."""
+    """Random tiny models with several entries changed."""
     draw = random.Random(f"{family} {seed}")
     for _ in range(count):
         names = draw.sample(entries_of(family), draw.randint(2, 6))
@@ -89,7 +89,7 @@ def random_changes(family: str, count: int, seed: int) -> Iterator[dict[str, Any
 
 
 def outcome(family: str, changes: dict[str, Any]) -> str:
-    """How such a model ends: refused by transformers or by debubble, or trained as transformers does."""
+    """Train a model: returns whether transformers or debubble refuses it, or both agree."""
     # transformers writes into the dictionaries of rotary positions that it is given.
     config = deepcopy({**with_layers(TINY[family], 3), **changes})
     if family == "gemma3_text" and "layer_types" not in changes:
@@ -97,7 +97,7 @@ def outcome(family: str, changes: dict[str, Any]) -> str:
     try:
         model = hf_model(config)
         model(tokens_of(config, rows=1))
-    except Exception:  # whatever transformers says of a model that it does not build or run
+    except Exception:  # any error of a model that transformers does not build or run
         return "not transformers'"
     try:
         plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), config)
@@ -152,9 +152,9 @@ def test_every_entry_of_transformers_is_classified(family: str) -> None:
 
 
 def test_models_known_by_name_run_with_the_units() -> None:
-    own = {name: model for name, model in models.items() if model.family in KNOWN}
-    assert len(own) > 20
-    assert {name: model.beyond_units for name, model in own.items()} == dict.fromkeys(own)
+    known_models = {name: model for name, model in models.items() if model.family in KNOWN}
+    assert len(known_models) > 20
+    assert {name: model.beyond_units for name, model in known_models.items()} == dict.fromkeys(known_models)
 
 
 def test_a_plan_names_the_entry_that_takes_it_from_the_units() -> None:
@@ -164,7 +164,7 @@ def test_a_plan_names_the_entry_that_takes_it_from_the_units() -> None:
 
 
 @pytest.mark.parametrize("options", [{"lora": 2}, {"quantize": "nf4"}, {"context": 2}], ids=str)
-def test_what_needs_the_units_names_the_entry(options: dict[str, Any]) -> None:
+def test_refusal_names_the_config_entry_that_prevents_units(options: dict[str, Any]) -> None:
     refusal = beyond_runtime(RunOptions(**options), ModelConfig.from_hf({**LLAMA, "hidden_act": "mish"}))
     assert refusal is not None
     assert "runs with transformers' modules because its config has 'hidden_act: 'mish''" in refusal

@@ -1,4 +1,4 @@
-"""Context parallelism: ranks that divide every sequence train as one process does, under every other division."""
+"""Ranks that shard sequences train as one process does, in combination with all other parallelism."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def batch_of(config: Any, *, rows: int = 4, packed: bool = False) -> dict[str, T
 
 
 @pytest.mark.parametrize(("family", "packed"), [("mistral", True), ("gpt2", True), ("mixtral", False)])
-def test_two_ranks_for_each_sequence_train_as_one(family: str, packed: bool) -> None:
+def test_two_context_ranks_train_as_one(family: str, packed: bool) -> None:
     config = FAMILIES[family]
     assert_as_alone(plan_for(config, context=2), config, batch_of(config, packed=packed))
 
@@ -44,30 +44,30 @@ def test_two_ranks_for_each_sequence_train_as_one(family: str, packed: bool) -> 
     [{"context": 4, "zero": 2}, pytest.param({"context": 2, "tensor": 2, "data": 2}, marks=pytest.mark.slow)],
     ids=str,
 )
-def test_context_parallelism_goes_with_the_other_kinds(options: Any) -> None:
+def test_context_parallelism_combines_with_other_kinds(options: Any) -> None:
     plan = plan_for(LLAMA_TIED, **options)
     assert_as_alone(plan, LLAMA_TIED, batch_of(LLAMA_TIED, rows=4 * plan.options.data))
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("zb-h1", "core"), ("pipeoffload", "full")])
-def test_context_parallelism_goes_with_every_way_to_run(name: str, strategy: str) -> None:
+def test_context_parallelism_combines_with_every_schedule(name: str, strategy: str) -> None:
     plan = plan_for(LLAMA, name, strategy=strategy, context=2)
     assert_as_alone(plan, LLAMA, batch_of(LLAMA, packed=True))
 
 
-def test_gradients_are_summed_beside_attention() -> None:
+def test_gradients_are_summed_during_attention() -> None:
     schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=2)
     plan = plan_of(schedule, LLAMA, sequence_length=16, context=2, zero=2)
     assert_as_alone(plan, LLAMA, batch_of(LLAMA))
 
 
-def test_a_rank_keeps_its_part_of_the_activations_alone() -> None:
-    whole, divided = (peaks_of(plan_for(LLAMA, context=context), batch_of(LLAMA)) for context in (1, 2))
+def test_context_rank_keeps_half_of_the_activations() -> None:
+    undivided, divided = (peaks_of(plan_for(LLAMA, context=context), batch_of(LLAMA)) for context in (1, 2))
     # The loss is one number on every rank.
-    assert divided == [pytest.approx(0.5 * whole[rank % 2], abs=8) for rank in range(4)]
+    assert divided == [pytest.approx(0.5 * undivided[rank % 2], abs=8) for rank in range(4)]
 
 
-def test_all_ranks_evaluate_whole_sequences() -> None:
+def test_all_context_ranks_evaluate_full_sequences() -> None:
     batch = batch_of(GPT2)
     losses = [run_threads(plan_for(GPT2, context=c), lambda p: float(p.evaluate([batch])))[0] for c in (1, 2)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
@@ -99,7 +99,7 @@ def test_a_length_that_cannot_be_divided_is_refused() -> None:
         (LLAMA, {"sequence_length": 18}, "18 tokens cannot be cut into 2 x 2 equal parts"),
     ],
 )
-def test_what_cannot_be_divided_is_said_when_it_is_planned(config: Any, options: Any, reason: str) -> None:
+def test_indivisible_context_is_refused_when_planned(config: Any, options: Any, reason: str) -> None:
     run = db.ir.RunOptions(**{"sequence_length": 16, "context": 2, **options})
     refusal = beyond_runtime(run, ModelConfig.from_hf(config))
     assert refusal == f"The runtime cannot run this plan, because {reason}: make the plan with context 1 to train it."

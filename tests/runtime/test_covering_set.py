@@ -1,4 +1,4 @@
-"""Every schedule, with every recomputation, with and without offload, trains every family as transformers does."""
+"""All schedules train all families as transformers does, with every recomputation and with or without offload."""
 
 import copy
 from functools import cache, partial
@@ -20,7 +20,7 @@ ROWS = 8
 ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 
 
-def test_the_cases_cover_what_they_say() -> None:
+def test_cases_cover_every_family_and_recomputation() -> None:
     ways = {(recompute, offloads) for recompute in RECOMPUTATIONS for offloads in (False, True)}
     assert {(c.schedule, c.family) for c in CASES} == {(s, f) for s in db.schedules for f in FAMILIES}
     assert {(c.schedule, c.recompute, c.offloads) for c in CASES} == {(s, *way) for s in db.schedules for way in ways}
@@ -28,7 +28,7 @@ def test_the_cases_cover_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("first_family", [0, 1])
-def test_one_case_per_schedule_meets_every_family_and_every_way(first_family: int) -> None:
+def test_one_case_per_schedule_covers_families_and_options(first_family: int) -> None:
     cases = one_per_schedule(first_family=first_family)
     assert {c.family for c in cases} == set(FAMILIES)
     assert len({(c.recompute, c.offloads) for c in cases}) == 2 * len(RECOMPUTATIONS)
@@ -40,7 +40,7 @@ def batch(config: Any, step: Any) -> Any:
 
 @cache
 def trained_by_transformers(family: Any, steps: Any) -> Any:
-    """The model before the first step, the losses of all steps, and the first one's gradients."""
+    """Initial weights, the losses of all steps, and the gradients of the first."""
     model = hf_model(FAMILIES[family])
     untrained, config, optimizer = copy.deepcopy(model), model.config.to_dict(), ADAMW(model.parameters())
     losses: list[Any] = []
@@ -54,7 +54,7 @@ def trained_by_transformers(family: Any, steps: Any) -> Any:
 
 
 def check(case: Any, *, steps: Any) -> None:
-    """Gradients and losses of the case's plan are transformers' own, to a relative 1e-12."""
+    """Compare the plan's gradients and losses with transformers', to a relative 1e-12."""
     model, expected_losses, expected = trained_by_transformers(case.family, steps)
     config, plan = model.config.to_dict(), case.plan()
 
@@ -68,12 +68,12 @@ def check(case: Any, *, steps: Any) -> None:
         return torch.stack(losses), gradients, pipeline.measured.peak_offloaded
 
     answers = run_threads(plan, train, model=model, optimizer=ADAMW)
-    found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
+    actual = {name: gradient for _, gradients, _ in answers for name, gradient in gradients.items()}
     for losses, _, offloaded in answers:
         torch.testing.assert_close(losses, expected_losses, rtol=1e-12, atol=0)
         assert offloaded > 0 or not case.offloads
-    assert expected.keys() <= found.keys()
-    assert_gradients({name: found[name] for name in expected}, expected)
+    assert expected.keys() <= actual.keys()
+    assert_gradients({name: actual[name] for name in expected}, expected)
 
 
 @pytest.mark.parametrize("case", one_per_schedule(first_family=0), ids=str)

@@ -1,4 +1,4 @@
-"""ZeRO leaves a replica rows of parameters: who needs whole ones is refused, and right without it."""
+"""ZeRO shards parameters by rows: optimizers that need full parameters are refused with it, and correct without."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ CONFIG = {
 
 
 class Sign(Optimizer):
-    """Of a class that nothing is known of."""
+    """An optimizer of an unknown class."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -38,8 +38,8 @@ class Sign(Optimizer):
                 parameter -= 1e-3 * parameter.grad.sign()
 
 
-class Own(AdamW):
-    """A user's own AdamW."""
+class CustomAdamW(AdamW):
+    """A user's subclass of AdamW."""
 
 
 def muon(parameters: Any) -> Any:
@@ -52,18 +52,18 @@ def plan(*, data: Any, zero: Any) -> Any:
 
 
 def losses(plan: Any, make: Any) -> Any:
-    """Of three steps, whose batches do not depend on the number of replicas."""
+    """Losses of three steps whose batches do not depend on the number of replicas."""
     batches = [tokens_of(LLAMA, rows=4, seed=step) for step in range(3)]
     return run_threads(plan, lambda pipeline: train(pipeline, batches), optimizer=make)[0]
 
 
-def test_optimizers_of_whole_parameters_are_right_without_zero() -> None:
-    # torch's Muon iterates in bf16, which makes much of the rounding of other sums.
+def test_full_parameter_optimizers_are_correct_without_zero() -> None:
+    # torch's Muon iterates in bf16, which amplifies the rounding of sums in another order.
     assert losses(plan(data=2, zero=0), muon) == pytest.approx(losses(plan(data=1, zero=0), muon), rel=3e-4)
 
 
 @pytest.mark.parametrize("make", [muon, partial(Adafactor, lr=0.02)])
-def test_optimizers_of_whole_parameters_are_refused_with_zero(make: Any) -> None:
+def test_full_parameter_optimizers_are_refused_with_zero(make: Any) -> None:
     with pytest.raises(InputError, match=r"(Muon|Adafactor) needs whole parameters, .*: plan with --zero 0"):
         losses(plan(data=2, zero=1), make)
 
@@ -80,8 +80,8 @@ def test_the_users_optimizer_is_refused_before_its_first_step() -> None:
     run_threads(plan(data=2, zero=1), one)
 
 
-@pytest.mark.parametrize("make", [partial(SGD, lr=1e-2), partial(Own, lr=1e-2)])
-def test_optimizers_of_single_elements_step_rows_as_they_step_wholes(make: Any) -> None:
+@pytest.mark.parametrize("make", [partial(SGD, lr=1e-2), partial(CustomAdamW, lr=1e-2)])
+def test_elementwise_optimizers_step_shards_correctly(make: Any) -> None:
     assert losses(plan(data=2, zero=1), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=1e-5)
 
 
@@ -92,7 +92,7 @@ def test_of_a_class_that_nothing_is_known_of_there_is_a_warning() -> None:
 
 @pytest.mark.parametrize(("zero", "times"), [(1, 1), (2, 2)])
 def test_zero_2_sums_matrices_after_every_micro_batch(zero: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So no rank keeps whole gradients: it has the rows that the optimizer steps."""
+    """No rank keeps full gradients, only the rows that its optimizer steps."""
     rows: list[int] = []
     reduce = ThreadTransport.reduce
 
@@ -113,8 +113,8 @@ def test_zero_2_sums_matrices_after_every_micro_batch(zero: int, times: int, mon
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_the_counted_peak_is_the_predicted_one(zero: int) -> None:
-    """It is within 0.5%, without the room for operators while they run."""
+def test_counted_peak_matches_the_prediction(zero: int) -> None:
+    """Within 0.5%, without the workspace of operators."""
     degrees: dict[str, Any] = {"dtype": "fp32", "sequence_length": 64, "data": 2, "zero": zero}
     model, cluster = db.Model.from_hf(CONFIG), db.Cluster.parse("4xCPU")
     planned = db.plan(model, cluster, planner="dapple", micro_batches=2, **degrees)
@@ -138,10 +138,10 @@ def test_a_pipeline_may_be_made_while_an_optimizer_steps() -> None:
     parameter, owner = torch.nn.Parameter(torch.ones(2)), torch.nn.Identity()
     parameter.grad = torch.ones(2)
     made = register_optimizer_step_pre_hook(lambda *_: check_before_steps(owner, [parameter]))
-    again = register_optimizer_step_pre_hook(lambda *_: None)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
 
     SGD([parameter], lr=0.5).step()
 
     made.remove()
-    again.remove()
+    handle.remove()
     assert parameter.tolist() == [0.5, 0.5]

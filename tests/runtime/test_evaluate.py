@@ -1,4 +1,4 @@
-"""Evaluation runs a plan's forwards alone: transformers' loss in evaluation mode, and nothing is left of it."""
+"""Evaluation runs only a plan's forwards: it gives transformers' loss in evaluation mode and changes nothing."""
 
 import copy
 from functools import partial
@@ -23,7 +23,7 @@ DROPPING = {**GPT2, "attn_pdrop": 0.3, "resid_pdrop": 0.3, "embd_pdrop": 0.3}
 
 
 def batches_of(config: Any, *, rows: int, count: int = 2) -> list[dict[str, Tensor]]:
-    """Batches with ever fewer targets."""
+    """Batches with decreasing numbers of targets."""
     batches = []
     for number in range(count):
         tokens = tokens_of(config, rows=rows, seed=number)
@@ -57,7 +57,7 @@ def test_the_loss_is_transformers_in_evaluation_mode(name: str, devices: int) ->
 
 
 @pytest.mark.parametrize("options", [{"data": 2, "zero": 2}, {"tensor": 2}])
-def test_replicas_and_divided_ranks_evaluate_all_batches_together(options: Any) -> None:
+def test_replicas_and_tensor_ranks_evaluate_all_batches(options: Any) -> None:
     model, batches = hf_model(LLAMA_TIED), batches_of(LLAMA_TIED, rows=8)
     plan = plan_of(schedule_1f1b(), LLAMA_TIED, **options)
 
@@ -94,8 +94,8 @@ def test_after_an_update_the_loss_is_that_of_the_next_step(plan: Plan, ahead: bo
         assert evaluated == pytest.approx(stepped, rel=1e-15 if plan.options.dtype == "fp64" else 1e-7)
 
 
-def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
-    """Dropout masks, gradients that add up, and what was measured of the step before."""
+def test_evaluation_does_not_change_training() -> None:
+    """Neither dropout masks, accumulated gradients nor the measurements of the last step change."""
     plan, tokens = plan_of(schedule("zb-v", 2), DROPPING), tokens_of(DROPPING, rows=4)
 
     def train(pipeline: Any, *, evaluates: bool) -> Any:
@@ -114,7 +114,7 @@ def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
         assert all(torch.equal(gradients[name], expected[name]) for name in expected)
 
 
-def test_nothing_is_kept_for_a_backward() -> None:
+def test_evaluation_saves_nothing_for_a_backward() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
     def work(pipeline: Any) -> tuple[int, int]:
@@ -135,9 +135,9 @@ def test_modules_evaluate_in_their_mode_and_are_then_as_before() -> None:
     tokens = torch.randint(16, (4, 6))
 
     def evaluate(transport: Transport) -> tuple[float, list[bool]]:
-        own = copy.deepcopy(model)
-        loss = float(Pipeline(own, plan, transport=transport).evaluate([tokens]))
-        return loss, [module.training for module in own]
+        copied = copy.deepcopy(model)
+        loss = float(Pipeline(copied, plan, transport=transport).evaluate([tokens]))
+        return loss, [module.training for module in copied]
 
     answers = ThreadTransport.run(2, evaluate)
     with torch.no_grad():

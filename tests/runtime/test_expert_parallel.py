@@ -1,4 +1,4 @@
-"""Expert parallelism: ranks that divide a layer's experts train as one process does, under every other division."""
+"""Ranks that shard experts train as one process does, in combination with all other parallelism."""
 
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.support.runtime_cases import (
 from tests.support.tiny_models import LLAMA, MIXTRAL, QWEN3_MOE
 
 FOUR = {**MIXTRAL, "num_local_experts": 4, "vocab_size": 62}
-"""Mixtral with experts that 2 and 4 ranks can divide."""
+"""Mixtral with an expert count that 2 and 4 ranks divide."""
 
 
 def plan_for(
@@ -38,7 +38,7 @@ def plan_for(
 @pytest.mark.parametrize(
     ("config", "name", "strategy"), [(FOUR, "zb-v", "full"), (QWEN3_MOE, "pipeoffload", "activation")]
 )
-def test_two_ranks_of_experts_train_as_one_process(config: Any, name: str, strategy: str) -> None:
+def test_two_expert_ranks_train_as_one_process(config: Any, name: str, strategy: str) -> None:
     plan = plan_for(config, name, strategy=strategy)
     assert_as_alone(plan, config, tokens_of(config, rows=4))
 
@@ -52,7 +52,7 @@ def test_two_ranks_of_experts_train_as_one_process(config: Any, name: str, strat
     ],
     ids=str,
 )
-def test_expert_parallelism_goes_with_the_other_kinds(options: Any) -> None:
+def test_expert_parallelism_combines_with_other_kinds(options: Any) -> None:
     plan = plan_for(**options)
     assert_as_alone(plan, FOUR, tokens_of(FOUR, rows=2 * plan.options.data))
 
@@ -61,13 +61,13 @@ def test_a_rank_has_its_experts_alone() -> None:
     def parameters(pipeline: Any) -> Any:
         return {name: tuple(p.shape) for name, p in pipeline.named_parameters() if "experts" in name}
 
-    for found in run_threads(plan_for(devices=1), parameters):
-        assert found["model.layers.0.mlp.experts.gate_up_proj"] == (2, 96, 32)
-        assert found["model.layers.0.mlp.experts.down_proj"] == (2, 32, 48)
+    for shapes in run_threads(plan_for(devices=1), parameters):
+        assert shapes["model.layers.0.mlp.experts.gate_up_proj"] == (2, 96, 32)
+        assert shapes["model.layers.0.mlp.experts.down_proj"] == (2, 32, 48)
 
 
-def test_a_rank_whose_experts_nobody_chooses_meets_the_others() -> None:
-    """The routers choose the first two experts for every token, which are one rank's."""
+def test_rank_with_unused_experts_still_communicates() -> None:
+    """The routers send every token to the first two experts, which are on one rank."""
     tokens = tokens_of(FOUR, rows=4)
 
     def one(pipeline: Any) -> Any:
@@ -92,7 +92,7 @@ def test_a_rank_whose_experts_nobody_chooses_meets_the_others() -> None:
 
 
 def test_rows_travel_to_their_experts_and_back() -> None:
-    """Rank 0 has a row for each of three experts, rank 1 two rows for the last."""
+    """Rank 0 has one row for each of three experts, and rank 1 two rows for the last."""
     chosen = [[0, 1, 2], [2, 2]]
 
     def one(transport: Any) -> Any:
@@ -113,7 +113,7 @@ def test_rows_travel_to_their_experts_and_back() -> None:
 
 @pytest.mark.slow
 def test_every_step_equals_that_of_undivided_experts() -> None:
-    """Clipping, AdamW, ZeRO and the routers' auxiliary loss included."""
+    """With clipping, AdamW, ZeRO and the routers' auxiliary loss."""
     config = {**FOUR, "output_router_logits": True, "router_aux_loss_coef": 0.3}
     batches = [tokens_of(config, rows=8, seed=seed) for seed in range(3)]
 
@@ -121,8 +121,8 @@ def test_every_step_equals_that_of_undivided_experts() -> None:
         make = partial(torch.optim.AdamW, lr=3e-3)
         return run_threads(plan, lambda pipeline: train(pipeline, batches, max_norm=1.0), optimizer=make)[0]
 
-    whole = losses(plan_for(config, devices=1, data=4, expert=1))
-    assert losses(plan_for(config, devices=1, data=4, expert=2, zero=2)) == pytest.approx(whole, rel=1e-10)
+    undivided = losses(plan_for(config, devices=1, data=4, expert=1))
+    assert losses(plan_for(config, devices=1, data=4, expert=2, zero=2)) == pytest.approx(undivided, rel=1e-10)
 
 
 def test_the_auxiliary_loss_is_that_of_transformers() -> None:
@@ -134,7 +134,7 @@ def test_the_auxiliary_loss_is_that_of_transformers() -> None:
 
 
 @pytest.mark.slow
-def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
+def test_four_gloo_ranks_match_one_process(tmp_path: Path) -> None:
     plan = plan_for(name="zb-h1", strategy="full")
     gloo_ranks.assert_norm_over_gloo(plan, tokens_of(FOUR, rows=2), tmp_path)
 
@@ -149,7 +149,7 @@ def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
         (FOUR, {"tensor": 2, "expert_tensor": 1}, "make the plan with --tensor 2 --expert-tensor 2"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(config: Any, options: Any, message: str) -> None:
+def test_indivisible_experts_are_refused(config: Any, options: Any, message: str) -> None:
     plan = plan_for(config, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda _: None)

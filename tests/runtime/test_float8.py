@@ -1,4 +1,4 @@
-"""Linear layers that multiply in 8 bits: torchao's numbers, with split backwards too, and what is refused."""
+"""Linear layers in fp8 match torchao, also with split backwards; unsupported cases are refused."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,14 +30,14 @@ def schedule(name: str, devices: int) -> Any:
 
 
 class EachLayer(TensorGroup):
-    """One rank, which calls layers for their common input one by one."""
+    """One rank that calls the layers of a common input one by one."""
 
     def column_parallel(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
         return tuple(layer(x) for layer in layers)
 
 
 def by_torchao(layer: Any) -> Any:
-    """The forward of torchao's Float8Linear on a layer's parameters."""
+    """Forward of torchao's Float8Linear with a layer's parameters."""
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import Float8Linear
 
@@ -56,7 +56,7 @@ def by_torchao(layer: Any) -> Any:
 
 
 def reference(config: Any, tokens: Any) -> Any:
-    """Loss and gradients of one process, micro-batch by micro-batch, with torchao's layers in the half-layers."""
+    """Loss and gradients of one process with torchao's layers in the half-layers."""
     model = ReferenceModel(config, dtype=torch.float32)
     for unit in model.units[1:-1]:
         unit.group = EachLayer(SingleProcessTransport(), (0,))  # type: ignore[assignment]
@@ -102,7 +102,7 @@ def test_eight_bits_change_the_gradients() -> None:
 
 
 @installed
-def test_modules_of_the_users_own_are_converted_by_torchao() -> None:
+def test_torchao_converts_custom_modules() -> None:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.float8_linear import Float8Linear
 
@@ -126,9 +126,9 @@ def test_modules_of_the_users_own_are_converted_by_torchao() -> None:
     expected = {name: p.grad for name, p in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = None
-    found_loss, found = step(model, plan)
-    torch.testing.assert_close(found_loss, total, rtol=1e-6, atol=0)
-    for name, gradient in found.items():
+    actual_loss, gradients = step(model, plan)
+    torch.testing.assert_close(actual_loss, total, rtol=1e-6, atol=0)
+    for name, gradient in gradients.items():
         assert gradient is not None
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
 

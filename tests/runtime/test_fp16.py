@@ -1,4 +1,4 @@
-"""fp16 with a scaled loss: gradients near fp32's, and steps that overflow are skipped."""
+"""fp16 with a scaled loss has gradients close to fp32 and skips steps that overflow."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import plan_of, rows_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA, LLAMA_TIED, MIXTRAL
 
-pytest.importorskip("transformers")  # here: ranks on threads must not be the first to import it
+pytest.importorskip("transformers")  # imported here, as ranks on threads must not be the first to import it
 
 
 def plan_for(dtype: str, config: Any = LLAMA_TIED, **options: Any) -> Any:
@@ -34,17 +34,17 @@ def test_the_scale_halves_on_overflow_and_doubles_without() -> None:
 def test_losses_and_the_first_norm_are_near_those_of_fp32(options: Any) -> None:
     def train(pipeline: Any) -> Any:
         if pipeline.loss_scale is not None:
-            pipeline.loss_scale.value = 2.0**8  # the model's gradients are so large that more would overflow
+            pipeline.loss_scale.value = 2.0**8  # the model's gradients are so large that a larger scale would overflow
         rows = 4 * options.get("data", 1)
         batches = [rows_of(pipeline, tokens_of(LLAMA_TIED, rows=rows, seed=step)) for step in range(2)]
         return [(float(pipeline.step(batch)), float(pipeline.optimizer_step(1.0))) for batch in batches]
 
-    found, expected = (run_threads(plan_for(d, **options), train, optimizer=ADAMW)[0] for d in ("fp16", "fp32"))
-    # fp16 has eleven bits, which can send a token to another expert.
+    actual, expected = (run_threads(plan_for(d, **options), train, optimizer=ADAMW)[0] for d in ("fp16", "fp32"))
+    # fp16 has an 11-bit significand, which can send a token to another expert.
     near = 4e-3 if options.get("config") is MIXTRAL else 2e-3
-    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=near)
-    # CPUs sum the products of fp16 in ways of their own.
-    assert found[0][1] == pytest.approx(expected[0][1], rel=4e-3)
+    assert [loss for loss, _ in actual] == pytest.approx([loss for loss, _ in expected], rel=near)
+    # CPUs differ in how they sum fp16 products.
+    assert actual[0][1] == pytest.approx(expected[0][1], rel=4e-3)
 
 
 @pytest.mark.parametrize("steps_on_host", [False, True])
@@ -70,7 +70,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(steps_on_host: bool
         assert value == 2.0**16
 
 
-def test_what_cannot_skip_a_step_is_refused() -> None:
+def test_fp16_needs_an_optimizer_that_can_skip_a_step() -> None:
     with pytest.raises(InputError, match="give Pipeline an `optimizer`, call `optimizer_step`"):
         run_threads(plan_for("fp16"), lambda _: None)
     with pytest.raises(InputError, match="cannot update before the norm is known"):

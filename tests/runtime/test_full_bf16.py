@@ -1,4 +1,4 @@
-"""Full bf16 training: weights, gradients and moments in 16 bits, without fp32 copies."""
+"""Full bf16 training keeps weights, gradients and moments in 16 bits without fp32 copies."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def torch_losses() -> list[float]:
 )
 def test_losses_are_those_of_torch_in_bf16(options: Any, torch_losses: list[float]) -> None:
     losses = run_threads(plan_for(**options), losses_of, optimizer=ADAMW)[0]
-    # bf16 has eight bits, and micro-batches round apart.
+    # bf16 has an 8-bit significand, and micro-batches are rounded separately.
     assert losses == pytest.approx(torch_losses, rel=2e-2)
 
 
@@ -64,8 +64,8 @@ def test_a_parameter_takes_the_bytes_that_plans_count() -> None:
         working = {p for s in pipeline.stages.values() for u in s.units for p in u.parameters()}
         assert {p.dtype for p in working} == {torch.bfloat16}
         states = [t for o in pipeline.optimizers for state in o.state.values() for t in state.values() if t.dim()]
-        held = [*working, *pipeline.parameters(), *(p.grad for p in pipeline.parameters()), *states]
-        storages = {t.data_ptr(): t.nbytes for t in held}
+        tensors = [*working, *pipeline.parameters(), *(p.grad for p in pipeline.parameters()), *states]
+        storages = {t.data_ptr(): t.nbytes for t in tensors}
         return {sum(storages.values()) / sum(p.numel() for p in working)}
 
     counted = parameter_bytes(plan.options, shards=1, framework=MEGATRON).total

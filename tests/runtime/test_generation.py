@@ -1,4 +1,4 @@
-"""Generation through a pipeline's forwards: the tokens that transformers' own model generates."""
+"""Generation with a pipeline's forwards gives the tokens of transformers' model."""
 
 from typing import Any
 
@@ -51,8 +51,8 @@ def test_samples_follow_from_their_seed_and_leave_training_alone() -> None:
         samples = [pipeline.generate(prompts, new_tokens=8, temperature=2.0, seed=seed).tolist() for seed in (1, 1, 2)]
         return samples, float(pipeline.step(batch))
 
-    (first, again, other), loss = run_threads(plan, one)[0]
-    assert first == again
+    (first, repeated, other), loss = run_threads(plan, one)[0]
+    assert first == repeated
     assert first != other
     assert loss == run_threads(plan, lambda pipeline: float(pipeline.step(batch)))[0]
 

@@ -1,4 +1,4 @@
-"""Models of transformers' own modules: a pipeline's loss and gradients are those of the whole model in one process."""
+"""Pipelines of transformers' own modules have the loss and gradients of the full model in one process."""
 
 import gc
 import subprocess
@@ -44,11 +44,11 @@ def test_split_backwards_give_transformers_gradients(family: Any) -> None:
     ("family", "name", "strategy"),
     [("cohere", "zb-v", "none"), ("falcon", "pipeoffload", "full"), ("gpt_oss", "1f1b", "full")],
 )
-def test_every_way_to_run_gives_transformers_gradients(family: str, name: str, strategy: str) -> None:
+def test_every_schedule_has_transformers_gradients(family: str, name: str, strategy: str) -> None:
     check(GENERIC[family], db.schedules[name](devices=2, micro_batches=4), strategy=strategy)
 
 
-def test_a_stage_has_its_own_parameters_alone() -> None:
+def test_stage_holds_only_its_parameters() -> None:
     config = GENERIC["granite"]
     units = [build_stage(config, [unit])[0] for unit in ModelConfig.from_hf(config).units]
     names = [{*unit.hf_parameters()} for unit in units]
@@ -61,18 +61,18 @@ def test_a_stage_has_its_own_parameters_alone() -> None:
     assert all(p.is_meta or p.dim() < 2 for p in (*parts.model.parameters(), *parts.layers.parameters()))
 
 
-def test_a_model_starts_alike_whatever_the_partition() -> None:
+def test_initial_weights_do_not_depend_on_the_partition() -> None:
     config = GENERIC["cohere"]
     units = ModelConfig.from_hf(config).units
     torch.manual_seed(0)
-    whole = started(config, [units], seed=3)
+    undivided = started(config, [units], seed=3)
     drawn = torch.rand(1)
     alone, other = (started(config, [[unit] for unit in units], seed=seed) for seed in (3, 4))
 
     torch.manual_seed(0)
-    assert torch.equal(drawn, torch.rand(1))  # the global generator was left alone
-    assert torch.equal(whole["lm_head.weight"], whole["model.embed_tokens.weight"])
-    for name, parameter in whole.items():
+    assert torch.equal(drawn, torch.rand(1))  # the global generator is unchanged
+    assert torch.equal(undivided["lm_head.weight"], undivided["model.embed_tokens.weight"])
+    for name, parameter in undivided.items():
         assert torch.equal(parameter, alone[name]), name
         assert parameter.dim() == 1 or not torch.equal(parameter, other[name]), name
 
@@ -80,19 +80,19 @@ def test_a_model_starts_alike_whatever_the_partition() -> None:
 @pytest.mark.parametrize("family", ["qwen2_moe", "apertus"])
 def test_a_model_starts_as_transformers_does(family: str) -> None:
     config = {**GENERIC["olmo2"], **GENERIC.get(family, {}), "model_type": family}
-    found = started(config, [ModelConfig.from_hf(config).units], seed=0)
+    actual = started(config, [ModelConfig.from_hf(config).units], seed=0)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    assert found.keys() == model.state_dict().keys()
+    assert actual.keys() == model.state_dict().keys()
     for name, expected in model.state_dict().items():
         if expected.numel() == 1 or not expected.std():
-            assert torch.equal(found[name], expected), name
+            assert torch.equal(actual[name], expected), name
         else:
-            torch.testing.assert_close(found[name].std(), expected.std(), rtol=0.25, atol=0)
+            torch.testing.assert_close(actual[name].std(), expected.std(), rtol=0.25, atol=0)
 
 
 def started(config: Any, stages: Any, *, seed: Any) -> Any:
-    """The parameters of a model that is built in these stages."""
+    """Parameters of a model that is built in these stages."""
     units = (unit for planned in stages for unit in build_stage(config, planned, seed=seed))
     return {name: parameter for unit in units for name, parameter in unit.hf_parameters().items()}
 
@@ -109,7 +109,7 @@ JITTER = {
     [(DROPOUT, GENERIC["phi"]), (JITTER, {**JITTER, "input_jitter_noise": 0.0})],
     ids=["phi", "phimoe"],
 )
-def test_random_numbers_depend_on_neither_order_nor_recomputation(config: Any, still: Any) -> None:
+def test_random_numbers_ignore_order_and_recomputation(config: Any, still: Any) -> None:
     def step(name: Any, devices: Any, strategy: Any, config: Any = config) -> Any:
         plan = plan_of(db.schedules[name](devices=devices, micro_batches=4), config, strategy=strategy)
         return gradients_of(plan, tokens_of(config, rows=4))
@@ -124,32 +124,32 @@ def test_random_numbers_depend_on_neither_order_nor_recomputation(config: Any, s
 
 
 @pytest.mark.parametrize("family", slow_unless(GENERIC, "smollm3", "qwen2_moe"))
-def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, tmp_path: Path) -> None:
+def test_checkpoint_round_trip_changes_nothing(family: Any, tmp_path: Path) -> None:
     assert_checkpoint_returns(GENERIC[family], tmp_path)
 
 
-def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
+def test_unit_outside_the_model_is_refused() -> None:
     for planned in (PlannedUnit("layer", 4), PlannedUnit("attention", 0)):
         with pytest.raises(InputError, match=f"no unit of type '{planned.type}' and layer {planned.layer}"):
             build_stage(GENERIC["olmo2"], [planned])
 
 
-def test_offload_leaves_what_all_micro_batches_share() -> None:
+def test_offload_keeps_tensors_shared_by_micro_batches() -> None:
     planned, ledger = PlannedUnit("layer", 0), Ledger()
     (unit,) = build_stage(GENERIC["cohere2"], [planned])
     unit.attach_ledger(ledger)
     stage = Stage([unit], [planned], ledger)
     for j in range(2):
-        y = stage.forward(j, torch.randn(1, 9, 32), MicroBatch())  # longer than the window: a mask is needed
+        y = stage.forward(j, torch.randn(1, 9, 32), MicroBatch())  # longer than the window, so that a mask is needed
 
     buffer = stage.offload(0, 1.0, lambda size: torch.empty(size, dtype=torch.uint8))
     stage.release(0)
-    kept = stage.backward(1, torch.ones_like(y), split=False)
+    from_device = stage.backward(1, torch.ones_like(y), split=False)
     stage.reload(0, buffer)
     reloaded = stage.backward(0, torch.ones_like(y), split=False)
-    assert kept is not None
+    assert from_device is not None
     assert reloaded is not None
-    assert kept.shape == reloaded.shape
+    assert from_device.shape == reloaded.shape
     assert ledger.bytes == 0
 
 
@@ -164,7 +164,7 @@ def test_offload_leaves_what_all_micro_batches_share() -> None:
         ({}, {"lora": 2}, "no LoRA for 'olmo2'"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_a_sentence(config: Any, options: Any, message: str) -> None:
+def test_unsupported_models_are_refused_with_a_sentence(config: Any, options: Any, message: str) -> None:
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), {**GENERIC["olmo2"], **config}, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: None)
@@ -182,7 +182,7 @@ def test_a_model_that_is_no_row_of_layers_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_steps_ahead_with_divided_states_lose_as_synchronous_ones() -> None:
+def test_post_validated_zero_steps_match_synchronous_losses() -> None:
     config = GENERIC["qwen2_moe"]
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=2), config, dtype="bf16", data=2, zero=2)
     tokens = tokens_of(config, rows=2)
@@ -225,9 +225,9 @@ def test_a_constant_is_fp32_in_a_bf16_run_and_never_stepped(options: dict[str, A
     def sgd(parameters: Any) -> Any:
         return torch.optim.SGD(parameters, lr=0.1)
 
-    found = {name: t for part in run_threads(plan, trained, optimizer=sgd) for name, t in part.items()}
-    assert found.keys() == {f"model.layers.{layer}.{BIAS}" for layer in (1, 2, 3)}
-    assert all(torch.equal(t, bias) for t in found.values())  # bf16 has no 0.1
+    actual = {name: t for tensors in run_threads(plan, trained, optimizer=sgd) for name, t in tensors.items()}
+    assert actual.keys() == {f"model.layers.{layer}.{BIAS}" for layer in (1, 2, 3)}
+    assert all(torch.equal(t, bias) for t in actual.values())  # 0.1 is not representable in bf16
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ with ThreadPoolExecutor(4) as ranks:
     assert printed.split() == ["Olmo2ForCausalLM"] * 4
 
 
-def test_masks_of_the_newest_shapes_alone_are_kept() -> None:
+def test_only_masks_of_recent_shapes_are_cached() -> None:
     parts = ModelParts(GENERIC["starcoder2"])
     context = LayerContext(parts.around)
 

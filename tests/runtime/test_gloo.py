@@ -1,4 +1,4 @@
-"""The same over real processes and Gloo."""
+"""Ranks in processes over Gloo match one process."""
 
 import re
 from dataclasses import replace
@@ -22,8 +22,8 @@ def check(plans: Any, folder: Any) -> None:
     gloo_ranks.assert_gradients_over_gloo(plans, batches, folder)
 
 
-def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
-    """Among them are activations that go to a peer, and two devices that share a link."""
+def test_two_gloo_ranks_match_one_process(tmp_path: Path) -> None:
+    """Two of the plans send activations to a peer or share a link."""
 
     def made(name: Any) -> Any:
         return db.schedules[name](devices=2, micro_batches=4)
@@ -42,21 +42,21 @@ def test_a_run_switches_to_an_order_of_a_shared_link(tmp_path: Path) -> None:
     for path, schedule in zip(paths, (plain.schedule, on_one_link(plain.schedule)), strict=True):
         replace(plain, schedule=schedule).save(path)
     batches = [tokens_of(plain.model, rows=4, length=6, seed=step) for step in range(2)]
-    told = gloo_ranks.spawn(2, gloo_ranks.moved, [paths, paths[:1] * 2], batches)
-    (losses, _), (expected, _) = torch.load(told / "rank0.pt")
+    answers = gloo_ranks.spawn(2, gloo_ranks.moved, [paths, paths[:1] * 2], batches)
+    (losses, _), (expected, _) = torch.load(answers / "rank0.pt")
     assert losses == expected
 
 
 @pytest.mark.slow
-def test_every_schedule_over_four_gloo_ranks_equals_one_process(tmp_path: Path) -> None:
+def test_all_schedules_on_four_gloo_ranks_match_one_process(tmp_path: Path) -> None:
     check([replace(case, devices=4).plan() for case in one_per_schedule(first_family=1)], tmp_path)
 
 
-def test_the_death_of_a_peer_is_told_at_once(tmp_path: Path) -> None:
+def test_death_of_a_peer_is_reported_at_once(tmp_path: Path) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA_TIED)
     plan.save(tmp_path / "plan.json")
     answers = gloo_ranks.spawn(
         2, gloo_ranks.die_in_the_second_step, tmp_path / "plan.json", tokens_of(LLAMA_TIED, rows=4)
     )
-    # Closed or reset: that is up to how fast the peer died.
+    # Which of the two depends on how fast the peer died.
     assert re.search("onnection (closed|reset)", (answers / "told").read_text())

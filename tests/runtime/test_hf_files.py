@@ -1,4 +1,4 @@
-"""Checkpoints go from Hugging Face into a pipeline and back."""
+"""Hugging Face checkpoints are loaded into a pipeline and saved from it."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def plan(config: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", slow_unless(FAMILIES, "llama-tied", "gpt2", "mixtral"))
-def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, tmp_path: Path) -> None:
+def test_checkpoint_round_trip_changes_nothing(family: Any, tmp_path: Path) -> None:
     assert_checkpoint_returns(FAMILIES[family], tmp_path, shard_size="1GB" if family == "gpt2" else "20KB")
 
 
@@ -39,7 +39,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def written(config: Any, folder: Path, tensors: Any = None, **entries: Any) -> Any:
-    """A folder with a model of transformers, with other tensors in its file and other entries in its config."""
+    """Write a transformers model with changed tensors and config entries to a folder."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     model.save_pretrained(folder)
@@ -50,7 +50,7 @@ def written(config: Any, folder: Path, tensors: Any = None, **entries: Any) -> A
 
 
 def loaded(config: Any, folder: Path, *, devices: int = 2) -> Any:
-    """The parameters of a plan's model that begins with a folder."""
+    """Parameters of a plan's model that is loaded from a folder."""
     schedule = db.schedules["1f1b"](devices=devices, micro_batches=2)
 
     def load(pipeline: Any) -> Any:
@@ -107,7 +107,7 @@ def test_a_quantised_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [LLAMA, GENERIC["olmo2"]], ids=["own", "transformers"])
-def test_a_parameter_that_the_model_lacks_is_named(config: Any, tmp_path: Path) -> None:
+def test_unknown_parameter_is_named(config: Any, tmp_path: Path) -> None:
     written(config, tmp_path, {f"{QUERY}.bias": torch.ones(32)})
     with pytest.raises(InputError, match=f"has '{QUERY}.bias', which the plan's model lacks"):
         loaded(config, tmp_path)
@@ -149,7 +149,7 @@ def test_a_base_models_names_are_taken(config: Any, tmp_path: Path) -> None:
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_base_model_lacks_the_head_of_untied_tables(tmp_path: Path) -> None:
+def test_base_model_has_no_head_for_untied_embeddings(tmp_path: Path) -> None:
     model = written(LLAMA, tmp_path / "whole")
     model.base_model.save_pretrained(tmp_path / "base")
     with pytest.raises(InputError, match=r"has no parameter 'lm_head\.weight'"):
@@ -164,13 +164,13 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("model.safetensors", "is no whole safetensors file"),
         ("model.safetensors.index.json", "is no index of a checkpoint"),
     ],
 )
-def test_a_checkpoint_that_is_cut_short_is_named(name: str, said: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_cut_short_is_named(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"{")
-    with pytest.raises(InputError, match=f"{name} {said}"):
+    with pytest.raises(InputError, match=f"{name} {message}"):
         checkpoint_files(tmp_path)

@@ -1,4 +1,4 @@
-"""Offload to files: the same gradients, the bytes that it should be, and nothing left behind."""
+"""Offload to files gives the same gradients, writes the expected bytes and leaves no files."""
 
 import signal
 import subprocess
@@ -21,7 +21,7 @@ PLAN = plan_of(SCHEDULE, LLAMA, costs=StageCosts.of(stages=1, offload=1))
 
 
 def two_steps(pipeline: Any) -> Any:
-    """Gradients of two steps, so that buffers are used again, and the most bytes that were moved."""
+    """Gradients of two steps, which reuse buffers, and the peak of offloaded bytes."""
     for _ in range(2):
         pipeline.step(tokens_of(LLAMA, rows=3))
     gradients = {name: p.grad for name, p in pipeline.named_parameters()}
@@ -30,13 +30,13 @@ def two_steps(pipeline: Any) -> Any:
 
 def test_gradients_are_the_same_from_files_as_from_memory(tmp_path: Path) -> None:
     ((expected, moved),) = run_threads(PLAN, two_steps)
-    ((found, filed),) = run_threads(PLAN, two_steps, offload_to=tmp_path)
+    ((gradients, filed),) = run_threads(PLAN, two_steps, offload_to=tmp_path)
     assert filed == moved > 0
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert gradients.keys() == expected.keys()
+    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
 
 
-def test_a_buffer_keeps_what_was_written_and_is_used_again(tmp_path: Path) -> None:
+def test_buffer_keeps_its_content_and_is_reused(tmp_path: Path) -> None:
     files = DiskMemory(tmp_path)
     first, second = files.take(10_000), files.take(10_000)
     first.fill_(7)
@@ -50,7 +50,7 @@ def test_a_buffer_keeps_what_was_written_and_is_used_again(tmp_path: Path) -> No
 
 
 def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
-    """As uneven routing gives them: the room on the disk grows with the largest, not with every new size."""
+    """Uneven routing gives such sizes: the file grows with the largest size, not with every new one."""
     files = DiskMemory(tmp_path)
     for size in (10_000, 9_000, 7_001, 9_999):
         buffer = files.take(size)
@@ -60,7 +60,7 @@ def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_killed_process_leaves_no_files(tmp_path: Path) -> None:
     program = (
         "import os, signal; from pathlib import Path; from debubble.runtime.memory.host import DiskMemory\n"
         f"DiskMemory(Path({str(tmp_path)!r})).take(1 << 20).fill_(1); os.kill(os.getpid(), signal.SIGKILL)"
@@ -69,9 +69,9 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk: Any) -> None:
+def test_full_disk_raises_one_sentence(small_disk: Any) -> None:
     files = DiskMemory(small_disk)
-    held = files.take(700_000)
+    buffer = files.take(700_000)
     with pytest.raises(OffloadError, match="cannot hold another 500000 of activations next to 700000: No space left"):
         files.take(500_000)
-    assert held.numel() == 700_000
+    assert buffer.numel() == 700_000

@@ -1,4 +1,4 @@
-"""Threads of lanes stay from step to step, and end with what they belong to."""
+"""Threads of lanes persist between steps and end with their pipeline."""
 
 import gc
 import threading
@@ -33,7 +33,7 @@ def test_a_lanes_thread_works_in_order_and_ends_with_it() -> None:
 
 
 def sending(plan: Any, steps: Any, *, fails: Any = ()) -> Any:
-    """The threads on which rank 0 sends in each step; in some the message cannot be sent."""
+    """Threads on which rank 0 sends in each step; in some steps the message cannot be sent."""
 
     def one(transport: Any) -> Any:
         pipeline, send = Pipeline(None, plan, transport=transport), transport.send

@@ -1,4 +1,4 @@
-"""Adapters: a pipeline's loss, gradients and training are peft's in one process, and its files are peft's."""
+"""Adapters: loss, gradients, training and files of a pipeline match peft in one process."""
 
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import peft
 
 from tests.support.hf_reference import assert_trains_as_alone, exactly, hf_model, loss_of, peft_model
 
-# peft uses names that transformers is about to change, and says what it makes of a config.
+# peft warns of names that transformers will change, and of what it derives from a config.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")
 ]
@@ -35,7 +35,7 @@ def trained(pipeline: Any) -> Any:
 )
 def test_adapters_get_pefts_gradients_and_nothing_else_any(family: str, name: str) -> None:
     config = FAMILIES[family]
-    # "all-linear" means the experts too, which are no linear layers.
+    # peft's "all-linear" includes the experts, which are no linear layers here.
     entries = {"target_modules": ["q_proj", "o_proj"]} if family in ("mixtral", "qwen3-moe") else {}
     model = peft_model(config, **entries)
     plan = plan_of(db.schedules[name](devices=3, micro_batches=4), model.config.to_dict(), lora=3)
@@ -46,7 +46,7 @@ def test_adapters_get_pefts_gradients_and_nothing_else_any(family: str, name: st
         {"target_modules": ["q_proj", "v_proj"]}, {"rank_pattern": {"q_proj": 2}},
         {"target_modules": ["o_proj"], "layers_to_transform": [1]}, {"use_rslora": True},
 ])  # fmt: skip
-def test_adapters_are_where_pefts_config_says_and_scaled_as_it_says(entries: Any) -> None:
+def test_adapters_have_the_names_and_scale_of_peft(entries: Any) -> None:
     model, tokens = peft_model(LLAMA, **entries), tokens_of(LLAMA, rows=2)
     expected = loss_of(model, tokens, micro_batches=2)
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, lora=3)
@@ -61,18 +61,18 @@ def test_steps_lose_like_pefts() -> None:
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA, lora=3)
     batches = [tokens_of(LLAMA, rows=4)] * 8
     make = partial(torch.optim.AdamW, lr=1e-2)
-    found = run_threads(plan, lambda pipeline: train(pipeline, batches), model=model, optimizer=make)[0]
+    actual = run_threads(plan, lambda pipeline: train(pipeline, batches), model=model, optimizer=make)[0]
     optimizer = make([p for p in model.parameters() if p.requires_grad])
     expected = []
     for tokens in batches:
         expected.append(float(loss_of(model, tokens, micro_batches=1)))
         optimizer.step()
         optimizer.zero_grad()
-    assert found == pytest.approx(expected, rel=1e-10)
+    assert actual == pytest.approx(expected, rel=1e-10)
     assert expected[-1] < expected[0]
 
 
-def test_adapters_that_the_pipeline_makes_open_in_peft_and_return(tmp_path: Path) -> None:
+def test_adapters_made_by_the_pipeline_load_in_peft(tmp_path: Path) -> None:
     config = GPT2
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="fp32", lora=4)
     tokens = tokens_of(config, rows=2)
@@ -85,10 +85,10 @@ def test_adapters_that_the_pipeline_makes_open_in_peft_and_return(tmp_path: Path
 
     answers = run_threads(plan, one, optimizer=partial(torch.optim.SGD, lr=1.0))
     assert answers[0][1] < answers[0][0]
-    whole = {name: tensor for *_, part in answers for name, tensor in part.items()}
+    state = {name: tensor for *_, tensors in answers for name, tensor in tensors.items()}
 
     base = hf_model(config).float()
-    base.load_state_dict({name: whole[name] for name in base.state_dict() if name in whole}, strict=False)
+    base.load_state_dict({name: state[name] for name in base.state_dict() if name in state}, strict=False)
     opened = peft.PeftModel.from_pretrained(base, tmp_path / "adapters")
     with exactly():
         logits = opened(tokens[:, :-1]).logits
@@ -111,12 +111,12 @@ def test_new_adapters_change_nothing_before_they_are_trained() -> None:
 
 def test_experts_and_routers_get_no_adapters() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), MIXTRAL, lora=2)
-    names = {n for part in run_threads(plan, lambda p: set(trained(p))) for n in part}
+    names = {n for trained_names in run_threads(plan, lambda p: set(trained(p))) for n in trained_names}
     assert {n.split(".")[4] for n in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-def test_frozen_layers_keep_what_adapters_need_and_have_no_states() -> None:
-    """The input of a frozen expert or router is not kept; nothing but adapters has an fp32 master."""
+def test_frozen_layers_save_adapter_inputs_and_no_states() -> None:
+    """The input of a frozen expert or router is not saved; only adapters have fp32 masters."""
     schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
 
     def one(pipeline: Any) -> Any:
@@ -134,14 +134,16 @@ def test_frozen_layers_keep_what_adapters_need_and_have_no_states() -> None:
     assert lora[1] == parameters * 2 + sum(lora[2]) * (2 + 4 + 4)
 
 
-def test_two_replicas_with_divided_states_train_adapters_alike() -> None:
+def test_replicas_with_zero_train_the_same_adapters() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
 
     batches = [tokens_of(LLAMA_TIED, rows=4, seed=seed) for seed in range(2)]
     make = partial(torch.optim.AdamW, lr=1e-2)
     plans = [plan_of(schedule, LLAMA_TIED, lora=4, data=2, zero=zero) for zero in (0, 1)]
-    whole, divided = (run_threads(plan, lambda p: train(p, batches, max_norm=1.0), optimizer=make)[0] for plan in plans)
-    assert divided == pytest.approx(whole, rel=1e-12)
+    undivided, divided = (
+        run_threads(plan, lambda p: train(p, batches, max_norm=1.0), optimizer=make)[0] for plan in plans
+    )
+    assert divided == pytest.approx(undivided, rel=1e-12)
 
 
 @pytest.mark.parametrize(

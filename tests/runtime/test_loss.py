@@ -1,4 +1,4 @@
-"""A loss of the user's own: its gradients are those of the whole model in one process, for every kind of model."""
+"""Custom losses have the gradients of the full model in one process, for every kind of model."""
 
 import copy
 from typing import Any
@@ -31,7 +31,7 @@ from tests.support.hf_reference import exactly, hf_model
 
 
 def smoothed(logits: Any, targets: Any) -> Any:
-    """Label smoothing and a z-loss, summed over the targets that count."""
+    """Label smoothing and a z-loss, summed over valid targets."""
     flat, targets = logits.flatten(0, 1), targets.flatten()
     smooth = functional.cross_entropy(flat, targets, label_smoothing=0.1, reduction="sum")
     return smooth + 1e-2 * (flat.logsumexp(-1).square() * (targets != -100)).sum()
@@ -50,7 +50,7 @@ def batch_of(config: Any, *, rows: Any) -> Any:
     [(GPT2, "zb-v", "full"), (MIXTRAL, "1f1b", "none"), (GENERIC["olmo2"], "zb-v", "none")],
     ids=["gpt2", "mixtral", "olmo2"],
 )
-def test_gradients_are_those_of_one_process(config: Any, schedule: str, strategy: str) -> None:
+def test_gradients_match_a_single_process(config: Any, schedule: str, strategy: str) -> None:
     made = db.schedules[schedule](devices=2, micro_batches=4)
     check(config, plan_of(made, config, strategy=strategy))
 
@@ -60,7 +60,7 @@ def test_replicas_are_averaged_by_their_numbers_of_targets() -> None:
 
 
 def check(config: Any, plan: Any) -> None:
-    """Loss and gradients of the pipeline on the model's own parameters, against the model alone."""
+    """Compare loss and gradients of a pipeline in place with those of the model alone."""
     model, batch = hf_model(config), batch_of(config, rows=4)
     with exactly():
         loss = smoothed(model(batch["input_ids"]).logits, batch["targets"]) / (batch["targets"] != -100).sum()
@@ -74,12 +74,12 @@ def check(config: Any, plan: Any) -> None:
 
     answers = run_threads(plan, one, model=model, loss=smoothed)
     torch.testing.assert_close(answers[0][0], loss.detach(), rtol=1e-12, atol=0)
-    found = {name: gradient for _, part in answers for name, gradient in part.items()}
-    assert_gradients({name: found[name] for name in expected}, expected)
+    actual = {name: gradient for _, gradients in answers for name, gradient in gradients.items()}
+    assert_gradients({name: actual[name] for name in expected}, expected)
 
 
 def distilled(logits: Any, targets: Any, *, teacher: Any) -> Any:
-    """Cross entropy and the divergence from a teacher's logits, summed over the targets that count."""
+    """Cross entropy plus divergence from a teacher's logits, summed over valid targets."""
     counted = (targets != -100).flatten()
     student, taught = (t.flatten(0, 1).log_softmax(-1) for t in (logits, teacher))
     divergence = functional.kl_div(student, taught, reduction="none", log_target=True).sum(-1)
@@ -97,17 +97,17 @@ def test_a_teachers_logits_are_entries_of_the_batch() -> None:
         expected.backward()
     plan = plan_of(db.schedules["zb-v"](devices=2, micro_batches=4), LLAMA)
 
-    own = {name: gradient_of(p).clone() for name, p in model.named_parameters()}
+    model_gradients = {name: gradient_of(p).clone() for name, p in model.named_parameters()}
     model.zero_grad()
     loss, gradients = gradients_of(plan, {**batch, "teacher": teacher}, model=model, loss=distilled)
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
-    assert_gradients(gradients, own)
+    assert_gradients(gradients, model_gradients)
 
 
 def log_probabilities(logits: Any, targets: Any) -> Any:
     """The log-probability of each row's targets."""
-    found = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    return (found * (targets != -100)).sum(-1)
+    token_log_probabilities = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    return (token_log_probabilities * (targets != -100)).sum(-1)
 
 
 def preference(logits: Any, targets: Any, *, reference: Any, scale: Any) -> Any:
@@ -117,7 +117,7 @@ def preference(logits: Any, targets: Any, *, reference: Any, scale: Any) -> Any:
 
 
 def test_preferences_are_learned_in_two_passes() -> None:
-    """The first keeps the reference's log-probabilities, by the loss of an evaluation; the second learns from them."""
+    """The first pass evaluates the reference's log-probabilities; the second trains with them."""
     config, batch = LLAMA, batch_of(LLAMA, rows=8)
     model, before = hf_model(config), hf_model({**config, "initializer_range": 0.2})
     with exactly():
@@ -129,25 +129,25 @@ def test_preferences_are_learned_in_two_passes() -> None:
     targets = (batch["targets"] != -100).sum()
 
     def one(transport: Any) -> Any:
-        found = torch.zeros(8, dtype=torch.float64)
+        reference = torch.zeros(8, dtype=torch.float64)
 
         def record(logits: Any, targets: Any, *, row: Any) -> Any:
-            found[row] = log_probabilities(logits, targets)
+            reference[row] = log_probabilities(logits, targets)
             return logits.new_zeros(())
 
         first = Pipeline(copy.deepcopy(before), plan, transport=transport, loss=record)
         first.evaluate([{**batch, "row": torch.arange(8)}])
-        transport.all_reduce(found, (0, 1))  # the last stage alone has seen logits
+        transport.all_reduce(reference, (0, 1))  # only the last stage has logits
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport, loss=preference)
         # `step` divides by the number of targets; this loss is the mean over four pairs.
         scale = torch.full((8,), float(targets) / 4)
-        return loss_and_gradients(pipeline, {**batch, "reference": found, "scale": scale})
+        return loss_and_gradients(pipeline, {**batch, "reference": reference, "scale": scale})
 
     answers = ThreadTransport.run(plan.ranks, one)
     torch.testing.assert_close(answers[0][0], expected.detach(), rtol=1e-12, atol=0)
-    own = {name: gradient_of(p) for name, p in model.named_parameters()}
+    model_gradients = {name: gradient_of(p) for name, p in model.named_parameters()}
     for _, gradients in answers:
-        assert_gradients(gradients, own)
+        assert_gradients(gradients, model_gradients)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ class Weighted(nn.Module):
         (Weighted(), "The loss has parameters to train"),
     ],
 )
-def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
+def test_invalid_losses_are_refused(loss: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4)), loss=loss)
@@ -194,7 +194,7 @@ def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
         ({"tensor": 2}, smoothed, "plan with --tensor 1"),
     ],
 )
-def test_a_loss_is_refused_where_what_it_reads_is_divided(options: Any, loss: Any, message: str) -> None:
+def test_loss_is_refused_where_its_inputs_are_sharded(options: Any, loss: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda _: None, loss=loss)

@@ -1,4 +1,4 @@
-"""Products in fp32, large enough for either library, beside those in fp64."""
+"""Large fp32 products of both libraries are compared with fp64."""
 
 import pytest
 import torch
@@ -23,13 +23,13 @@ X, WEIGHT, BIAS, GRADIENT = (
 
 @pytest.fixture(params=[True, False], ids=["onednn", "mkl"])
 def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether products may be oneDNN's."""
+    """Whether oneDNN may compute the products."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", request.param)
 
 
-def assert_near(found: Tensor, exact: Tensor) -> None:
-    assert found.dtype == torch.float32
-    assert (found - exact).abs().max() <= 1e-6 * exact.abs().max()
+def assert_near(actual: Tensor, exact: Tensor) -> None:
+    assert actual.dtype == torch.float32
+    assert (actual - exact).abs().max() <= 1e-6 * exact.abs().max()
 
 
 @pytest.mark.usefixtures("onednn")
@@ -53,6 +53,6 @@ def test_products_are_made_or_added_where_they_are_to_be(a: Tensor, b: Tensor) -
     assert_near(total, exact)
 
 
-def test_where_onednn_is_switched_off_products_are_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_torch_computes_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert torch.equal(product(GRADIENT, WEIGHT), GRADIENT @ WEIGHT)

@@ -1,4 +1,4 @@
-"""Saved activations are counted byte by byte, and recomputation and offload free what they should."""
+"""Saved activations are counted to the byte, and recomputation and offload free the expected bytes."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from tests.support.tiny_models import LLAMA
 HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16
 TOKENS = ROWS * LENGTH
 X = 8 * TOKENS * HIDDEN  # bytes of a boundary tensor in fp64
-SCALE = 8 * TOKENS  # what a norm keeps beside its input
+SCALE = 8 * TOKENS  # what a norm saves besides its input
 
 
 def stage_of(*units: Any, ledger: Any) -> Any:
@@ -28,7 +28,7 @@ def stage_of(*units: Any, ledger: Any) -> Any:
     return Stage(built, units, ledger)
 
 
-def kept_by(unit: Any) -> Any:
+def bytes_saved_by(unit: Any) -> Any:
     ledger = Ledger()
     stage = stage_of(unit, ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), SavePolicy(recomputing=1))
@@ -47,8 +47,8 @@ def kept_by(unit: Any) -> Any:
         ("full", X),
     ],
 )
-def test_an_mlp_keeps_what_its_strategy_says(strategy: str, expected: Any) -> None:
-    assert kept_by(PlannedUnit("mlp", 0, strategy)) == expected
+def test_mlp_saves_what_its_strategy_specifies(strategy: str, expected: Any) -> None:
+    assert bytes_saved_by(PlannedUnit("mlp", 0, strategy)) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_an_mlp_keeps_what_its_strategy_says(strategy: str, expected: Any) -> No
         ("full", X),
     ],
 )
-def test_attention_keeps_what_its_strategy_says(strategy: str, expected: Any) -> None:
-    assert kept_by(PlannedUnit("attention", 0, strategy)) == expected
+def test_attention_saves_what_its_strategy_specifies(strategy: str, expected: Any) -> None:
+    assert bytes_saved_by(PlannedUnit("attention", 0, strategy)) == expected
 
 
-def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
+def test_fused_recomputation_holds_one_layer_at_a_time() -> None:
     """A layer whose halves both recompute in full keeps one input."""
     ledger = Ledger()
     units = [replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]]
@@ -74,27 +74,27 @@ def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
     assert ledger.bytes == 4 * X
     ledger.start_step()
     stage.backward(0, y, split=False)
-    assert ledger.peak == 3 * X + kept_by(PlannedUnit("attention", 0)) + kept_by(PlannedUnit("mlp", 0))
+    assert ledger.peak == 3 * X + bytes_saved_by(PlannedUnit("attention", 0)) + bytes_saved_by(PlannedUnit("mlp", 0))
     assert ledger.bytes == 0
 
 
-def test_halves_that_are_not_of_one_layer_keep_an_input_each() -> None:
+def test_halves_of_different_layers_keep_an_input_each() -> None:
     ledger = Ledger()
     stage = stage_of(PlannedUnit("mlp", 0, "full"), PlannedUnit("attention", 1, "full"), ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), SavePolicy(recomputing=99))
     assert ledger.bytes == 2 * X
 
 
-def test_a_deeper_micro_batch_keeps_what_its_strategy_says() -> None:
+def test_deeper_micro_batch_saves_by_its_strategy() -> None:
     ledger = Ledger()
     stage = stage_of(PlannedUnit("mlp", 0, "norm", "full"), ledger=ledger)
-    kept = []
+    saved_bytes = []
     for j, deeper in enumerate((False, True)):
         before = ledger.bytes
         x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
         stage.forward(j, x, MicroBatch(), SavePolicy(recomputing=1, deeper=deeper))
-        kept.append(ledger.bytes - before)
-    assert kept == [kept_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
+        saved_bytes.append(ledger.bytes - before)
+    assert saved_bytes == [bytes_saved_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
@@ -102,13 +102,13 @@ def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     ledger = Ledger()
     stage = stage_of(*ModelConfig.from_hf(LLAMA).units[1:-1], ledger=ledger)
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch())
-    kept = ledger.bytes
+    saved_bytes = ledger.bytes
     buffer = stage.offload(0, share, lambda size: torch.empty(size, dtype=torch.uint8))
     stage.release(0)
-    assert ledger.offloaded == len(buffer) == round(share * kept)
-    assert ledger.bytes == kept - len(buffer)
+    assert ledger.offloaded == len(buffer) == round(share * saved_bytes)
+    assert ledger.bytes == saved_bytes - len(buffer)
     stage.reload(0, buffer)
-    assert (ledger.bytes, ledger.offloaded) == (kept, 0)
+    assert (ledger.bytes, ledger.offloaded) == (saved_bytes, 0)
 
 
 def activation_of(units: Any) -> Any:
@@ -119,42 +119,42 @@ def activation_of(units: Any) -> Any:
     first = units[0].type == "embedding"
     x = tokens[:, :-1].contiguous() if first else torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
     y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()))
-    kept = ledger.bytes
+    saved_bytes = ledger.bytes
     stage.backward(0, torch.ones_like(y), split=True)
-    return kept, ledger.bytes
+    return saved_bytes, ledger.bytes
 
 
 @pytest.mark.parametrize("name", ["zb-h2", "interleaved"])
 def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
-    """They are within one tensor that stages hand on: what a unit's backward for inputs has there before it frees."""
+    """Within one boundary tensor, which a unit's input backward still holds before it frees."""
     chunks = db.schedules[name].default_chunks
     schedule = db.schedules[name](devices=2, micro_batches=6)
     plan = plan_of(schedule, LLAMA)
     profiled = [activation_of(units) for units in plan.partition]
-    kept, left = zip(*profiled, strict=True)
-    costs = StageCosts.of(stages=2 * chunks, activation=kept, activation_after_input=left)
+    saved_bytes, bytes_after_input = zip(*profiled, strict=True)
+    costs = StageCosts.of(stages=2 * chunks, activation=saved_bytes, activation_after_input=bytes_after_input)
 
-    found = peaks_of(plan, tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
-    assert found == pytest.approx(db.simulate(schedule, costs).peak_memory, abs=X)
+    actual = peaks_of(plan, tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
+    assert actual == pytest.approx(db.simulate(schedule, costs).peak_memory, abs=X)
 
 
-def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
+def test_offload_lowers_the_peak_as_simulated() -> None:
     order = "0F0 0O0 0F1 0O1 0F2 0L1 0B2 0L0 0B1 0B0"
     schedule = Schedule.of("offload", Placement.linear(1), 3, [order.split()])
     plan = plan_of(schedule, LLAMA)
-    kept, _ = activation_of(plan.partition[0])
-    # The limit makes lowering wait for the offloads where memory needs it.
-    costs = StageCosts.of(stages=1, activation=kept, offload=1, memory_limit=2 * kept)
-    assert db.simulate(schedule, costs).peak_memory == (2 * kept,)
+    saved_bytes, _ = activation_of(plan.partition[0])
+    # Under this limit lowering inserts waits for offloads where memory needs them.
+    costs = StageCosts.of(stages=1, activation=saved_bytes, offload=1, memory_limit=2 * saved_bytes)
+    assert db.simulate(schedule, costs).peak_memory == (2 * saved_bytes,)
 
     def peak(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=3 * ROWS, length=LENGTH))
         return pipeline.measured.peak_activation, pipeline.measured.peak_offloaded
 
     [(device, elsewhere)] = run_threads(replace(plan, costs=costs), peak)
-    # An offload may end while the next forward is under way, so that the two are not there whole at any moment.
-    assert kept < device <= 2 * kept
-    assert elsewhere == 2 * kept
+    # An offload may end during the next forward, so the two never coexist in full.
+    assert saved_bytes < device <= 2 * saved_bytes
+    assert elsewhere == 2 * saved_bytes
 
 
 def test_a_steps_peak_has_gradients_that_have_been_cleared() -> None:
@@ -175,7 +175,7 @@ def test_a_steps_peak_has_gradients_that_have_been_cleared() -> None:
 
 
 def times_of_units(strategy: str) -> dict[tuple[str, int, int], int]:
-    """Per kind, stage and first unit, how many units are timed together in a step of two stages."""
+    """Number of units that are timed together in a step of two stages, by kind, stage and first unit."""
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, strategy=strategy, counts=[3, 7])
 
     def one(pipeline: Any) -> Any:
@@ -193,6 +193,6 @@ def times_of_units(strategy: str) -> dict[tuple[str, int, int], int]:
         ("full", {("B", 0, 0): 1, ("B", 0, 1): 2, ("B", 1, 0): 2, ("B", 1, 2): 2, ("B", 1, 4): 2, ("B", 1, 6): 1}),
     ],
 )
-def test_forwards_are_timed_unit_by_unit_and_backwards_by_what_recomputes(strategy: str, backwards: Any) -> None:
+def test_times_are_per_forward_unit_and_recompute_span(strategy: str, backwards: Any) -> None:
     forwards = {("F", 0, i): 1 for i in range(3)} | {("F", 1, i): 1 for i in range(7)}
     assert times_of_units(strategy) == forwards | backwards

@@ -1,4 +1,4 @@
-"""The units are Hugging Face's models: same names, same logits, same gradients."""
+"""Units match Hugging Face's models in names, logits and gradients."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from tests.support.tiny_models import FAMILIES, LLAMA
 
 
 def test_a_unit_has_the_same_weights_alone_as_in_the_model() -> None:
-    whole = ReferenceModel(LLAMA, seed=3).hf_parameters()
+    parameters = ReferenceModel(LLAMA, seed=3).hf_parameters()
     (alone,) = build_stage(LLAMA, [PlannedUnit("mlp", 2)], seed=3)
     for name, parameter in alone.hf_parameters().items():
-        assert torch.equal(parameter, whole[name])
+        assert torch.equal(parameter, parameters[name])
 
 
 def test_the_row_of_the_padding_token_starts_at_zero() -> None:
@@ -38,7 +38,7 @@ def test_a_missing_entry_is_named() -> None:
         ReferenceModel({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
 
 
-def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
+def test_unit_outside_the_model_is_refused() -> None:
     with pytest.raises(InputError, match="layer 9, but the model has 4 layers"):
         build_stage(LLAMA, [PlannedUnit("mlp", 9)])
     with pytest.raises(InputError, match="cannot build a unit of type 'dense'"):
@@ -46,7 +46,7 @@ def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
-def test_autocast_changes_units_as_it_does_in_one_process(family: str) -> None:
+def test_autocast_matches_a_single_process(family: str) -> None:
     config = FAMILIES[family]
     batch = tokens_of(config, rows=4)
 
@@ -62,5 +62,5 @@ def test_autocast_changes_units_as_it_does_in_one_process(family: str) -> None:
     for _, gradients in answers:
         for name, gradient in gradients.items():
             assert gradient.dtype == torch.float32
-            if name != "lm_head.weight":  # a tied table goes by the embedding's name
+            if name != "lm_head.weight":  # a tied table has the embedding's name
                 assert (gradient - expected[name]).norm() <= 1e-2 * expected[name].norm(), name

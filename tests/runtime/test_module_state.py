@@ -1,4 +1,4 @@
-"""Randomness and state of a user's modules: a recomputation computes what the forward has computed."""
+"""Random numbers and state of custom modules: a recomputation gives what the forward gave."""
 
 import copy
 import random
@@ -22,7 +22,7 @@ WIDTH = 8
 
 
 class Residual(nn.Module):
-    """A linear layer, and a function of its output on top."""
+    """A linear layer, and a function of its output that is added to it."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def tokens() -> Any:
 
 
 def step(model: nn.Module, *, strategy: str = "none") -> tuple[float, dict[str, Any]]:
-    """Loss and gradients of a step of two micro-batches, and the buffers after it."""
+    """Loss, gradients and buffers after a step of two micro-batches."""
     plan = plan_for(db.schedules["gpipe"](devices=1, micro_batches=2), [len(list(model))], strategy=strategy)  # type: ignore[call-overload]
     random.seed(1)
     np.random.seed(1)
@@ -123,13 +123,13 @@ def step(model: nn.Module, *, strategy: str = "none") -> tuple[float, dict[str, 
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_a_module_that_draws_recomputes_what_it_drew(name: str) -> None:
+def test_random_module_recomputes_the_same_numbers(name: str) -> None:
     model = sequence(RANDOM[name])
     loss, gradients = step(copy.deepcopy(model))
-    again_loss, again = step(copy.deepcopy(model), strategy="full")
-    assert again_loss == loss
+    recomputed_loss, recomputed = step(copy.deepcopy(model), strategy="full")
+    assert recomputed_loss == loss
     for key, gradient in gradients.items():
-        torch.testing.assert_close(again[key], gradient, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(recomputed[key], gradient, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("strategy", ["none", "full"])
@@ -137,13 +137,13 @@ def test_a_module_that_draws_recomputes_what_it_drew(name: str) -> None:
 def test_buffers_and_gradients_are_those_of_plain_torch(name: str, strategy: str) -> None:
     model = sequence(STATEFUL[name])
     reference = copy.deepcopy(model)
-    for part in tokens().chunk(2):
-        logits = reference(part[:, :-1]).flatten(0, 1)
-        (functional.cross_entropy(logits, part[:, 1:].flatten(), reduction="sum") / 20).backward()
-    _, found = step(model, strategy=strategy)
+    for micro_batch in tokens().chunk(2):
+        logits = reference(micro_batch[:, :-1]).flatten(0, 1)
+        (functional.cross_entropy(logits, micro_batch[:, 1:].flatten(), reduction="sum") / 20).backward()
+    _, actual = step(model, strategy=strategy)
     expected = {key: p.grad for key, p in reference.named_parameters()} | dict(reference.named_buffers())
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(actual[key], value, rtol=1e-12, atol=1e-14)
 
 
 def test_a_step_leaves_the_generators_as_they_were() -> None:
@@ -161,7 +161,7 @@ def test_a_step_leaves_the_generators_as_they_were() -> None:
 
 
 class Forgets(nn.Module):
-    """Its state is a number of Python's, which nobody can put back."""
+    """Its state is a Python number, which cannot be restored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,9 +209,9 @@ def test_a_module_may_change_its_input_in_place(strategy: str) -> None:
     model = sequence(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)))
     model.insert(1, nn.ReLU(inplace=True))
     _, expected = gradients_alone(model, tokens())
-    _, found = step(model, strategy=strategy)
+    _, actual = step(model, strategy=strategy)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-12, atol=1e-14)
 
 
 def test_a_saved_tensor_that_changes_in_place_is_refused() -> None:
@@ -221,7 +221,7 @@ def test_a_saved_tensor_that_changes_in_place_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("reentrant", "strategy"), [(False, "none"), (True, "full")])
-def test_a_checkpointed_part_may_have_dropout(reentrant: bool, strategy: str) -> None:
+def test_checkpointed_submodule_may_have_dropout(reentrant: bool, strategy: str) -> None:
     def inner() -> nn.Module:
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
 
@@ -230,7 +230,7 @@ def test_a_checkpointed_part_may_have_dropout(reentrant: bool, strategy: str) ->
         assert isinstance(residual, Residual)
         residual.body = Checkpointed(residual.body, reentrant=reentrant)
     loss, expected = step(plain)
-    found_loss, found = step(wrapped, strategy=strategy)
-    assert found_loss == loss
+    actual_loss, actual = step(wrapped, strategy=strategy)
+    assert actual_loss == loss
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name.replace("body", "body.module")], gradient, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(actual[name.replace("body", "body.module")], gradient, rtol=1e-12, atol=1e-14)

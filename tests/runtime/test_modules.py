@@ -1,4 +1,4 @@
-"""A user's own modules: a pipeline's loss and gradients are those of plain autograd in one process."""
+"""Pipelines of custom modules have the loss and gradients of plain autograd in one process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ VOCABULARY, WIDTH = 19, 8
 
 
 class Twice(nn.Module):
-    """Uses a parameter twice, one not at all, one frozen, and one that is computed from another."""
+    """Uses a parameter twice, one never, a frozen one, and one that is computed from another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def sequential(*, dropout: float = 0.0) -> Any:
 
 
 def plan_for(schedule: Any, counts: Any, *, strategy: str = "none", **options: Any) -> Any:
-    """A plan of abstract units, so many per stage; with a strategy they recompute."""
+    """A plan of abstract units with these counts per stage; with a strategy they recompute."""
     schedule = schedule if strategy == "none" else recomputing(schedule)
     return Plan(
         planner="test",
@@ -85,11 +85,11 @@ def step(model: Any, plan: Any, **arguments: Any) -> Any:
 
 def check(model: Any, plan: Any) -> None:
     loss, expected = gradients_alone(model, tokens())
-    found_loss, found = step(model, plan)
-    torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
-    assert expected.keys() - found.keys() <= {"7.weight"}  # of a tied table, the first name
-    reached = {name: gradient for name, gradient in found.items() if gradient is not None}
-    assert found.keys() - reached.keys() == {name for name in found if expected[name] is None}
+    actual_loss, gradients = step(model, plan)
+    torch.testing.assert_close(actual_loss, loss, rtol=1e-12, atol=0)
+    assert expected.keys() - gradients.keys() <= {"7.weight"}  # of a tied table, the first name
+    reached = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    assert gradients.keys() - reached.keys() == {name for name in gradients if expected[name] is None}
     assert_gradients(reached, expected)
 
 
@@ -116,7 +116,7 @@ def test_a_split_backward_leaves_linear_weights_for_later() -> None:
 
 
 class FourBits(nn.Module):
-    """A frozen linear layer with two codes per byte and a scale per row, and a trained adapter beside it."""
+    """A frozen linear layer with two codes per byte and a scale per row, plus a trained adapter."""
 
     packed: torch.Tensor
     scale: torch.Tensor
@@ -134,7 +134,7 @@ class FourBits(nn.Module):
 
 
 @pytest.mark.parametrize(("name", "devices", "strategy"), [("1f1b", 2, "full"), ("zb-h1", 4, "none")])
-def test_adapters_train_beside_buffers_of_four_bits(name: str, devices: int, strategy: str) -> None:
+def test_adapters_train_alongside_four_bit_buffers(name: str, devices: int, strategy: str) -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(3) for layer in (FourBits(), nn.GELU())]
     model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *layers, nn.Linear(WIDTH, VOCABULARY)).double()
@@ -159,7 +159,7 @@ def test_a_model_with_a_list_of_units_runs() -> None:
     assert loss == step(sequential(), plan)[0]
 
 
-def test_a_table_of_the_first_and_the_last_stage_is_one_on_a_device() -> None:
+def test_shared_table_is_one_parameter_per_device() -> None:
     check(shared(), plan_for(db.schedules["zb-v"](devices=2, micro_batches=4), [2, 2, 3, 1]))
 
 
@@ -198,7 +198,7 @@ def widening() -> Any:
         (sequential, [4, 4], {"lora": 2}, "neither tensor parallelism nor LoRA"),
     ],
 )
-def test_what_does_not_fit_the_plan_is_refused(make: Any, counts: Any, options: Any, message: str) -> None:
+def test_modules_that_do_not_fit_the_plan_are_refused(make: Any, counts: Any, options: Any, message: str) -> None:
     plan = plan_for(db.schedules["1f1b"](devices=2, micro_batches=2), counts, **options)
     with pytest.raises(InputError, match=message):
         step(make(), plan)
@@ -259,12 +259,12 @@ def checkpointed(*, reentrant: bool) -> Any:
 
 
 @pytest.mark.parametrize(("reentrant", "strategy"), [(False, "full"), (True, "none")])
-def test_a_module_may_checkpoint_a_part_of_itself(reentrant: bool, strategy: str) -> None:
+def test_module_may_checkpoint_a_submodule(reentrant: bool, strategy: str) -> None:
     schedule = db.schedules["zb-h1"](devices=2, micro_batches=4)
     check(checkpointed(reentrant=reentrant), plan_for(schedule, [3, 2], strategy=strategy))
 
 
-def test_autocast_computes_as_it_does_in_one_process() -> None:
+def test_autocast_matches_a_single_process() -> None:
     model = sequential().float()
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(tokens()[:, :-1])
@@ -280,16 +280,16 @@ def test_autocast_computes_as_it_does_in_one_process() -> None:
             loss = pipeline.step(tokens())
         return loss, {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
 
-    for found_loss, found in run_threads(plan, one, model=model):
-        torch.testing.assert_close(found_loss, loss.detach(), rtol=1e-3, atol=0)
-        for name, gradient in found.items():
+    for actual_loss, gradients in run_threads(plan, one, model=model):
+        torch.testing.assert_close(actual_loss, loss.detach(), rtol=1e-3, atol=0)
+        for name, gradient in gradients.items():
             assert gradient.dtype == torch.float32
-            # bf16 has eight bits, and micro-batches round apart.
+            # bf16 has an 8-bit significand, and micro-batches are rounded separately.
             assert (gradient - expected[name]).norm() <= 2e-2 * expected[name].norm(), name
 
 
 def compiled(*, dropout: float = 0.0) -> tuple[Any, list[Any]]:
-    """The model with two compiled modules, one of them in place, and the graphs that were compiled."""
+    """The model with two compiled modules, one of them in place, and the compiled graphs."""
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -304,7 +304,7 @@ def compiled(*, dropout: float = 0.0) -> tuple[Any, list[Any]]:
 
 
 def step_alone(model: Any, name: str, strategy: str) -> Any:
-    """Loss, gradients and the most that was kept, on one device with two stages."""
+    """Loss, gradients and peak activations on one device with two stages."""
     plan = plan_for(db.schedules[name](devices=1, micro_batches=2, **CHUNKS.get(name, {})), [5, 3], strategy=strategy)
     pipeline = Pipeline(model, plan)
     return *loss_and_gradients(pipeline, tokens()), pipeline.measured.peak_activation
@@ -318,26 +318,26 @@ CHUNKS: dict[str, Any] = {"interleaved": {"chunks": 2}}
     ("name", "strategy"), [("zb-v", "none"), pytest.param("interleaved", "full", marks=pytest.mark.slow)]
 )
 def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) -> None:
-    """Their weight gradients come with the input's, so W has nothing of them; what they save is counted."""
+    """Compiled backwards compute weight gradients with the input's, so W is empty; saved tensors are counted."""
     model, graphs = compiled()
     with torch.compiler.set_stance("force_eager"):
         loss, gradients = gradients_alone(model, tokens())
     expected = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-    found_loss, found, peak = step_alone(model, name, strategy)
+    actual_loss, actual, peak = step_alone(model, name, strategy)
     assert len(graphs) >= 2
-    torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
-    assert expected.keys() == {name for name, gradient in found.items() if gradient is not None}
-    assert_gradients({name: found[name] for name in expected}, expected)
+    torch.testing.assert_close(actual_loss, loss, rtol=1e-12, atol=0)
+    assert expected.keys() == {name for name, gradient in actual.items() if gradient is not None}
+    assert_gradients({name: actual[name] for name in expected}, expected)
     assert peak > 0
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_masks_of_compiled_modules_follow_from_the_micro_batch() -> None:
-    kept, (loss, gradients, _) = (
+    unrecomputed, (loss, gradients, _) = (
         step_alone(compiled(dropout=0.5)[0], "interleaved", strategy) for strategy in ("none", "full")
     )
-    torch.testing.assert_close(loss, kept[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(loss, unrecomputed[0], rtol=1e-12, atol=0)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, kept[1][name], rtol=1e-12, atol=1e-15)
-    assert kept[0] != step_alone(compiled()[0], "interleaved", "none")[0]
+        torch.testing.assert_close(gradient, unrecomputed[1][name], rtol=1e-12, atol=1e-15)
+    assert unrecomputed[0] != step_alone(compiled()[0], "interleaved", "none")[0]

@@ -1,4 +1,4 @@
-"""Units move between the devices of a running pipeline: it goes on as if they had always been there."""
+"""Units move between the devices of a running pipeline, which continues as if they had always been there."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ LLAMA, LLAMA_TIED, GPT2, MIXTRAL = (
 )
 STEPS = 3
 COUNTS = {2: ([2, 4], [5, 1]), 4: ([2, 2, 1, 1], [1, 1, 3, 1])}
-"""Units per stage, before and after."""
+"""Units per stage, before and after the move."""
 
 
 def schedule_for(devices: int, name: str = "1f1b") -> Any:
@@ -30,7 +30,7 @@ def schedule_for(devices: int, name: str = "1f1b") -> Any:
 
 
 def divisions(devices: int, config: Any = LLAMA, *, schedule: Any = None, **options: Any) -> Any:
-    """Two plans that differ in the units of their stages alone."""
+    """Two plans that differ only in the units of their stages."""
     schedule = schedule or schedule_for(devices)
     return [plan_of(schedule, config, counts=counts, **options) for counts in COUNTS[devices]]
 
@@ -39,14 +39,14 @@ def state_dict(pipeline: Any) -> Any:
     return {name: p.clone() for name, p in pipeline.state_dict().items()}
 
 
-def trained(plan: Any, *others: Any, steps: int = STEPS, state_of: Any = state_dict, **arguments: Any) -> Any:
-    """Losses and parameters of a run that goes on with each of the other plans after a step."""
+def trained(plan: Any, *next_plans: Any, steps: int = STEPS, state_of: Any = state_dict, **arguments: Any) -> Any:
+    """Losses and parameters of a run that switches to the next plan after each step."""
 
     def one(pipeline: Any) -> Any:
         losses = []
-        for step in range(max(steps, 1 + len(others))):
-            if 0 < step <= len(others):
-                pipeline.switch_plan(others[step - 1])
+        for step in range(max(steps, 1 + len(next_plans))):
+            if 0 < step <= len(next_plans):
+                pipeline.switch_plan(next_plans[step - 1])
             tokens = tokens_of(plan.model, rows=4, seed=step + 10 * pipeline.ranks.replica)
             losses.append(pipeline.step(tokens).item())
             pipeline.optimizer_step(1.0)
@@ -57,12 +57,12 @@ def trained(plan: Any, *others: Any, steps: int = STEPS, state_of: Any = state_d
 
 
 def assert_goes_on_alike(before: Any, after: Any, **arguments: Any) -> None:
-    """A run that changes from one plan to the other and back is the run of the first."""
+    """A run that switches to the other plan and back matches a run of the first plan."""
     assert_same_run(trained(before, after, before, **arguments), trained(before, **arguments))
 
 
 @pytest.mark.parametrize(("devices", "dtype"), [(2, "bf16"), (4, "fp32")])
-def test_a_run_goes_on_as_if_its_units_had_always_been_there(devices: int, dtype: str) -> None:
+def test_moved_units_continue_as_if_always_there(devices: int, dtype: str) -> None:
     assert_goes_on_alike(*divisions(devices, dtype=dtype))
 
 
@@ -79,7 +79,7 @@ def test_a_run_goes_on_as_if_its_units_had_always_been_there(devices: int, dtype
     ],
     ids=["tied", "experts", "lora", "zero-2", "tensor", "tensor-zero", "context"],
 )
-def test_every_kind_of_run_goes_on_alike(config: Any, options: Any) -> None:
+def test_moved_units_continue_in_every_kind_of_run(config: Any, options: Any) -> None:
     assert_goes_on_alike(*divisions(2, config, dtype="fp32", **options))
 
 
@@ -128,7 +128,7 @@ def test_an_update_that_is_not_validated_yet_is_finished_first() -> None:
 
     losses, expected = trained(after)
     answers = run_threads(before, one, optimizer=partial(AdamW, lr=0.01))
-    # The result of the second step is what the switch waits for.
+    # The switch waits for the result of the second step.
     assert answers[0][0] == [loss for step, loss in enumerate(losses) if step != 1]
     assert [n for _, state in answers for n, p in state.items() if not torch.equal(p, expected[n])] == []
 
@@ -136,16 +136,16 @@ def test_an_update_that_is_not_validated_yet_is_finished_first() -> None:
 def test_gradients_that_add_up_over_steps_move() -> None:
     before, after = divisions(2, dtype="fp32")
 
-    def gradients(plan: Any, *others: Any) -> Any:
+    def gradients(plan: Any, *next_plans: Any) -> Any:
         def one(pipeline: Any) -> Any:
-            for step, other in enumerate([None, *others]):
+            for step, other in enumerate([None, *next_plans]):
                 if other is not None:
                     pipeline.switch_plan(other)
                 pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
             return {name: p.grad for name, p in pipeline.named_parameters()}
 
-        held = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
-        return {name: gradient for found in held for name, gradient in found.items()}
+        answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
+        return {name: gradient for gradients in answers for name, gradient in gradients.items()}
 
     expected, moved = gradients(after, after), gradients(before, after)
     assert [name for name in expected if not torch.equal(moved[name], expected[name])] == []
@@ -169,12 +169,12 @@ def test_a_learning_rates_schedule_holds_on_to_its_optimizers() -> None:
     assert run_threads(before, one, optimizer=partial(AdamW, lr=0.01)) == [0.005, 0.005]
 
 
-def test_what_a_step_keeps_is_counted_as_in_a_run_of_that_plan() -> None:
+def test_memory_after_a_move_is_that_of_the_new_plan() -> None:
     before, after = divisions(2, dtype="bf16")
 
-    def memory(*others: Any) -> Any:
+    def memory(*next_plans: Any) -> Any:
         def one(pipeline: Any) -> Any:
-            for other in (None, *others):
+            for other in (None, *next_plans):
                 if other is not None:
                     pipeline.switch_plan(other)
                 pipeline.step(tokens_of(LLAMA, rows=4))
@@ -193,12 +193,12 @@ def test_what_a_step_keeps_is_counted_as_in_a_run_of_that_plan() -> None:
 
 
 class Eight(torch.Tensor):
-    """A state of 8 bits in a class of its own, as torchao's."""
+    """An 8-bit state as a tensor subclass, as in torchao."""
 
     codes: torch.Tensor
 
     @staticmethod
-    def of(codes: torch.Tensor) -> "Eight":
+    def from_codes(codes: torch.Tensor) -> "Eight":
         state = codes.float().as_subclass(Eight)
         state.codes = codes
         return state
@@ -211,11 +211,11 @@ class Eight(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> "Eight":
-        return Eight.of(inner["codes"])
+        return Eight.from_codes(inner["codes"])
 
 
 class Signs(torch.optim.Optimizer):
-    """Steps by the sign of the gradient, and counts positive ones in 8 bits."""
+    """Steps by the sign of the gradient, and counts positive gradients in 8 bits."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -224,11 +224,11 @@ class Signs(torch.optim.Optimizer):
         for parameter in (p for group in self.param_groups for p in group["params"]):
             state = self.state[parameter]
             codes = state["count"].codes if state else torch.zeros(parameter.shape, dtype=torch.uint8)
-            state["count"] = Eight.of(codes + (parameter.grad > 0))
+            state["count"] = Eight.from_codes(codes + (parameter.grad > 0))
             parameter.data.sub_(0.01 * parameter.grad.sign() + 0.001 * state["count"].codes)
 
 
-def test_states_in_a_class_of_their_own_move() -> None:
+def test_states_of_a_tensor_subclass_move() -> None:
     assert_goes_on_alike(*divisions(2, dtype="fp32"), optimizer=Signs)
 
 
@@ -240,12 +240,12 @@ def test_units_move_between_four_gloo_ranks(options: Any, tmp_path: Path) -> Non
     for plan, path in zip(plans, (before, after), strict=True):
         plan.save(path)
     batches = [tokens_of(LLAMA, rows=4, seed=step) for step in range(STEPS)]
-    told = gloo_ranks.spawn(4, gloo_ranks.moved, [[before, after, before], [before] * STEPS], batches)
+    answers = gloo_ranks.spawn(4, gloo_ranks.moved, [[before, after, before], [before] * STEPS], batches)
     for rank in range(4):
-        assert_same_run(*torch.load(told / f"rank{rank}.pt"))
+        assert_same_run(*torch.load(answers / f"rank{rank}.pt"))
 
 
-def test_a_device_without_room_for_its_new_units_says_so() -> None:
+def test_move_without_memory_is_reported() -> None:
     before, after = divisions(2, dtype="fp32")
     made: list[AdamW] = []
 

@@ -1,4 +1,4 @@
-"""Operators that add to their parameters' gradients themselves, against torch's own."""
+"""Operators that accumulate their parameters' gradients match torch's."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def parameter(*size: int) -> nn.Parameter:
 
 
 def gradients(function: Any, *tensors: Any, times: int = 2) -> Any:
-    """Of the sum of squares, added up over that many backwards."""
+    """Gradients of the sum of squares, accumulated over several backwards."""
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     for _ in range(times):
         function(*copies).square().sum().backward()
@@ -45,19 +45,19 @@ def test_a_linear_operator_has_torchs_gradients(transposed: bool, trained: str) 
     def torchs(x: Any, weight: Any, bias: Any) -> Any:
         return functional.linear(x, weight.t() if transposed else weight, bias)
 
-    for found, expected in zip(gradients(ours, *tensors), gradients(torchs, *tensors), strict=True):
-        assert (found is None) == (expected is None)
+    for actual, expected in zip(gradients(ours, *tensors), gradients(torchs, *tensors), strict=True):
+        assert (actual is None) == (expected is None)
         if expected is not None:
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("operator", [lambda w: linear(X, w), lambda w: look_up(TOKENS, w)], ids=["linear", "look-up"])
 def test_gradients_add_up_where_they_are(operator: Any) -> None:
     weight = parameter(6, 4)
     operator(weight).sum().backward()
-    at = gradient_of(weight).data_ptr()
+    address = gradient_of(weight).data_ptr()
     operator(weight).sum().backward()
-    assert gradient_of(weight).data_ptr() == at
+    assert gradient_of(weight).data_ptr() == address
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -79,6 +79,6 @@ def test_operators_on_the_same_input_keep_it_once(frozen: bool) -> None:
         return torch.cat([functional.linear(x, wide), functional.linear(x, narrow), x @ transposed], -1)
 
     inputs = X.clone().requires_grad_(), *weights
-    for found, expected in zip(gradients(ours, *inputs), gradients(torchs, *inputs), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for actual, expected in zip(gradients(ours, *inputs), gradients(torchs, *inputs), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     assert [tensor.shape for tensor in saved] == [X.shape] * 2

@@ -41,7 +41,7 @@ def schedule_1f1b(devices: int = 2, micro_batches: int = 4) -> Any:
 
 
 def losses_of(plan: Any, *, steps: Any, max_norm: Any = None, **arguments: Any) -> Any:
-    """Rank 0's losses of some steps on ever new tokens."""
+    """Rank 0's losses of some steps, each on new tokens."""
     batches = [tokens_of(plan.model, rows=plan.micro_batches, seed=step) for step in range(steps)]
     return run_threads(
         plan, lambda pipeline: train(pipeline, batches, max_norm=max_norm), optimizer=ADAMW, **arguments
@@ -55,7 +55,7 @@ def reference_losses(config: Any, *, micro_batches: Any, steps: Any, max_norm: A
 
 
 @pytest.mark.parametrize(("name", "config"), [("zb-h1", LLAMA_TIED), ("zb-v", GPT2)], ids=["zb-h1", "zb-v"])
-def test_adamw_steps_lose_like_those_of_one_process(name: str, config: Any) -> None:
+def test_adamw_losses_match_a_single_process(name: str, config: Any) -> None:
     plan = plan_of(db.schedules[name](devices=2, micro_batches=4), config, dtype="fp32")
     expected = reference_losses(config, micro_batches=4, steps=4, max_norm=1.0)
     assert losses_of(plan, steps=4, max_norm=1.0) == pytest.approx(expected, rel=1e-5)
@@ -123,7 +123,7 @@ def test_data_parallel_replicas_share_the_gradient_of_all_tokens(schedule: str) 
 
 
 def host_stepped(schedule: Any) -> Any:
-    """Every stage is stepped on the host: P before its first forward, D and S after its last backward."""
+    """A schedule with all stages stepped on the host: P before the first forward, D and S after the last backward."""
     orders = []
     for stage, order in enumerate(schedule.orders):
         last = schedule.micro_batches - 1
@@ -149,7 +149,7 @@ def test_a_plan_that_steps_inside_needs_an_optimizer() -> None:
 
 
 def test_memory_is_counted_for_new_shapes_and_when_asked() -> None:
-    """Plain steps keep no ledger; peaks stay those of the last step that did."""
+    """Plain steps keep no ledger; reported peaks are those of the last step that did."""
 
     def work(pipeline: Any) -> Any:
         counted, peaks = [], []
@@ -189,7 +189,7 @@ def test_a_hugging_face_model_trains_in_place() -> None:
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_frozen_parameters_get_no_gradient_and_the_others_the_same() -> None:
+def test_frozen_parameters_have_no_gradient() -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA)).double()
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA)
@@ -199,9 +199,9 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same() -> None:
     trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.3.input_layernorm.weight"}
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter_name in trained)
-    _, found = gradients_of(plan, tokens, model=model)
-    assert {name for name, gradient in found.items() if gradient is not None} == trained
-    assert all(torch.equal(found[name], expected[name]) for name in trained)
+    _, actual = gradients_of(plan, tokens, model=model)
+    assert {name for name, gradient in actual.items() if gradient is not None} == trained
+    assert all(torch.equal(actual[name], expected[name]) for name in trained)
 
 
 def test_the_trace_has_every_instruction_of_the_program() -> None:
@@ -215,16 +215,16 @@ def test_the_trace_has_every_instruction_of_the_program() -> None:
     program = db.lower(plan.schedule, plan.costs)
     [step] = trace.steps
     assert sorted(e.name for e in step.events) == sorted(i.op.name for i in program.instructions)
-    at = {e.name: e for e in step.events}
+    event_of = {e.name: e for e in step.events}
     for instruction in program.instructions:
         for wait in instruction.waits:
             awaited = program.instructions[wait.instruction]
             if awaited.device == instruction.device:
-                assert at[awaited.op.name].end <= at[instruction.op.name].start
+                assert event_of[awaited.op.name].end <= event_of[instruction.op.name].start
     assert {sample.device for sample in step.memory} == {0, 1}
 
 
-def test_the_trace_says_what_devices_did_around_their_programs() -> None:
+def test_trace_shows_phases_around_the_programs() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
     def one(pipeline: Any) -> Any:
@@ -260,7 +260,7 @@ def test_batches_that_do_not_fit_are_refused() -> None:
             run_threads(plan, lambda pipeline, batch=batch: pipeline.step(batch))
 
 
-def test_ranks_with_other_batches_are_told_which() -> None:
+def test_rank_with_a_different_batch_is_named() -> None:
     plan = plan_of(schedule_1f1b(devices=3), LLAMA)
     with pytest.raises(InputError, match="Ranks 1, 2 have other tokens or targets than rank 0 of the same replica"):
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, seed=pipeline.device)))
@@ -268,7 +268,7 @@ def test_ranks_with_other_batches_are_told_which() -> None:
         run_threads(plan, lambda pipeline: pipeline.step(tokens_of(LLAMA, rows=4, length=12 + pipeline.device % 2)))
 
 
-def test_replicas_have_batches_of_their_own_and_their_ranks_the_same() -> None:
+def test_replicas_may_differ_in_batches_but_not_their_ranks() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, data=2)
 
     def one(pipeline: Any) -> None:
@@ -279,7 +279,7 @@ def test_replicas_have_batches_of_their_own_and_their_ranks_the_same() -> None:
         run_threads(plan, one)
 
 
-def test_ranks_with_different_plans_are_told_which() -> None:
+def test_rank_with_a_different_plan_is_named() -> None:
     def one(transport: Any) -> None:
         Pipeline(None, plan_of(schedule_1f1b(micro_batches=4 + transport.rank), LLAMA), transport=transport)
 
@@ -287,7 +287,7 @@ def test_ranks_with_different_plans_are_told_which() -> None:
         ThreadTransport.run(2, one)
 
 
-def test_ranks_may_know_their_model_by_name_or_by_its_config_alone() -> None:
+def test_model_by_name_or_by_config_makes_the_same_plan() -> None:
     named = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xCPU"), planner="dapple", micro_batches=2)
     assert named.model_on_cluster is not None
     model = db.Model.from_hf(dict(named.model_on_cluster.model.config))
@@ -313,7 +313,7 @@ def test_plans_that_cannot_run_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe-v"])
-def test_a_schedule_read_from_a_csv_equals_one_process(name: str, tmp_path: Path) -> None:
+def test_schedule_from_a_csv_matches_one_process(name: str, tmp_path: Path) -> None:
     (tmp_path / "schedule.csv").write_text(to_csv(schedule_of(name, devices=4, micro_batches=8)))
     plan = plan_of(read(tmp_path / "schedule.csv"), LLAMA_TIED)
     assert_same_gradients(plan, LLAMA_TIED, tokens_of(LLAMA_TIED, rows=8, length=6))

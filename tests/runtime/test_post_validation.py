@@ -1,4 +1,4 @@
-"""Steps taken before the norm is known are, to the bit, the synchronous optimizer's."""
+"""Steps taken before the norm is known match the synchronous optimizer bitwise."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ def test_the_sum_of_squares_has_every_number_once() -> None:
 
 
 class HeldBack:
-    """Rank 1 of two, whose messages wait until they may go."""
+    """Rank 1 of two, whose messages are delayed until released."""
 
     rank, size = 1, 2
 
@@ -61,7 +61,7 @@ def batch_of(pipeline: Any, step: Any) -> Any:
 
 
 def overflow(pipeline: Any, steps: Any) -> None:
-    """In these steps the gradient of device 0's first norm has an inf, or a NaN; no other device's has."""
+    """In these steps the gradient of device 0's first norm has an inf or NaN; no other device's has."""
     if steps and 0 in pipeline.stages:
         norm = next(p for unit in pipeline.stages[0].units for p in unit.parameters() if p.dim() == 1)
         wrong = dict(zip(steps, itertools.cycle([math.inf, math.nan])))
@@ -79,7 +79,7 @@ def synchronous(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
 
 
 def ahead(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
-    """The same with `post_validated_step`; and the results of all steps."""
+    """Losses, norms, parameters and step results with `post_validated_step`."""
     overflow(pipeline, overflows)
     settled = [pipeline.post_validated_step(batch_of(pipeline, step), max_norm=max_norm) for step in range(STEPS)]
     assert settled.pop(0) is None
@@ -93,13 +93,13 @@ def run(plan: Any, work: Any, **arguments: Any) -> Any:
 
 
 def middle_norm(plan: Any) -> Any:
-    """A limit that clips some steps of a run and not others."""
+    """A limit that clips some steps of a run."""
     norms = sorted(run(plan, synchronous, max_norm=1e9)[0][1])
     return norms[len(norms) // 2] * 1.0001
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    for (losses, norms, state, _), (losses_then, norms_then, state_then) in zip(found, expected, strict=True):
+def assert_same(actual: Any, expected: Any) -> None:
+    for (losses, norms, state, _), (losses_then, norms_then, state_then) in zip(actual, expected, strict=True):
         assert losses == losses_then
         assert norms == pytest.approx(norms_then, rel=0, abs=0, nan_ok=True)
         assert state.keys() == state_then.keys()
@@ -124,10 +124,10 @@ def plans() -> Iterator[Any]:
 @pytest.mark.parametrize("plan", [*plans()])
 def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
     max_norm = middle_norm(plan)
-    found, expected = (run(plan, work, max_norm=max_norm) for work in (ahead, synchronous))
+    actual, expected = (run(plan, work, max_norm=max_norm) for work in (ahead, synchronous))
     norms = expected[0][1]
     assert min(norms) < max_norm < max(norms)
-    assert_same(found, expected)
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -142,24 +142,24 @@ def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
 def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped: Any, options: Any, dtype: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype=dtype, **options) for s in (stepped(schedule_1f1b()), schedule_1f1b()))
     max_norm = middle_norm(after)
-    found = run(inside, ahead, max_norm=max_norm)
-    assert_same(found, run(after, synchronous, max_norm=max_norm))
-    assert any(s.rolled_back for s in found[0][3])
+    actual = run(inside, ahead, max_norm=max_norm)
+    assert_same(actual, run(after, synchronous, max_norm=max_norm))
+    assert any(s.rolled_back for s in actual[0][3])
 
 
 @pytest.mark.parametrize("stepped", [host_stepped, lambda schedule: schedule])
 def test_a_step_with_an_inf_or_nan_gradient_changes_nothing(stepped: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype="fp32") for s in (stepped(schedule_1f1b()), schedule_1f1b()))
     arguments = {"max_norm": 1e9, "overflows": (1, 3)}
-    found = run(inside, ahead, **arguments)
-    assert_same(found, run(after, synchronous, **arguments))
-    for *_, settled in found:
+    actual = run(inside, ahead, **arguments)
+    assert_same(actual, run(after, synchronous, **arguments))
+    for *_, settled in actual:
         assert [s.step for s in settled if s.skipped] == [1, 3]
         assert [s.step for s in settled if s.rolled_back] == [1, 3]
 
 
 def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
-    """1F1B's last device finishes first: it steps, and hears from the first that the norm is too large."""
+    """1F1B's last device finishes first, so it steps before it learns from the first that the norm is too large."""
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
     def one_step(pipeline: Any, max_norm: Any = math.inf) -> Any:
@@ -169,15 +169,15 @@ def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
         )
         return pipeline.finish_update(), alone
 
-    (whole, _), (_, of_last) = run(plan, one_step)
-    assert of_last < whole.norm
-    for settled, _ in run(plan, one_step, max_norm=(of_last + whole.norm) / 2):
-        assert (settled.norm, settled.rolled_back) == (whole.norm, 1)
+    (step, _), (_, of_last) = run(plan, one_step)
+    assert of_last < step.norm
+    for settled, _ in run(plan, one_step, max_norm=(of_last + step.norm) / 2):
+        assert (settled.norm, settled.rolled_back) == (step.norm, 1)
     for settled, _ in run(plan, one_step, max_norm=of_last / 2):
-        assert (settled.norm, settled.rolled_back) == (whole.norm, 0)
+        assert (settled.norm, settled.rolled_back) == (step.norm, 0)
 
 
-def test_a_step_that_is_taken_again_has_its_own_learning_rate() -> None:
+def test_repeated_step_uses_its_learning_rate() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
     def with_rates(step_of: Any) -> Any:
@@ -202,7 +202,7 @@ def test_a_step_that_is_taken_again_has_its_own_learning_rate() -> None:
 
 
 class Counting(torch.optim.SGD):
-    """Counts its steps in its groups, as schedule-free optimizers do."""
+    """Counts its steps in its parameter groups, as schedule-free optimizers do."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
@@ -229,7 +229,7 @@ def test_a_step_that_is_taken_back_is_not_counted_in_groups() -> None:
 
 
 def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
-    """AdamW's parameter and two moments, and its count of steps; the host's stages' copies are the host's."""
+    """AdamW's parameter, two moments and step count; copies of stages on the host are on the host."""
     on_device, on_host = (
         plan_of(stepped(schedule_1f1b()), LLAMA, dtype="fp32") for stepped in (device_stepped, host_stepped)
     )
@@ -243,12 +243,12 @@ def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
         parameters = pipeline.parameters()
         return pipeline.measured.static_bytes - before, sum(2 * p.nbytes + 4 for p in parameters)
 
-    for found, states in run(on_device, more):
-        assert found == states  # the first step has had no states to copy
-    assert [found for found, _ in run(on_host, more)] == [0, 0]
+    for copied, states in run(on_device, more):
+        assert copied == states  # there are no states to copy in the first step
+    assert [copied for copied, _ in run(on_host, more)] == [0, 0]
 
 
-def test_what_runs_ahead_is_what_no_backward_precedes() -> None:
+def test_early_operations_are_those_before_any_backward() -> None:
     schedule = host_stepped(schedule_1f1b(devices=2, micro_batches=3))
     program = db.lower(schedule, plan_of(schedule, LLAMA).costs)
     names = {program.instructions[i].op.name for i in speculative_instructions(program)}
@@ -256,7 +256,7 @@ def test_what_runs_ahead_is_what_no_backward_precedes() -> None:
 
 
 @pytest.mark.parametrize(("name", "order"), [("1f1b", (3, 2, 1, 0)), ("zb-h2", (0, 1, 2, 3))])
-def test_the_norm_is_handed_on_in_the_order_in_which_devices_finish(name: str, order: Any) -> None:
+def test_norm_is_passed_on_in_finish_order(name: str, order: Any) -> None:
     schedule = db.schedules[name](devices=4, micro_batches=8)
     assert finish_order(db.lower(schedule, db.StageCosts.of(stages=4))) == order
 
@@ -291,7 +291,7 @@ def test_batches_of_another_shape_need_to_be_settled_first() -> None:
     ],
     ids=["clipping", "the norm", "a second step"],
 )
-def test_what_comes_too_late_for_stages_that_have_stepped_is_refused(stepped: Any, then: Any, message: str) -> None:
+def test_late_requests_after_inner_steps_are_refused(stepped: Any, then: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(plan_of(stepped(schedule_1f1b()), LLAMA), lambda p: (p.step(tokens_of(LLAMA, rows=4)), then(p)))
 
@@ -308,14 +308,14 @@ def test_a_synchronous_update_with_an_inf_gradient_is_skipped(stepped: Any, max_
         pipeline.step(batch_of(pipeline, 0))
         return pipeline.optimizer_step(max_norm), before, pipeline.state_dict()
 
-    # A stage that its device steps knows of its own gradients alone.
+    # A stage that is stepped on its device knows only its own gradients.
     for norm, before, after in run(plan_of(schedule, LLAMA, dtype="fp32"), work)[: 2 if stepped is None else 1]:
         assert stepped is not None or norm.isinf()
         assert all(torch.equal(after[name], before[name]) for name in after)
 
 
-def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
-    """ZB-H2's first device is done long before its last: whose last W here waits for the first's next forward."""
+def test_device_starts_next_step_before_others_finish() -> None:
+    """ZB-H2's first device finishes long before its last, whose last W here waits for the first's next forward."""
     plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
     begun = threading.Event()
 
@@ -343,7 +343,7 @@ def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
     assert run(plan, work) == [0] * 4
 
 
-def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
+def test_trace_of_overlapping_steps_uses_one_clock() -> None:
     plan = plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
 
     def work(pipeline: Any) -> Any:
@@ -354,13 +354,13 @@ def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
         return trace
 
     [step] = run(plan, work)[0].steps
-    at = {event.name: event for event in step.events}
+    event_of = {event.name: event for event in step.events}
     for stage in range(3):
-        assert at[f"{stage}F0"].end <= at[f"{stage + 1}F0"].start
-        assert at[f"{stage + 1}I0"].end <= at[f"{stage}I0"].start
+        assert event_of[f"{stage}F0"].end <= event_of[f"{stage + 1}F0"].start
+        assert event_of[f"{stage + 1}I0"].end <= event_of[f"{stage}I0"].start
 
 
-def test_frozen_parameters_have_no_part_in_the_norm() -> None:
+def test_frozen_parameters_do_not_affect_the_norm() -> None:
     transformers = pytest.importorskip("transformers")
     schedule = db.schedules["zb-h1"](devices=2, micro_batches=4)
     trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.0.input_layernorm.weight"}
@@ -374,18 +374,18 @@ def test_frozen_parameters_have_no_part_in_the_norm() -> None:
         torch.manual_seed(0)
         return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
 
-    found, expected = work(models(), partial(ahead, max_norm=0.5)), work(models(), partial(synchronous, max_norm=0.5))
-    assert_same(found, expected)
-    assert expected[0][1][0] == pytest.approx(own_norm(models(), trained), rel=1e-5)
+    actual, expected = work(models(), partial(ahead, max_norm=0.5)), work(models(), partial(synchronous, max_norm=0.5))
+    assert_same(actual, expected)
+    assert expected[0][1][0] == pytest.approx(torchs_norm(models(), trained), rel=1e-5)
 
 
-def own_norm(model: Any, trained: Any) -> Any:
-    """Of the same batch's gradients, by torch alone."""
+def torchs_norm(model: Any, trained: Any) -> Any:
+    """The norm of the same batch's gradients, by torch alone."""
     loss_alone(model, tokens_of(LLAMA, rows=4, seed=0))
     return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))
 
 
-def test_other_batches_of_steps_that_overlap_are_found_in_the_end() -> None:
+def test_different_batches_are_detected_in_overlapping_steps() -> None:
     def work(pipeline: Any) -> None:
         pipeline.post_validated_step(tokens_of(LLAMA, rows=4))
         pipeline.post_validated_step(tokens_of(LLAMA, rows=4, seed=pipeline.device))

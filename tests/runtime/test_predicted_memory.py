@@ -1,4 +1,4 @@
-"""What the runtime keeps of activations is what plans count, however every unit recomputes."""
+"""Activation memory of the runtime matches the plan for any recomputation."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -38,7 +38,7 @@ RUN = RunOptions(dtype="fp32", sequence_length=LENGTH, micro_batch_size=ROWS)
 
 
 def activations_of(config: Any, run: RunOptions = RUN) -> Units:
-    """The model's units without what is not counted with activations."""
+    """Units without the bytes that are not counted as activations."""
     units = model_units(ModelConfig.from_hf(config), db.Cluster.parse("2xCPU"), run)
     bare = tuple(replace(unit, workspace=0, static=0) for unit in units.units)
     return replace(units, units=bare, memory_limit=None)
@@ -46,13 +46,13 @@ def activations_of(config: Any, run: RunOptions = RUN) -> Units:
 
 @st.composite
 def plans(draw: Any, config: Any) -> Any:
-    """A plan for two devices that cuts the model anywhere, and where every unit recomputes as it likes."""
+    """Plans for two devices with any cut and any recomputation of every unit."""
     units = activations_of(config)
     schedule = db.schedules[draw(st.sampled_from(["1f1b", "gpipe", "interleaved"]))](
         devices=2, micro_batches=MICRO_BATCHES
     )
     cuts = st.sets(st.integers(2, len(units.units) - 1), min_size=schedule.stages - 1, max_size=schedule.stages - 1)
-    # Half of the units recompute in full, so that the halves of a layer often do together.
+    # Half of the units recompute in full, so that both halves of a layer often do.
     names = [draw(st.one_of(st.just("full"), st.sampled_from(sorted(unit.strategies)))) for unit in units.units]
     known = [name if name in unit.strategies else "none" for unit, name in zip(units.units, names, strict=True)]
     ways = [*enumerate(known)]
@@ -65,22 +65,22 @@ def plans(draw: Any, config: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", slow_unless(FAMILIES, "qwen3-moe", "gpt2"))
-def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> None:
-    """It is within 1%: what differs are numbers per token, the scales of norms, most of a narrow layer."""
+def test_counted_activation_peak_matches_the_prediction(family: str) -> None:
+    """Within 1%: numbers per token, such as scales of norms, matter most in a narrow layer."""
     config = FAMILIES[family]
 
     @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
     @given(plans(config))
     def check(plan: Plan) -> None:
         predicted = [float(size) for size in plan.simulate().peak_memory]
-        found = peaks_of(plan, tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
-        assert found == pytest.approx(predicted, rel=0.01)
+        actual = peaks_of(plan, tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
+        assert actual == pytest.approx(predicted, rel=0.01)
 
     check()
 
 
 def divided(family: str, strategy: str, slices: int, *, more: float = 1.0) -> Plan:
-    """Half of the model on each of two devices, every unit of which recomputes by the strategy, if it knows that."""
+    """Half of the model on each of two devices; units recompute by the strategy if they have it."""
     run = replace(RUN, slices=slices)
     units = activations_of(FAMILIES[family], run)
     entries: dict[str, Any] = {"slices": slices} if slices > 1 else {}
@@ -99,13 +99,13 @@ def divided(family: str, strategy: str, slices: int, *, more: float = 1.0) -> Pl
 @pytest.mark.parametrize(
     ("family", "strategy", "slices"), [("llama", "projections", 4), ("gpt2", "full", 2), ("qwen3", "core", 2)]
 )
-def test_slices_keep_at_most_what_is_predicted(family: str, strategy: str, slices: int) -> None:
-    """The gradients of keys and values are counted for a whole stage, and come layer by layer."""
+def test_slices_keep_at_most_the_predicted_bytes(family: str, strategy: str, slices: int) -> None:
+    """Plans count the gradients of keys and values of a full stage, which arrive layer by layer."""
     plan = divided(family, strategy, slices)
 
-    found = peaks_of(plan, tokens_of(plan.model, rows=MICRO_BATCHES * ROWS, length=LENGTH))
+    actual = peaks_of(plan, tokens_of(plan.model, rows=MICRO_BATCHES * ROWS, length=LENGTH))
     gradients = (slices - 1) * max(plan.costs.key_value_gradient)
-    for measured, predicted in zip(found, plan.simulate().peak_memory, strict=True):
+    for measured, predicted in zip(actual, plan.simulate().peak_memory, strict=True):
         assert 0.99 * (predicted - gradients) <= measured <= 1.01 * predicted
 
 

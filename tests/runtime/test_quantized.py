@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights of 4 bits: they learn as beside the weights that these stand for."""
+"""Adapters on frozen 4-bit weights train as on the dequantized weights."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def as_quantized(weight: torch.Tensor, format: str = "nf4") -> torch.Tensor:
 
 
 class Adapted(torch.nn.Module):
-    """A weight with an adapter of scale 2 added to it."""
+    """A weight plus an adapter of scale 2."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, *, transposed: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Adapted(torch.nn.Module):
 
 
 def with_adapters(model: Any, plan: Any) -> dict[str, torch.Tensor]:
-    """A state of the model, with random factors of the plan's adapters."""
+    """Model state with random adapter factors of the plan."""
     random = torch.Generator().manual_seed(0)
     made = {n: t for state in run_threads(plan, lambda p: p.state_dict()) for n, t in state.items() if ".lora_" in n}
     adapters = {n: 0.2 * torch.randn(t.shape, generator=random, dtype=t.dtype) for n, t in made.items()}
@@ -54,7 +54,7 @@ def with_adapters(model: Any, plan: Any) -> dict[str, torch.Tensor]:
 
 
 def adapted(model: Any, state: Any, format: str = "nf4") -> dict[str, torch.nn.Parameter]:
-    """Quantise linear layers of a model of transformers, and give them a state's adapters; their factors by name."""
+    """Quantize linear layers of a transformers model and add a state's adapters; returns the factors by name."""
     factors: dict[str, torch.nn.Parameter] = {}
     for name in [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]:
         module = model.get_submodule(name)
@@ -70,7 +70,7 @@ WIDE: dict[str, Any] = {
     "llama": {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
     "gpt2": {**GPT2, "n_embd": 128, "n_head": 2, "n_layer": 2},
 }
-"""Models that two ranks can divide in whole blocks."""
+"""Models whose blocks two ranks can share evenly."""
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ WIDE: dict[str, Any] = {
     ],
     ids=["llama", "gemma2", "gpt2", "divided llama", "divided gpt2"],
 )
-def test_adapters_learn_beside_the_weights_that_codes_stand_for(
+def test_adapters_train_on_dequantized_weights(
     config: Any, schedule: str, devices: int, options: dict[str, Any]
 ) -> None:
     model, tokens = hf_model(config), tokens_of(config, rows=4)
@@ -104,15 +104,15 @@ def test_adapters_learn_beside_the_weights_that_codes_stand_for(
     answers = run_threads(plan, one)
     factors = adapted(model, state, options["quantize"])
     torch.testing.assert_close(answers[0][0], loss_of(model, tokens, micro_batches=4), rtol=1e-12, atol=0)
-    found = {n: t for _, part in answers for n, t in part.items()}
-    for n, whole in state.items():
+    actual = {n: t for _, tensors in answers for n, t in tensors.items()}
+    for n, weight in state.items():
         if n in factors:
             gradient = factors[n].grad
             assert gradient is not None
-            assert (whole - found[n] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), n
-        elif n in found:
+            assert (weight - actual[n] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), n
+        elif n in actual:
             is_linear = n.removesuffix("weight") + "lora_A.weight" in factors
-            assert torch.equal(found[n], as_quantized(whole, options["quantize"]) if is_linear else whole), n
+            assert torch.equal(actual[n], as_quantized(weight, options["quantize"]) if is_linear else weight), n
 
 
 def test_codes_are_of_the_nearest_numbers_times_a_blocks_largest() -> None:
@@ -161,10 +161,10 @@ def test_double_quantisation_gives_bitsandbytes_weights() -> None:
     for double in (False, True):
         packed = library.quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4", compress_statistics=double)
         expected = library.dequantize_4bit(*packed)
-        found = as_quantized(weight, "nf4-dq" if double else "nf4")
-        # Its kernel takes the neighbour of the nearest number for a scale here and there.
-        assert torch.isclose(found, expected, rtol=1e-6, atol=1e-7).double().mean() >= 0.99
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-7)
+        actual = as_quantized(weight, "nf4-dq" if double else "nf4")
+        # Its kernel rounds a few scales to a neighbor of the nearest number.
+        assert torch.isclose(actual, expected, rtol=1e-6, atol=1e-7).double().mean() >= 0.99
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize(("config", "format"), [(GPT2, "nf4"), (MIXTRAL, "nf4-dq")], ids=["gpt2", "mixtral"])
@@ -194,10 +194,10 @@ def test_a_checkpoint_of_floats_is_quantised_as_it_is_read(tmp_path: Path) -> No
         pipeline.load_pretrained(tmp_path)
         return pipeline.state_dict()
 
-    found = {name: tensor for state in run_threads(plan, one) for name, tensor in state.items()}
+    actual = {name: tensor for state in run_threads(plan, one) for name, tensor in state.items()}
     for name, weight in model.state_dict().items():
         linear = name.endswith("_proj.weight")
-        assert torch.equal(found[name], as_quantized(weight, format) if linear else weight), name
+        assert torch.equal(actual[name], as_quantized(weight, format) if linear else weight), name
 
 
 def test_units_with_quantised_weights_move() -> None:
@@ -208,7 +208,7 @@ def test_units_with_quantised_weights_move() -> None:
     assert_goes_on_alike(before, after)
 
 
-def test_what_cannot_be_quantised_is_refused() -> None:
+def test_unsupported_quantization_is_refused() -> None:
     def refusal(config: Any = LLAMA, **options: Any) -> str:
         return str(beyond_runtime(RunOptions(**{"lora": 4, "quantize": "nf4", **options}), ModelConfig.from_hf(config)))
 

@@ -1,4 +1,4 @@
-"""Any verified Program runs to its end, gives the reference's gradients, and leaves nothing behind."""
+"""Any verified program runs to its end with the reference's gradients and frees everything."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -52,9 +52,9 @@ def check(plan: Any, **arguments: Any) -> None:
     tokens = tokens_of(CONFIG, rows=plan.micro_batches, length=6)
 
     expected_loss, gradients = expected(plan.micro_batches)
-    for loss, found in run_threads(plan, partial(loss_and_gradients, batch=tokens), **arguments):
+    for loss, actual in run_threads(plan, partial(loss_and_gradients, batch=tokens), **arguments):
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert_gradients(found, gradients)
+        assert_gradients(actual, gradients)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -64,7 +64,7 @@ def test_random_programs_equal_the_reference(plan: Any) -> None:
 
 
 def in_bytes(costs: Any) -> Any:
-    """The costs with activations of about as many bytes as the model's."""
+    """Costs whose activations are about the model's bytes."""
     names = ("activation", "activation_recomputed", "activation_deeper")
     return costs.replace(**{name: [4096 * number for number in getattr(costs, name)] for name in names})
 
@@ -80,7 +80,7 @@ def test_random_programs_find_their_addresses_free(plan: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", range(40))
 def test_ten_thousand_random_programs_equal_the_reference(piece: int) -> None:
-    """Each piece draws others, and the same ones whenever it runs."""
+    """Each shard draws different programs, and always the same ones."""
 
     @seed(piece)
     @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,4 +1,4 @@
-"""What reloads fill is allocated by the compute lane, and messages lie in buffers that are used again."""
+"""Buffers of reloads are allocated on the compute lane, and message buffers are reused."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Noted(Operations):
-    """Notes what is asked of a device, and does nothing."""
+    """Records the calls to a device without doing anything."""
 
     seen: list[str] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ def test_the_compute_lane_allocates_before_a_reload_begins(memory_limit: float |
         assert seen.index(f"buffer of {name}") < seen.index(name)
 
 
-def test_a_buffer_is_allocated_when_what_the_reload_waits_for_is() -> None:
+def test_buffer_is_allocated_when_its_reload_may_start() -> None:
     program = one_device(None)
     [compute] = [q.instructions for q in program.queues if q.lane is Lane.COMPUTE]
     names = [program.instructions[i].op.name for i in compute]
@@ -88,6 +88,6 @@ def test_a_buffer_takes_the_next_message_once_the_first_is_owned() -> None:
 
 
 @pytest.mark.parametrize("buffers", [MessageBuffers(), ReusedBuffers(CPU)], ids=["threads", "streams"])
-def test_what_no_buffer_has_is_not_copied(buffers: MessageBuffers) -> None:
+def test_tensor_without_a_buffer_is_not_copied(buffers: MessageBuffers) -> None:
     tensor = torch.ones(SHAPE)
     assert buffers.to_compute(tensor) is tensor

@@ -1,4 +1,4 @@
-"""Ring attention: every rank's part is that of the whole sequence, and of attention to gathered keys and values."""
+"""Ring attention matches attention over full sequences and over gathered keys and values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,36 +31,36 @@ def whole_sequences(*, kv_heads: int = HEADS, dtype: torch.dtype = torch.float64
     return [t.transpose(1, 2) if t.dim() == 4 else t for t in made]
 
 
-def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
-    """The whole result of ranks that divide the sequence, and the gradients of queries, keys and values."""
+def by_ranks(size: int, sequences: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
+    """Full result of ranks that shard a sequence, and the gradients of queries, keys and values."""
 
     def one(transport: ThreadTransport) -> list[Tensor]:
         context = ContextGroup(transport, tuple(range(size)))
-        *inputs, gradient = (context.local_chunks(t, -2) for t in wholes)
+        *inputs, gradient = (context.local_chunks(t, -2) for t in sequences)
         inputs = [t.detach().requires_grad_() for t in inputs]
         y = attend(*inputs, context=context)
-        own = [y.detach(), *torch.autograd.grad(y, inputs, gradient)]
-        return [context.gather(t, -2) for t in own]
+        shards = [y.detach(), *torch.autograd.grad(y, inputs, gradient)]
+        return [context.gather(t, -2) for t in shards]
 
-    found: list[Tensor] = ThreadTransport.run(size, one)[0]
-    return found
+    answer: list[Tensor] = ThreadTransport.run(size, one)[0]
+    return answer
 
 
-def by_one(wholes: Sequence[Tensor]) -> list[Tensor]:
-    q, k, v = (t.detach().requires_grad_() for t in wholes[:3])
+def by_one(sequences: Sequence[Tensor]) -> list[Tensor]:
+    q, k, v = (t.detach().requires_grad_() for t in sequences[:3])
     y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
-    return [y.detach(), *torch.autograd.grad(y, (q, k, v), wholes[3])]
+    return [y.detach(), *torch.autograd.grad(y, (q, k, v), sequences[3])]
 
 
-def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor], within: float) -> None:
-    for mine, other in zip(found, expected, strict=True):
+def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor], within: float) -> None:
+    for mine, other in zip(actual, expected, strict=True):
         assert (mine - other).abs().max() <= within * other.abs().max()
 
 
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, HEADS), (3, 1), (4, 2)])
-def test_a_ring_attends_as_one_rank_does(size: int, kv_heads: int) -> None:
-    wholes = whole_sequences(kv_heads=kv_heads)
-    assert_equal(by_ranks(size, wholes, attention), by_one(wholes), 1e-14)
+def test_ring_attention_matches_one_rank(size: int, kv_heads: int) -> None:
+    sequences = whole_sequences(kv_heads=kv_heads)
+    assert_equal(by_ranks(size, sequences, attention), by_one(sequences), 1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -71,7 +71,7 @@ def test_a_ring_rounds_as_its_dtype_does(dtype: torch.dtype) -> None:
 
 
 class RingAlone(ThreadTransport):
-    """Ranks that count what they pass on, and cannot gather."""
+    """Ranks that count what they pass on and cannot gather."""
 
     passed = 0
 
@@ -84,25 +84,25 @@ class RingAlone(ThreadTransport):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_keys_go_around_once_and_with_their_gradients_again(size: int) -> None:
-    wholes = whole_sequences(kv_heads=2)
+def test_keys_circulate_once_and_again_with_gradients(size: int) -> None:
+    sequences = whole_sequences(kv_heads=2)
 
     def one(transport: ThreadTransport) -> tuple[int, int]:
         ring = RingAlone(transport._hub, transport.rank)
         context = ContextGroup(ring, tuple(range(size)))
-        *inputs, gradient = (context.local_chunks(t, -2) for t in wholes)
+        *inputs, gradient = (context.local_chunks(t, -2) for t in sequences)
         inputs = [t.detach().requires_grad_() for t in inputs]
         y = attention(*inputs, context=context)
         forward = ring.passed
         y.backward(gradient)
         return forward, ring.passed - forward
 
-    share = 2 * wholes[1].numel() // size
+    share = 2 * sequences[1].numel() // size
     assert ThreadTransport.run(size, one) == [((size - 1) * share, 2 * (size - 1) * share)] * size
 
 
 def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
-    wholes = whole_sequences()
+    sequences = whole_sequences()
 
     def one(transport: ThreadTransport) -> int:
         context, saved = ContextGroup(transport, (0, 1)), list[Tensor]()
@@ -111,7 +111,7 @@ def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
             saved.append(tensor)
             return tensor
 
-        inputs = [context.local_chunks(t, -2).detach().requires_grad_() for t in wholes[:3]]
+        inputs = [context.local_chunks(t, -2).detach().requires_grad_() for t in sequences[:3]]
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             attention(*inputs, context=context)
         return sum(t.numel() for t in saved)
@@ -125,19 +125,19 @@ def test_under_autocast_a_ring_computes_in_that_dtype() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return attention(*inputs, context=context).float()
 
-    found = by_ranks(2, whole_sequences(dtype=torch.float32), attend)
+    actual = by_ranks(2, whole_sequences(dtype=torch.float32), attend)
     expected = by_ranks(2, whole_sequences(dtype=torch.bfloat16), attention)
-    torch.testing.assert_close(found[0], expected[0].float(), rtol=0, atol=0)
+    torch.testing.assert_close(actual[0], expected[0].float(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_scores_that_are_written_out_attend_as_the_fused_kernel_does(causal: bool) -> None:
+def test_unfused_score_gradients_match_the_fused_kernel(causal: bool) -> None:
     q, k, v = whole_sequences()[:3]
     scores = Scores(scale=0.3, causal=causal)
     fused, written = attend_to_block(q, k, v, scores), attend_unfused(q, k, v, scores)
     assert_equal([written.output, written.log_sum], [fused.output, fused.log_sum], 1e-14)
-    # A block's gradients, where other keys take half of the weight
-    whole = Attended(0.5 * fused.output, fused.log_sum + math.log(2))
+    # Gradients of one block, where other keys have half of the attention weight
+    attended = Attended(0.5 * fused.output, fused.log_sum + math.log(2))
     gradient = torch.randn(q.shape, generator=torch.Generator().manual_seed(1), dtype=q.dtype)
-    found = gradients_unfused(gradient, q, k, v, whole, scores)
-    assert_equal(found, block_gradients(gradient, q, k, v, whole, scores), 1e-14)
+    actual = gradients_unfused(gradient, q, k, v, attended, scores)
+    assert_equal(actual, block_gradients(gradient, q, k, v, attended, scores), 1e-14)

@@ -1,4 +1,4 @@
-"""The auxiliary loss of routers: that of transformers over all layers, however these are cut into stages."""
+"""The routers' auxiliary loss is that of transformers over all layers, for any cut into stages."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ FAMILIES = {"mixtral": {**MIXTRAL, **BALANCED}, "qwen3-moe": {**QWEN3_MOE, **BAL
 
 
 def check(config: Any, schedule: Any, **options: Any) -> None:
-    """Loss and gradients against transformers' own, in one process, micro-batch by micro-batch."""
+    """Compare loss and gradients with transformers in one process."""
     model = hf_model(config)
     plan = plan_of(schedule, model.config.to_dict(), **options)
     assert_trains_as_alone(model, plan, tokens_of(config, rows=schedule.micro_batches * plan.options.data))
@@ -43,14 +43,14 @@ def test_offload_changes_nothing() -> None:
     check(FAMILIES["qwen3-moe"], db.schedules["pipeoffload"](devices=2, micro_batches=4))
 
 
-def test_the_loss_has_a_part_of_its_own() -> None:
-    """What `check` compares is not zero, and no sum of losses per layer."""
+def test_loss_includes_the_routers_term() -> None:
+    """The term that `check` compares is nonzero and no sum of losses per layer."""
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
     tokens = tokens_of(MIXTRAL, rows=2)
     without, with_it = (
         run_threads(plan_of(schedule, config), lambda p: p.step(tokens))[0] for config in (MIXTRAL, FAMILIES["mixtral"])
     )
-    # At least: coefficient x experts x sum over experts of (choices x probability) where both are even.
+    # Lower bound: coefficient x experts x sum over experts of (choices x probability) with even routing.
     assert with_it - without > 0.3 * 2 * 0.99
 
 
@@ -59,6 +59,6 @@ def test_bf16_messages_carry_the_sums_in_fp32() -> None:
     x, sums = torch.randn(2, 3, 8).bfloat16(), torch.rand(2, 5)
     message = balance.pack(x, sums)
     assert message.shape == balance.message(torch.Size([2, 3]))
-    back, told = balance.unpack(message, torch.Size([2, 3]))
+    back, unpacked_sums = balance.unpack(message, torch.Size([2, 3]))
     assert torch.equal(back, x)
-    assert torch.equal(told, sums)
+    assert torch.equal(unpacked_sums, sums)

@@ -1,4 +1,4 @@
-"""One device of a plan alone, with the messages that the others sent in the whole pipeline, is that device in it."""
+"""One device of a plan, run alone with the recorded messages of its peers, behaves as in the full pipeline."""
 
 from collections import defaultdict
 from functools import cache
@@ -18,7 +18,7 @@ from tests.support.tiny_models import LLAMA
 
 
 class Recording(ThreadTransport):
-    """Notes every message that its rank receives."""
+    """Records every message that its rank receives."""
 
     def __init__(self, transport: Any) -> None:
         super().__init__(transport._hub, transport.rank)
@@ -31,12 +31,12 @@ class Recording(ThreadTransport):
 
 
 def measured(pipeline: Any, tokens: Any) -> Any:
-    """Gradients, and the most bytes of activations, of one step."""
+    """Gradients and peak activations of one step."""
     return loss_and_gradients(pipeline, tokens)[1], pipeline.measured.peak_activation
 
 
 def together(plan: Any, tokens: Any) -> Any:
-    """What every device measures in the whole pipeline, with its messages."""
+    """Measurements of every device in the full pipeline, with its messages."""
 
     def one(transport: Any) -> Any:
         recording = Recording(transport)
@@ -46,7 +46,7 @@ def together(plan: Any, tokens: Any) -> Any:
 
 
 def replay(program: Any, device: Any, received: Any) -> Any:
-    """A supply of messages that were received before."""
+    """A supply that replays received messages."""
     waiting = {source: iter(messages) for source, messages in received.items()}
     peer_of = {i.op: i.peer for i in program.instructions if i.device == device}
 
@@ -57,7 +57,7 @@ def replay(program: Any, device: Any, received: Any) -> Any:
 
 
 def limited(schedule: Any) -> Any:
-    """A plan that offloads what it can, under the tightest limit."""
+    """A plan that offloads as much as possible under the tightest limit."""
     costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
     schedule = offloading(schedule)
     return plan_of(schedule, LLAMA, costs=tightest(schedule, costs))
@@ -74,7 +74,7 @@ def plans() -> Any:
 
 
 @pytest.mark.parametrize("name", ["zb-v", "recomputed", "offloaded"])
-def test_a_device_alone_has_the_gradients_and_peak_of_the_pipeline(name: str) -> None:
+def test_single_rank_matches_pipeline_gradients_and_peak(name: str) -> None:
     plan = plans()[name]
     tokens, program = tokens_of(plan.model, rows=8), lower(plan.schedule, plan.costs)
     for device, (expected, peak, received) in enumerate(together(plan, tokens)):
@@ -104,7 +104,7 @@ def test_a_message_is_received_no_earlier_than_it_arrives() -> None:
     assert received >= 0.2
 
 
-def test_a_device_that_offloads_to_another_one_cannot_run_alone() -> None:
+def test_device_that_offloads_to_a_peer_cannot_run_alone() -> None:
     schedule = db.schedules["bpipe"](devices=4, micro_batches=8)
     plan = plan_of(schedule, LLAMA)
     with pytest.raises(InputError, match="cannot run alone"):

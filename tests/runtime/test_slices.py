@@ -1,4 +1,4 @@
-"""Sequences in slices: losses and gradients are those of whole sequences in one process."""
+"""Sliced sequences have the losses and gradients of full sequences in one process."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from tests.support.tiny_models import FAMILIES, LLAMA, MIXTRAL
 
 ORDERS: dict[str, dict[str, Any]] = {"seq1f1b": {}, "seq1f1b-zb": {}, "seq1f1b-interleaved": {"chunks": 2}}
 LENGTH = 13
-"""Tokens of a sequence, which no number of slices divides."""
+"""Tokens of a sequence: a prime, which no number of slices divides."""
 
 
 def sliced(name: str = "seq1f1b", *, slices: int, devices: int = 2, micro_batches: int = 2) -> Schedule:
@@ -45,7 +45,7 @@ def assert_as_whole(plan: Plan, config: Any, *, packed: bool = False) -> None:
 
 
 @pytest.mark.parametrize(("name", "slices"), [("seq1f1b", 8), ("seq1f1b-zb", 3), ("seq1f1b-interleaved", 1)])
-def test_gradients_are_those_of_whole_sequences(name: str, slices: int) -> None:
+def test_sliced_gradients_match_full_sequences(name: str, slices: int) -> None:
     assert_as_whole(plan_for(sliced(name, slices=slices), LLAMA), LLAMA)
 
 
@@ -53,7 +53,7 @@ def test_slices_may_differ_in_length() -> None:
     plan, tokens = plan_for(sliced(slices=3), LLAMA), (1, 1, 9)
     costs = plan.costs.replace(micro_batch_scale=tokens * 2, attention_scale=(1, 1, 1), slices=3)
     unequal = replace(plan, costs=costs)
-    assert unequal.slice_tokens(66) == tuple(66 * each // sum(tokens) for each in tokens)
+    assert unequal.slice_tokens(66) == tuple(66 * length // sum(tokens) for length in tokens)
     assert_as_whole(unequal, LLAMA)
 
 
@@ -76,7 +76,7 @@ def test_every_family_trains_in_slices(family: str, packed: bool) -> None:
     ],
     ids=["projections", "split", "interleaved", "explicit"],
 )
-def test_what_recomputes_finds_the_keys_before_it(schedule: Schedule, strategy: str) -> None:
+def test_recomputation_uses_the_keys_of_earlier_slices(schedule: Schedule, strategy: str) -> None:
     assert_as_whole(plan_for(schedule, LLAMA, strategy=strategy), LLAMA)
 
 
@@ -86,7 +86,7 @@ def test_slices_leave_for_the_host_without_their_keys() -> None:
 
 
 @pytest.mark.parametrize(("options", "hosted"), [({"tensor": 2}, {0, 1}), ({"data": 2, "zero": 2}, set())], ids=str)
-def test_sliced_steps_change_parameters_as_whole_ones(options: dict[str, Any], hosted: set[int]) -> None:
+def test_sliced_steps_change_parameters_as_full_ones(options: dict[str, Any], hosted: set[int]) -> None:
     plan = plan_for(sliced(slices=3).with_host_steps(hosted), LLAMA, **options)
     assert_as_alone(plan, LLAMA, batch_of(LLAMA, rows=2 * plan.options.data))
 
@@ -99,15 +99,15 @@ def test_bf16_slices_sum_the_gradients_of_keys_in_fp32() -> None:
     torch.testing.assert_close(answers[0].double(), loss, rtol=2e-2, atol=0)
 
 
-def test_evaluation_and_generation_are_of_whole_sequences() -> None:
-    plan, whole = plan_for(sliced(slices=3), LLAMA), plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA)
+def test_evaluation_and_generation_use_full_sequences() -> None:
+    plan, unsliced = plan_for(sliced(slices=3), LLAMA), plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA)
     batch, prompts = batch_of(LLAMA), tokens_of(LLAMA, rows=3, length=2)
 
     def one(pipeline: Any) -> Any:
         return pipeline.evaluate([batch]), pipeline.generate(prompts, new_tokens=3)
 
     (loss, tokens), *_ = run_threads(plan, one)
-    (expected_loss, expected), *_ = run_threads(whole, one)
+    (expected_loss, expected), *_ = run_threads(unsliced, one)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
     assert torch.equal(tokens, expected)
 
@@ -119,12 +119,12 @@ def test_fewer_tokens_than_slices_are_refused() -> None:
         run_threads(plan, lambda pipeline: pipeline.step(batch))
 
 
-def test_a_loss_with_entries_of_its_own_is_refused() -> None:
-    def own_loss(logits: Tensor, targets: Tensor, *, weights: Tensor) -> Tensor:
+def test_loss_with_custom_entries_is_refused() -> None:
+    def custom_loss(logits: Tensor, targets: Tensor, *, weights: Tensor) -> Tensor:
         return logits.square().sum()
 
     with pytest.raises(InputError, match="The loss asks for 'weights', which is of whole sequences"):
-        run_threads(plan_for(sliced(slices=2), LLAMA), lambda pipeline: None, loss=own_loss)
+        run_threads(plan_for(sliced(slices=2), LLAMA), lambda pipeline: None, loss=custom_loss)
 
 
 @pytest.mark.parametrize(

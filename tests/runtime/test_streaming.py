@@ -1,4 +1,4 @@
-"""Transfers that stream: units leave behind their own forwards, and backwards wait for one unit's reload at a time."""
+"""Transfers stream by unit: units leave after their forward, and a backward waits for one unit's reload at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_memory(size: int) -> torch.Tensor:
 
 
 class Waits:
-    """Stands for a lane's marks: notes which of its units another lane has waited for."""
+    """Fake marks of a lane that record which units another lane has waited for."""
 
     def __init__(self) -> None:
         self.marked = 0
@@ -49,7 +49,7 @@ class Waits:
 
 
 def offloaded_stage() -> tuple[Stage, torch.Tensor, torch.Tensor]:
-    """A stage whose activations have left, their buffer, and the forward's result."""
+    """A stage with offloaded activations, their buffer, and the forward's result."""
     stage = new_stage()
     y = stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
     buffer = stage.offload(0, 1.0, in_memory)
@@ -72,20 +72,20 @@ def test_an_offload_waits_for_the_units_that_leave_alone() -> None:
 
 
 def test_a_reload_holds_no_unit_that_a_backward_has_freed() -> None:
-    (stage, buffer, _), left = offloaded_stage(), list[int]()
+    (stage, buffer, _), bytes_at_end = offloaded_stage(), list[int]()
     ledger = stage._ledger
 
     def unit_done() -> Callable[[], None]:
         stage.forget()
-        left.append(ledger.bytes)
+        bytes_at_end.append(ledger.bytes)
         return lambda: None
 
     stage.reload(0, buffer, unit_done=unit_done)
-    assert left == [0] * len(UNITS)
+    assert bytes_at_end == [0] * len(UNITS)
 
 
 @pytest.mark.parametrize("to_recompute", [False, True])
-def test_a_reload_brings_back_first_what_is_needed_first(to_recompute: bool) -> None:
+def test_reload_returns_tensors_in_order_of_need(to_recompute: bool) -> None:
     stage, buffer, _ = offloaded_stage()
     moved, brought = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()], []
     assert not any(saved.on_device for unit in moved for saved in unit)
@@ -99,12 +99,12 @@ def test_a_reload_brings_back_first_what_is_needed_first(to_recompute: bool) -> 
     assert brought == [([True] * n + [False] * (count - n))[::order] for n in range(1, count + 1)]
 
 
-def test_a_backward_waits_for_one_unit_of_its_reload_at_a_time() -> None:
+def test_backward_waits_for_one_reloaded_unit_at_a_time() -> None:
     plain, moved = new_stage(), new_stage()
     x = torch.randn(X, dtype=torch.float64)
     y = plain.forward(0, x, MicroBatch())
     first_is_back, last_has_run = threading.Event(), threading.Event()
-    expected, found, last = parameters_of(plain), parameters_of(moved), moved.units[-1]
+    expected, actual, last = parameters_of(plain), parameters_of(moved), moved.units[-1]
 
     def watched(y: torch.Tensor, *context: Any) -> Any:
         y.register_hook(lambda _: last_has_run.set())
@@ -117,7 +117,7 @@ def test_a_backward_waits_for_one_unit_of_its_reload_at_a_time() -> None:
 
     def unit_done() -> Callable[[], None]:
         if first_is_back.is_set():
-            # The units before it come back only when its backward is over.
+            # Earlier units are reloaded only after the unit's backward.
             assert last_has_run.wait(60)
         first_is_back.set()
         return lambda: None
@@ -127,7 +127,7 @@ def test_a_backward_waits_for_one_unit_of_its_reload_at_a_time() -> None:
         assert first_is_back.wait(60)
         assert torch.equal(plain.backward(0, y, split=False), moved.backward(0, y, split=False))  # type: ignore[arg-type]
         reload.result()
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(expected, found, strict=True))
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(expected, actual, strict=True))
 
 
 def test_a_backward_learns_that_its_reload_has_failed() -> None:

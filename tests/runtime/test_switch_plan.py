@@ -1,4 +1,4 @@
-"""A pipeline goes on with another order of its stages: nothing but the order changes."""
+"""A pipeline switches to another order of its stages, and only the order changes."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ LLAMA, LLAMA_TIED, GPT2 = (with_layers(tiny_models.FAMILIES[family], 2) for fami
 
 
 @pytest.mark.parametrize(("config", "dtype"), [(LLAMA, "fp32"), (GPT2, "bf16")], ids=["llama", "gpt2"])
-def test_orders_that_add_up_alike_change_no_bit(config: Any, dtype: str) -> None:
+def test_orders_with_equal_sums_change_no_bit(config: Any, dtype: str) -> None:
     start = db.schedules["gpipe"](devices=2, micro_batches=4)
     plan = plan_of(start, config, dtype=dtype)
     costs = plan.costs
@@ -32,7 +32,7 @@ def test_orders_that_add_up_alike_change_no_bit(config: Any, dtype: str) -> None
 
 
 def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
-    """The plan with another strategy of recomputation in all backwards, and another share of what is offloaded."""
+    """The plan with another strategy in all backwards and another offloaded fraction."""
     partition = tuple(tuple(replace(unit, strategy=strategy) for unit in stage) for stage in plan.partition)
     stages = range(plan.schedule.stages)
     schedule = replace(
@@ -45,11 +45,15 @@ def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
 
 def test_another_recomputation_and_other_offloads_change_no_bit() -> None:
     plan = plan_of(offloading(db.schedules["1f1b"](devices=2, micro_batches=4)), LLAMA, dtype="fp32")
-    others = [keeping(plan, "full"), keeping(plan, "norm+activation", offload=0.5), keeping(plan, "none", offload=0.25)]
-    assert_same_run(trained(plan, *others), trained(plan, steps=4))
+    next_plans = [
+        keeping(plan, "full"),
+        keeping(plan, "norm+activation", offload=0.5),
+        keeping(plan, "none", offload=0.25),
+    ]
+    assert_same_run(trained(plan, *next_plans), trained(plan, steps=4))
 
 
-def test_a_switch_to_recomputation_frees_what_it_drops() -> None:
+def test_switch_to_recomputation_frees_activations() -> None:
     plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
 
     def one(pipeline: Any) -> Any:
@@ -60,11 +64,11 @@ def test_a_switch_to_recomputation_frees_what_it_drops() -> None:
             peaks.append(pipeline.measured.peak_activation)
         return peaks
 
-    for kept, recomputed, again in run_threads(plan, one):
-        assert recomputed < kept == again
+    for saved_bytes, recomputed, saved_again in run_threads(plan, one):
+        assert recomputed < saved_bytes == saved_again
 
 
-def test_modules_that_are_called_whole_take_no_strategy_for_operators() -> None:
+def test_modules_without_units_take_no_operator_strategy() -> None:
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), GENERIC["olmo2"])
     with pytest.raises(InputError, match="recompute in full or not at all, not 'norm'"):
         run_threads(plan, lambda pipeline: pipeline.switch_plan(keeping(plan, "norm")))
@@ -102,7 +106,7 @@ def test_more_than_another_order_is_refused(changed: Any) -> None:
         run_threads(plan, lambda pipeline: pipeline.switch_plan(changed(plan)))
 
 
-def test_an_order_that_does_not_fit_leaves_the_old_one() -> None:
+def test_infeasible_order_keeps_the_current_one() -> None:
     costs = StageCosts.of(stages=2, activation=1, memory_limit=2)
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA, costs=costs)
     greedy = replace(plan, schedule=db.schedules["gpipe"](devices=2, micro_batches=4))
@@ -115,7 +119,7 @@ def test_an_order_that_does_not_fit_leaves_the_old_one() -> None:
     assert run_threads(plan, one)[0][1] is plan
 
 
-def test_ranks_that_would_go_on_with_different_orders_are_refused() -> None:
+def test_ranks_with_different_new_orders_are_refused() -> None:
     plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
     other = replace(plan, schedule=db.schedules["1f1b"](devices=2, micro_batches=4))
     with pytest.raises(InputError, match="Rank 1 has another plan"):

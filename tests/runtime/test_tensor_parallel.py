@@ -1,4 +1,4 @@
-"""Tensor parallelism beside the pipeline: losses, gradients, norms and files are those of one process."""
+"""Tensor parallelism: losses, gradients, norms and files match one process."""
 
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ import transformers
 
 from tests.support.hf_reference import assert_checkpoint_returns, assert_trains_as_alone, exactly, hf_model, peft_model
 
-# peft uses names that transformers is about to change, and says what it makes of a config.
+# peft warns of names that transformers will change, and of what it derives from a config.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")
 ]
@@ -53,17 +53,17 @@ def schedule(name: str = "1f1b", devices: int = 2, micro_batches: int = 4) -> An
     return db.schedules[name](devices=devices, micro_batches=micro_batches)
 
 
-def wholes(answers: Any) -> Any:
-    """One dictionary of what the ranks have told by name; what several have told is the same."""
-    found: dict[str, Any] = {}
-    for part in answers:
-        for name, tensor in part.items():
-            torch.testing.assert_close(found.setdefault(name, tensor), tensor, rtol=0, atol=0)
-    return found
+def merged(answers: Any) -> Any:
+    """Merge the answers of the ranks by name; equal names must have equal tensors."""
+    tensors: dict[str, Any] = {}
+    for answer in answers:
+        for name, tensor in answer.items():
+            torch.testing.assert_close(tensors.setdefault(name, tensor), tensor, rtol=0, atol=0)
+    return tensors
 
 
 def whole_gradients(pipeline: Any) -> Any:
-    """The gradients in place of the parameters: what `state_dict` then joins."""
+    """Replace parameters by their gradients, which `state_dict` then joins."""
     with torch.no_grad():
         for _, parameter in pipeline.named_parameters():
             parameter.copy_(gradient_of(parameter))
@@ -82,14 +82,14 @@ def test_two_by_two_ranks_give_transformers_gradients(family: Any) -> None:
     "family",
     slow_unless(["granite", "starcoder2", "smollm3", "cohere2", "gpt_neox", "phi", "helium"], "smollm3", "gpt_neox"),
 )
-def test_transformers_modules_are_divided_by_their_own_plan(family: str) -> None:
+def test_transformers_modules_use_their_sharding_plan(family: str) -> None:
     model = hf_model(GENERIC[family])
     strategy = "none" if family == "gpt_neox" else "full"
     plan = plan_of(schedule("zb-h1"), model.config.to_dict(), strategy=strategy, tensor=2)
     assert_trains_as_alone(model, plan, tokens_of(GENERIC[family], rows=4), within=exactly)
 
 
-def test_training_loses_like_one_process() -> None:
+def test_training_losses_match_one_process() -> None:
     make = partial(torch.optim.AdamW, lr=3e-3)
     batches = [tokens_of(TIED, rows=4, seed=seed) for seed in range(3)]
     plan = plan_of(schedule(micro_batches=2), TIED, tensor=2, data=2, zero=2)
@@ -105,13 +105,15 @@ def test_a_rank_has_its_shards_alone_and_its_activations() -> None:
         return pipeline.measured.static_bytes, pipeline.measured.peak_activation
 
     plans = [plan_of(schedule(devices=1, micro_batches=1), SMALL, tensor=tensor) for tensor in (1, 2)]
-    (whole, kept), (part, kept_part) = (run_threads(p, one, ranks=p.ranks)[0] for p in plans)
+    (undivided, undivided_activation), (divided, divided_activation) = (
+        run_threads(p, one, ranks=p.ranks)[0] for p in plans
+    )
     norms = 9 * SMALL["hidden_size"] * 8 * 2  # parameters and gradients in fp64
-    assert part - norms == (whole - norms) / 2
-    assert kept_part < kept
+    assert divided - norms == (undivided - norms) / 2
+    assert divided_activation < undivided_activation
 
 
-def test_offload_moves_what_a_rank_keeps() -> None:
+def test_offload_moves_the_ranks_shards() -> None:
     tokens = tokens_of(MIXTRAL, rows=4)
     plan = plan_of(schedule("pipeoffload"), MIXTRAL, tensor=2)
     answers = run_threads(plan, lambda p: (p.step(tokens), p.measured.peak_offloaded))
@@ -126,17 +128,17 @@ DROPPING["llama"] = {**LLAMA, "attention_dropout": 0.3}
 
 
 @pytest.mark.parametrize(("family", "strategy"), [("gpt2", "full"), ("llama", "none")])
-def test_divided_ranks_drop_what_whole_ones_do(family: Any, strategy: str) -> None:
+def test_dropout_of_tensor_ranks_matches_one_rank(family: Any, strategy: str) -> None:
     tokens = tokens_of(DROPPING[family], rows=2)
 
     def one(pipeline: Any) -> Any:
         return pipeline.step(tokens), whole_gradients(pipeline)
 
     plans = [plan_of(schedule(micro_batches=2), DROPPING[family], tensor=t, strategy=strategy) for t in (1, 2)]
-    whole, divided = (run_threads(plan, one, ranks=plan.ranks) for plan in plans)
-    torch.testing.assert_close(divided[0][0], whole[0][0], rtol=1e-12, atol=0)
-    expected, found = (wholes(part for _, part in answers) for answers in (whole, divided))
-    assert_gradients({name: found[name] for name in expected}, expected)
+    undivided, divided = (run_threads(plan, one, ranks=plan.ranks) for plan in plans)
+    torch.testing.assert_close(divided[0][0], undivided[0][0], rtol=1e-12, atol=0)
+    expected, actual = (merged(state for _, state in answers) for answers in (undivided, divided))
+    assert_gradients({name: actual[name] for name in expected}, expected)
 
 
 @pytest.mark.parametrize(("family", "targets"), [("gpt2", "all-linear"), ("qwen3-moe", ["k_proj", "o_proj"])])
@@ -148,16 +150,16 @@ def test_divided_adapters_get_pefts_gradients(family: str, targets: Any) -> None
 
 
 @pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
-def test_a_checkpoint_goes_in_and_out_unchanged(config: Any, tmp_path: Path) -> None:
+def test_checkpoint_round_trip_changes_nothing(config: Any, tmp_path: Path) -> None:
     assert_checkpoint_returns(config, tmp_path, tensor=2)
 
 
-def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
+def test_four_gloo_ranks_match_one_process(tmp_path: Path) -> None:
     gloo_ranks.assert_norm_over_gloo(plan_of(schedule("zb-h1"), TIED, tensor=2), tokens_of(TIED, rows=4), tmp_path)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3", "mixtral"])
-def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
+def test_units_are_sharded_by_transformers_plan(family: str) -> None:
     config = FAMILIES[family]
     theirs = transformers.AutoConfig.for_model(**config).base_model_tp_plan
     assert theirs is not None
@@ -170,19 +172,19 @@ def test_units_are_divided_as_transformers_own_plan_says(family: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 13), (torch.bfloat16, 12)])
-def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int) -> None:
-    whole = torch.randn(2, 5, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+def test_loss_of_sharded_logits_matches_full_logits(dtype: Any, size: int) -> None:
+    full_logits = torch.randn(2, 5, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     targets = torch.tensor([[0, 3, 11, -100, 6], [5, 5, -100, 2, 8]])
-    logits = whole.clone().requires_grad_()
+    logits = full_logits.clone().requires_grad_()
     expected = cross_entropy(logits, targets)
     expected.backward()
 
     def one(transport: Any) -> Any:
         group = TensorGroup(transport, (0, 1, 2))
-        part = group.local_shard(whole, Cut(2, size)).clone().requires_grad_()
-        loss = divided_cross_entropy(part, targets, group=group, vocab=size)
+        shard = group.local_shard(full_logits, Cut(2, size)).clone().requires_grad_()
+        loss = divided_cross_entropy(shard, targets, group=group, vocab=size)
         loss.backward()
-        return loss.detach(), part.grad
+        return loss.detach(), shard.grad
 
     answers = ThreadTransport.run(3, one)
     for loss, _ in answers:
@@ -204,6 +206,6 @@ def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int)
         ({**GENERIC["phi"], "num_key_value_heads": 1}, "1 key-value heads cannot be divided among 2"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(config: Any, message: str) -> None:
+def test_indivisible_tensor_sizes_are_refused(config: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run_threads(plan_of(schedule(), config, tensor=2), lambda _: None, ranks=4)

@@ -1,4 +1,4 @@
-"""Private names of torch: all are in one file of the runtime, and are there in this torch."""
+"""Private names of torch are all in one file of the runtime and exist in this torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PRIVATE = re.compile(
     r"\b(?:torch(?:\.\w+)*|aten|mkldnn)\._\w+|^\s*from torch\S* import _\w+|^\s*from torch\S*\._", re.M
 )
 LAZY = "torch._dynamo"
-"""Named as a string alone: whether torch has loaded it."""
+"""Used only as a string, to see whether torch has loaded it."""
 OF_TENSORS = ("_version", "_is_view", "_post_accumulate_grad_hooks")
 OF_MODULES = ("_buffers", "_compiled_call_impl")
 
 
-def test_no_other_file_names_what_is_private() -> None:
+def test_private_torch_names_are_used_in_one_file() -> None:
     root = Path(debubble.runtime.__file__).parent
     named = {
         (file.name, name)

@@ -1,4 +1,4 @@
-"""Ranks on threads of one process: one that fails ends them all, and nothing is kept of what they exchange."""
+"""Ranks on threads of one process: a failing rank ends all, and exchanged tensors are released."""
 
 import weakref
 from threading import Thread
@@ -12,8 +12,8 @@ from debubble.runtime.distributed.thread_transport import PeerError, ThreadTrans
 from debubble.runtime.distributed.transport import Channel, on_lane
 
 
-def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:
-    told = []
+def test_early_failure_of_a_rank_ends_its_peers() -> None:
+    failed_ranks = []
 
     def one(transport: Any) -> None:
         if transport.rank == 0:
@@ -22,15 +22,15 @@ def test_a_rank_that_fails_before_the_others_ask_it_ends_them() -> None:
             transport.receive(torch.zeros(1), 0, Channel.MESSAGE)
         with pytest.raises(PeerError, match="Rank 0 has stopped"):
             transport.gather(1)
-        told.append(transport.rank)
+        failed_ranks.append(transport.rank)
 
     with pytest.raises(ValueError, match="broken"):
         ThreadTransport.run(2, one)
-    assert told == [1]
+    assert failed_ranks == [1]
 
 
-def test_ranks_that_wait_for_each_other_are_told_which_has_failed() -> None:
-    told = []
+def test_waiting_ranks_hear_which_rank_failed() -> None:
+    failed_ranks = []
 
     def one(transport: Any) -> None:
         if transport.rank == 2:
@@ -40,28 +40,28 @@ def test_ranks_that_wait_for_each_other_are_told_which_has_failed() -> None:
             transport.send(torch.zeros(1), 2, Channel.MESSAGE)
         with pytest.raises(PeerError, match="Rank 2 has stopped"):
             transport.gather(1)
-        told.append(transport.rank)
+        failed_ranks.append(transport.rank)
 
     with pytest.raises(ValueError, match="broken"):
         ThreadTransport.run(3, one)
-    assert sorted(told) == [0, 1]
+    assert sorted(failed_ranks) == [0, 1]
 
 
-def test_exchanged_tensors_are_not_kept() -> None:
+def test_exchanged_tensors_are_released() -> None:
     def one(transport: Any) -> Any:
         tensor = torch.zeros(1)
         seen = weakref.ref(tensor)
         transport.gather(tensor)
         del tensor
         other = 1 - transport.rank
-        transport.send(torch.zeros(1), other, Channel.MESSAGE)  # this rank has let go of the other's
+        transport.send(torch.zeros(1), other, Channel.MESSAGE)  # this rank has released the tensor of its peer
         transport.receive(torch.zeros(1), other, Channel.MESSAGE)
         return seen() is None
 
     assert ThreadTransport.run(2, one) == [True, True]
 
 
-def test_collectives_of_two_lanes_never_meet_each_other() -> None:
+def test_collectives_of_two_lanes_do_not_mix() -> None:
     both, rounds = (0, 1), range(100)
 
     def one(transport: Any) -> Any:

@@ -1,4 +1,4 @@
-"""ZeRO-3: a replica keeps its rows of all parameters, and gathers a stage's while it computes, as the program says."""
+"""ZeRO-3: a replica keeps its rows of all parameters and gathers a stage's as the program says."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,13 +23,13 @@ from tests.support.runtime_cases import (
 from tests.support.tiny_models import LLAMA, LLAMA_TIED, MIXTRAL, with_layers
 
 EVEN = {**LLAMA, "vocab_size": 64}
-"""Two and four replicas divide the rows of all its parameters evenly."""
+"""A model whose rows two and four replicas share evenly."""
 EXPERTS = {**MIXTRAL, "num_local_experts": 4}
 SIZE = {"fp64": 8, "fp32": 4, "bf16": 2}
 
 
 def zero3(schedule: Any, config: Any, *, dtype: str = "fp64", **options: Any) -> Any:
-    """A plan whose costs have the bytes of its stages' parameters, and no others."""
+    """A plan whose costs have the bytes of its stages' parameters only."""
     plan = plan_of(schedule, config, dtype=dtype, zero=3, **options)
     gathered = [
         sum(p.numel() for unit in build_stage(config, units, seed=0) for p in unit.parameters()) * SIZE[dtype]
@@ -45,7 +45,7 @@ def interleaved(chunks: int = 2) -> Any:
 
 
 def batch_of(pipeline: Any, config: Any, *, seed: int = 0) -> Any:
-    """This replica's part of a batch that does not depend on the number of replicas."""
+    """This replica's share of a batch that does not depend on the number of replicas."""
     return rows_of(pipeline, tokens_of(config, rows=8, seed=seed))
 
 
@@ -60,12 +60,12 @@ def batch_of(pipeline: Any, config: Any, *, seed: int = 0) -> Any:
     ],
     ids=["tied", "recomputing experts", "tensor", "context", "divided experts"],
 )
-def test_losses_and_gradients_are_those_of_one_process(schedule: Any, config: Any, options: Any) -> None:
+def test_losses_and_gradients_match_one_process(schedule: Any, config: Any, options: Any) -> None:
     plan = zero3(schedule, config, **options)
     assert_as_alone(plan, config, tokens_of(config, rows=8))
 
 
-def test_modules_of_ones_own_are_divided_too() -> None:
+def test_custom_modules_are_sharded() -> None:
     """Plain autograd keeps views of their parameters from the forward to the backward."""
     plan = plan_for(interleaved(), [2, 2, 2, 2], data=2, zero=3)
     plan = replace(plan, costs=plan.costs.replace(gathered=1, static=2))
@@ -84,7 +84,7 @@ def test_modules_of_ones_own_are_divided_too() -> None:
 
 
 def trained(plan: Any, *, max_norm: float | None = None) -> Any:
-    """Losses of two steps, evaluation in between, and the parameters in the end, by rank."""
+    """Losses of two steps with an evaluation between them, and the final parameters, by rank."""
 
     def one(pipeline: Any) -> Any:
         losses = []
@@ -107,14 +107,14 @@ def trained(plan: Any, *, max_norm: float | None = None) -> Any:
 )
 def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None:
     divided = zero3(schedule, with_layers(LLAMA, 2), data=2, **options)
-    whole = replace(divided, options=replace(divided.options, zero=2))
-    for (losses, state), (expected, parameters) in zip(trained(divided), trained(whole), strict=True):
+    undivided = replace(divided, options=replace(divided.options, zero=2))
+    for (losses, state), (expected, parameters) in zip(trained(divided), trained(undivided), strict=True):
         assert losses == expected
         assert all(torch.equal(tensor, parameters[name]) for name, tensor in state.items())
 
 
 @pytest.mark.slow
-def test_a_post_validated_step_that_is_taken_back_gathers_again() -> None:
+def test_rolled_back_step_gathers_parameters_again() -> None:
     plan = zero3(schedule_1f1b(), LLAMA, dtype="fp32", data=2)
 
     def ahead(pipeline: Any) -> Any:
@@ -140,7 +140,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
     plan = zero3(schedule, EVEN, dtype=dtype, data=2)
     nothing = plan.costs.replace(activation=0, activation_recomputed=0, activation_after_input=0)
     timeline = db.simulate(plan.schedule, nothing)
-    parameters = [sum(plan.costs.gathered[s] for s in held) // SIZE[dtype] for held in schedule.placement.stages_of]
+    parameters = [sum(plan.costs.gathered[s] for s in stages) // SIZE[dtype] for stages in schedule.placement.stages_of]
 
     def one(pipeline: Any) -> Any:
         pipeline.step(batch_of(pipeline, EVEN))
@@ -153,7 +153,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
             pipeline.measured.current_memory,
         )
 
-    # Masters, which are cast as they are gathered, gradients and two moments of fp32: half of each.
+    # fp32 masters, which are cast when gathered, gradients and two moments: half of each.
     states = 16
     for device, gathered, static, current in run_threads(plan, one, optimizer=ADAMW):
         assert gathered == timeline.peak_memory[device] - timeline.program.static[device]
@@ -163,7 +163,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
 
 
 def names_of(plan: Any, device: int) -> list[str]:
-    """Parameters of a device: Adam counts the steps of each in four bytes."""
+    """Parameters of a device; Adam keeps a four-byte step count for each."""
     stages = plan.schedule.placement.stages_of[device]
     units = [unit for s in stages for unit in build_stage(plan.model.config, plan.partition[s], seed=0)]
     return [name for unit in units for name in unit.hf_parameters()]

@@ -1,4 +1,4 @@
-"""The workbench, end to end over HTTP: what it answers, what it refuses, and what a search gives."""
+"""The workbench over HTTP: answers, refusals and searches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Client:
             return response.status, response.read()
 
     def connect(self) -> socket.socket:
-        """A connection on which nothing has been sent."""
+        """A connection on which nothing has been sent yet."""
         host, _, port = self.place.partition(":")
         return socket.create_connection((host, int(port)), timeout=60)
 
@@ -121,7 +121,7 @@ def test_a_search_gives_report_plan_and_export(workbench: Workbench, client: Cli
 
 
 @pytest.mark.parametrize("model", [pytest.param("llama9", marks=pytest.mark.slow), "--help"])
-def test_a_search_that_fails_says_why_in_a_sentence(workbench: Workbench, client: Client, model: str) -> None:
+def test_failed_search_explains_why_in_a_sentence(workbench: Workbench, client: Client, model: str) -> None:
     number = client.search({**TINY, "model": model, "planner": "dapple"})
     workbench.searches[number].wait()
 
@@ -174,14 +174,14 @@ def test_bad_input_is_a_sentence(client: Client, path: str, content: bytes, sent
     assert sentence in json.loads(answer)["error"]
 
 
-def test_what_is_not_there_is_said(client: Client) -> None:
+def test_unknown_paths_are_404(client: Client) -> None:
     assert client.ask("nothing")[0] == 404
     assert client.ask("report", number=7)[0] == client.ask("report")[0] == 422
     assert client.ask("search", number="9" * 5000)[0] == 422
 
 
 @pytest.mark.parametrize("request_line", [b"GET //[ HTTP/1.0", b"\x16\x03\x01", b"NONSENSE / HTTP/1.0"])
-def test_garbage_is_answered_and_the_workbench_goes_on(client: Client, request_line: bytes) -> None:
+def test_garbage_is_answered_and_the_workbench_continues(client: Client, request_line: bytes) -> None:
     with client.connect() as garbage:
         garbage.sendall(request_line + b"\r\n\r\n")
         garbage.shutdown(socket.SHUT_WR)
@@ -215,8 +215,8 @@ def test_a_hundred_searches_at_once_start_two(client: Client) -> None:
 
 
 def descendants(process: int) -> list[int]:
-    """The processes that this one has started, and theirs."""
-    return [each for child in children(process) for each in (child, *descendants(child))]
+    """All descendants of this process."""
+    return [pid for child in children(process) for pid in (child, *descendants(child))]
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_the_command_prints_its_address_and_ends_when_asked_to() -> None:
         client = Client(address)
         status, _ = client.ask("search", form={**TINY, "planner": "auto", "effort": "60"})
         process.terminate()
-        _, said = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
 
     assert status == 200
-    assert said == "The workbench is closed.\n"
+    assert printed == "The workbench is closed.\n"

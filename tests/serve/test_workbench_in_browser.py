@@ -33,7 +33,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def search(page: Any, **fields: str) -> Any:
-    """Fill in the form and start; returns the search's line in the list."""
+    """Fill in and submit the form; returns the search's line in the list."""
     before = page.locator("#searches li").count()
     for name, value in fields.items():
         field = page.locator(f"#search [name={name}]")
@@ -53,7 +53,7 @@ def drag(page: Any, slider: str, value: int) -> None:
 
 
 def figures(page: Any, *, other_than: str = "") -> str:
-    """The figures below the sliders, once they are there and have changed."""
+    """The figures below the sliders once they have changed."""
     page.wait_for_function(
         "other => { const now = document.querySelector('#trial .figures').textContent; return now && now !== other; }",
         arg=other_than,
@@ -90,7 +90,7 @@ def test_two_searches_are_compared(page: Any) -> None:
     assert "Their batches differ" in table.inner_text()
 
 
-@pytest.mark.slow  # a search, a browser and simulations at once need idle cores
+@pytest.mark.slow  # concurrent search, browser and simulations need idle cores
 def test_sliders_are_followed_while_a_search_runs(page: Any) -> None:
     line = search(page, planner="auto", effort="300")
     drag(page, "micro_batches", 4)
@@ -129,7 +129,7 @@ def test_a_schedule_that_is_shown_follows_the_devices(page: Any) -> None:
     assert figures(page, other_than=slow).endswith("of 72.00 GiB")
 
 
-def test_memory_that_is_too_small_is_said_beside_the_sliders(page: Any) -> None:
+def test_insufficient_memory_is_shown_next_to_the_sliders(page: Any) -> None:
     page.fill("#search [name=model]", "llama2-7b")
     drag(page, "memory", 10)
     error = page.locator("#trial .error:not(:empty)")
@@ -138,7 +138,7 @@ def test_memory_that_is_too_small_is_said_beside_the_sliders(page: Any) -> None:
     assert "GiB" in error.inner_text()
 
 
-def test_on_a_phone_the_forms_stand_above_the_report(page: Any) -> None:
+def test_forms_are_above_the_report_on_a_phone(page: Any) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     last, report = page.locator("#trial [name=recompute]").bounding_box(), page.locator("#page").bounding_box()
 

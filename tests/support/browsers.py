@@ -27,7 +27,7 @@ def started_browser() -> Iterator[Any]:
 
 @contextmanager
 def empty_page(browser: Any, **settings: Any) -> Iterator[Any]:
-    """Open a page that shares nothing with others of the browser; errors of its scripts fail the test."""
+    """Open a page with no shared state; errors of its scripts fail the test."""
     errors: list[str] = []
     context = browser.new_context(**settings)
     page = context.new_page()

@@ -1,4 +1,4 @@
-"""Calls of `debubble` that tests read instead of running them."""
+"""Parses calls of `debubble` without running them."""
 
 import typer
 
@@ -7,12 +7,12 @@ from debubble.cli.help import CommandGroup
 
 
 def check_call(words: list[str]) -> None:
-    """Let the command line read a call of `debubble`; raises for what it does not know."""
+    """Parse a call of `debubble`; raises for anything unknown."""
     group = typer.main.get_command(with_all_commands())
     assert isinstance(group, CommandGroup)
     context = typer.Context(group)
     name, called, rest = group.resolve_command(context, words)
     assert called is not None
-    # A job file is what `init` has written.
+    # A job file has the content that `init` writes.
     rest = ["llama-tiny" if word.endswith(".toml") else word for word in rest]
     called.make_context(name, rest, parent=context)

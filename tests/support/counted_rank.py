@@ -1,4 +1,4 @@
-"""A rank without torch, which leaves its number and how many threads it has in the folder of its argument."""
+"""A rank without torch that writes its number and thread count to the folder of its argument."""
 
 import os
 import sys

@@ -13,7 +13,7 @@ from tests.support.schedule_cases import explicit, fused, offloading, schedule_o
 from tests.support.tiny_models import FAMILIES
 
 RECOMPUTATIONS = ["none", "selective", "full", "explicit"]
-"""`none`: no more than the schedule itself recomputes."""
+"""`none`: nothing but the schedule's own recomputation."""
 SELECTIVE = ["norm+activation+multiply", "core", "mlp"]
 
 
@@ -31,7 +31,7 @@ class Case:
         return f"{self.schedule}-{self.family}-{self.recompute}-{'offload' if self.offloads else 'kept'}"
 
     def plan(self) -> Any:
-        """With offload, half of every second stage's activations stay, and lowering keeps the tightest limit."""
+        """With offload, half of the activations of every second stage stay, and lowering keeps the tightest limit."""
         schedule = schedule_of(self.schedule, devices=self.devices, micro_batches=2 * self.devices)
         schedule = {"none": lambda s: s, "explicit": explicit}.get(self.recompute, fused)(schedule)
         costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
@@ -61,5 +61,5 @@ CASES = [case(s, f) for s in range(len(db.schedules)) for f in range(len(FAMILIE
 
 
 def one_per_schedule(*, first_family: Any) -> Any:
-    """Few cases in which every schedule, every family and every way of recomputing and offloading is met."""
+    """Few cases that cover every schedule, every family and every combination of recomputation and offload."""
     return [case(s, (first_family + 5 * s) % len(FAMILIES)) for s in range(len(db.schedules))]

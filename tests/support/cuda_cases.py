@@ -1,4 +1,4 @@
-"""Streams that lag, so that a wait that is missing shows, and one step on a device beside plain autograd."""
+"""Lagging streams, which reveal missing waits, and one step on a device compared with plain autograd."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ CYCLES = 20_000_000
 
 
 def on_gpu(value: Any) -> Any:
-    """A parameter of tests that the CPU, where nothing waits, shows nothing more by."""
+    """A test parameter that runs only on a GPU, as the CPU, where nothing waits, would show nothing more."""
     return pytest.param(value, marks=pytest.mark.cuda)
 
 
@@ -29,7 +29,7 @@ def lag(device: Any, cycles: Any = CYCLES) -> None:
 
 @contextmanager
 def own_stream(device: Any) -> Iterator[Any]:
-    """A stream of its own for this thread's compute lane."""
+    """A separate stream for this thread's compute lane."""
     if device.type != "cuda":
         yield
         return
@@ -38,7 +38,7 @@ def own_stream(device: Any) -> Iterator[Any]:
 
 
 class Lagging(ThreadTransport):
-    """Ranks on threads whose messages leave late."""
+    """Ranks on threads whose messages are sent late."""
 
     def __init__(self, transport: Any) -> None:
         super().__init__(transport._hub, transport.rank)
@@ -49,7 +49,7 @@ class Lagging(ThreadTransport):
 
 
 def on_threads(plan: Any, work: Any, device: Any, *, lagging: bool = False, **arguments: Any) -> Any:
-    """`work(pipeline)` of every rank, each with a compute stream of its own on one device; the answers by rank."""
+    """`work(pipeline)` on every rank, each with a separate compute stream of one device; the answers by rank."""
 
     def one(transport: Any) -> Any:
         with own_stream(device):
@@ -68,9 +68,9 @@ def step_of(plan: Any, tokens: Any, device: Any, **arguments: Any) -> Any:
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 
-def assert_same(found: Any, expected: Any, *, tolerance: float = 1e-12) -> None:
-    """Loss and gradients agree, relative to each tensor's largest entry."""
-    (loss, gradients), (expected_loss, expected_gradients) = found, expected
+def assert_same(actual: Any, expected: Any, *, tolerance: float = 1e-12) -> None:
+    """Compare loss and gradients, relative to each tensor's largest entry."""
+    (loss, gradients), (expected_loss, expected_gradients) = actual, expected
     torch.testing.assert_close(loss.cpu(), expected_loss.cpu(), rtol=tolerance, atol=0)
     assert expected_gradients.keys() - gradients.keys() <= {"lm_head.weight"}
     alongside = {name: expected_gradients[name].to(gradient.device) for name, gradient in gradients.items()}

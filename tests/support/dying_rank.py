@@ -1,4 +1,4 @@
-"""A rank of `debubble train`, which waits for its checkpoints; rank 1 is killed when it begins its sixth step."""
+"""A rank of `debubble train` that waits for its checkpoints; rank 1 is killed when it begins its sixth step."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Processes of tests that are forked from one that has imported torch, which takes longer than most of them work."""
+"""Processes of tests are forked from one with torch imported, as importing it takes longer than most tests."""
 
 import importlib
 import multiprocessing
@@ -23,14 +23,14 @@ multiprocessing.set_forkserver_preload(["debubble.training.rank", "torch._dynamo
 
 
 class ForkedRank:
-    """A rank's process, as the launcher has it; its output is written here when it has ended."""
+    """A rank's process with the interface of the launcher's; its output is printed here when it has ended."""
 
     def __init__(self, process: BaseProcess, output: Path) -> None:
         self._process, self._output = process, output
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process ID."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -60,7 +60,7 @@ def start_rank(module: str, argument: str, environment: Mapping[str, str]) -> Fo
 
 
 def run_forked(script: Path, *, ranks: int) -> None:
-    """Run a script as `torchrun --standalone` does, with forked ranks, whose output is written when they end."""
+    """Run a script like `torchrun --standalone` with forked ranks, whose output is printed when they end."""
     one_node: dict[str, Any] = {"min_nodes": 1, "max_nodes": 1, "max_restarts": 0, "local_addr": "localhost"}
     with tempfile.TemporaryDirectory() as logs:
         config = api.LaunchConfig(

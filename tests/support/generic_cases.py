@@ -1,4 +1,4 @@
-"""A small model of every family that runs with transformers' own modules, and is held to transformers in tests."""
+"""A small model of every family that runs with transformers' own modules and is compared with transformers."""
 
 from typing import Any
 

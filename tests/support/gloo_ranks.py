@@ -1,4 +1,4 @@
-"""What a spawned Gloo rank does; `spawn` starts ranks that find each other through a file."""
+"""Functions of spawned Gloo ranks; `spawn` starts ranks that find each other through a file."""
 
 import os
 import tempfile
@@ -19,38 +19,40 @@ from tests.support.runtime_cases import assert_gradients, reference_gradients
 
 
 def spawn(ranks: Any, work: Any, *arguments: Any) -> Any:
-    """`work(rank, folder, *arguments)` on every rank, in a process group; the folder is returned for their answers."""
+    """`work(rank, folder, *arguments)` on every rank, in a process group; returns the folder of their answers."""
     folder = Path(tempfile.mkdtemp())
     mp.start_processes(_one, args=(ranks, work, folder, arguments), nprocs=ranks, start_method=START_METHOD)
     return folder
 
 
 def assert_gradients_over_gloo(plans: Any, batches: Any, folder: Path) -> None:
-    """Ranks in processes have loss and gradients of one process for each plan, and trace all its instructions."""
+    """Check that ranks in processes have the loss and gradients of one process, and trace all instructions."""
     paths = [folder / f"plan{index}.json" for index in range(len(plans))]
     for plan, path in zip(plans, paths, strict=True):
         plan.save(path)
     answers = spawn(plans[0].ranks, gradients, paths, batches)
     parts = [torch.load(answers / f"rank{rank}.pt") for rank in range(plans[0].ranks)]
-    for plan, tokens, told in zip(plans, batches, zip(*parts, strict=True), strict=True):
+    for plan, tokens, answers_of_plan in zip(plans, batches, zip(*parts, strict=True), strict=True):
         expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
-        assert expected.keys() - {name for _, found, _ in told for name in found} <= {"lm_head.weight"}
-        for loss, found, events in told:
+        assert expected.keys() - {name for _, gradients, _ in answers_of_plan for name in gradients} <= {
+            "lm_head.weight"
+        }
+        for loss, actual, events in answers_of_plan:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert plan.ranks > plan.devices or events == len(lower(plan.schedule, plan.costs).instructions)
-            assert_gradients(found, expected)
+            assert_gradients(actual, expected)
 
 
 def assert_norm_over_gloo(plan: Any, tokens: Any, folder: Path) -> None:
-    """Ranks in processes, whose replicas have the same rows, have loss and norm of one process."""
+    """Check that ranks in processes, whose replicas have the same rows, have the loss and norm of one process."""
     plan.save(folder / "plan.json")
     answers = spawn(plan.ranks, loss_and_norm, folder / "plan.json", tokens)
     loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
     distinct = {id(gradient): gradient for gradient in expected.values()}.values()
     norm = torch.stack([gradient.square().sum() for gradient in distinct]).sum().sqrt()
     for rank in range(plan.ranks):
-        told = torch.load(answers / f"rank{rank}.pt")
-        torch.testing.assert_close(torch.stack(told), torch.stack([loss, norm]), rtol=1e-12, atol=0)
+        answer = torch.load(answers / f"rank{rank}.pt")
+        torch.testing.assert_close(torch.stack(answer), torch.stack([loss, norm]), rtol=1e-12, atol=0)
 
 
 def _one(rank: Any, ranks: Any, work: Any, folder: Any, arguments: Any) -> None:
@@ -61,7 +63,7 @@ def _one(rank: Any, ranks: Any, work: Any, folder: Any, arguments: Any) -> None:
 
 
 def gradients(rank: Any, folder: Any, plans: Any, batches: Any, compile: Any = False) -> None:
-    """Every plan's gradients and loss, saved by rank."""
+    """Save every plan's gradients and loss by rank."""
     answers = []
     for path, tokens in zip(plans, batches, strict=True):
         pipeline = Pipeline(None, Plan.load(path), compile=compile)
@@ -72,7 +74,7 @@ def gradients(rank: Any, folder: Any, plans: Any, batches: Any, compile: Any = F
 
 
 def die_in_the_second_step(rank: Any, folder: Any, plan: Any, tokens: Any) -> None:
-    """Rank 1 dies without a word; rank 0 writes what it was told."""
+    """Rank 1 dies silently; rank 0 writes the error that it gets."""
     pipeline = Pipeline(None, Plan.load(plan))
     pipeline.step(tokens)
     if rank == 1:
@@ -85,13 +87,13 @@ def die_in_the_second_step(rank: Any, folder: Any, plan: Any, tokens: Any) -> No
 
 
 def loss_and_norm(rank: Any, folder: Any, plan: Any, tokens: Any) -> None:
-    """Of one step, saved by rank."""
+    """Save loss and norm of one step by rank."""
     pipeline = Pipeline(None, Plan.load(plan))
     torch.save([pipeline.step(tokens), pipeline.clip_grad_norm(float("inf"))], folder / f"rank{rank}.pt")
 
 
 def as_torch_sees_them(rank: Any, folder: Any, plans: Any, tokens: Any) -> None:
-    """What torch's own tools make of the parameters of each plan after one step, saved by rank."""
+    """Save what torch's tools see of the parameters of each plan after one step, by rank."""
     answers = {}
     for name, path in plans.items():
         pipeline = Pipeline(None, Plan.load(path))
@@ -114,7 +116,7 @@ def as_torch_sees_them(rank: Any, folder: Any, plans: Any, tokens: Any) -> None:
 
 
 def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
-    """The losses of each plan's training with AdamW, clipped: synchronous, then ahead of the norm; saved by rank."""
+    """Save the losses of each plan's training with clipped AdamW, synchronous and then post-validated, by rank."""
     losses = []
     for path in plans:
         plan, make = Plan.load(path), partial(torch.optim.AdamW, lr=1e-2, fused=True)
@@ -122,13 +124,13 @@ def trained(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
         rows = [tokens.chunk(plan.options.data)[pipeline.ranks.replica] for tokens in batches]
         synchronous = [(float(pipeline.step(tokens)), pipeline.optimizer_step(0.5)) for tokens in rows]
         results = [ahead.post_validated_step(tokens, max_norm=0.5) for tokens in rows]
-        told = [r.loss for r in (*results, ahead.finish_update()) if r is not None]
-        losses.append(([loss for loss, _ in synchronous], told))
+        ahead_losses = [r.loss for r in (*results, ahead.finish_update()) if r is not None]
+        losses.append(([loss for loss, _ in synchronous], ahead_losses))
     torch.save(losses, folder / f"rank{rank}.pt")
 
 
 def moved(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
-    """Losses and whole parameters of runs that each go through some plans, a step by each, saved by rank."""
+    """Save losses and full parameters of runs that each take one step by each of some plans, by rank."""
     answers = []
     for paths in plans:
         made = [Plan.load(path) for path in paths]

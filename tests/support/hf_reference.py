@@ -1,4 +1,4 @@
-"""Hugging Face's own model in one process, in fp64 throughout: what every pipeline must equal."""
+"""Hugging Face's model in one process, fully in fp64: the reference for all pipelines."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +15,7 @@ from tests.support.runtime_cases import assert_gradients, loss_alone, plan_of, r
 
 
 class _Wide(TorchFunctionMode):
-    """transformers computes norms and softmaxes in fp32 whatever the dtype: here, what is fp64 stays so."""
+    """Keeps fp64 where transformers computes norms and softmaxes in fp32 for any dtype."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -24,13 +24,13 @@ class _Wide(TorchFunctionMode):
             return args[0]
         if wide and kwargs.get("dtype") is torch.float32 and function is torch.nn.functional.softmax:
             kwargs["dtype"] = torch.float64
-        if function is torch.zeros and len(args) == 1 and isinstance(args[0], int):  # where its auxiliary loss adds up
+        if function is torch.zeros and len(args) == 1 and isinstance(args[0], int):  # where it sums its auxiliary loss
             kwargs["dtype"] = torch.float64
         return function(*args, **kwargs)
 
 
 def hf_model(config: Any, *, seed: int = 1) -> Any:
-    """A model with random weights: biases and norms too, so that each is seen."""
+    """A model with random weights, including biases and norms, so that each affects the loss."""
     torch.manual_seed(seed)
     hf_config = transformers.AutoConfig.for_model(**config)
     model = transformers.AutoModelForCausalLM.from_config(
@@ -42,7 +42,7 @@ def hf_model(config: Any, *, seed: int = 1) -> Any:
 
 
 def peft_model(config: Any, **entries: Any) -> Any:
-    """A peft model whose adapters do something."""
+    """A peft model with nonzero adapters."""
     import peft
 
     settings = {"r": 3, "lora_alpha": 5, "target_modules": "all-linear", **entries}
@@ -56,7 +56,7 @@ def peft_model(config: Any, **entries: Any) -> Any:
 
 @contextmanager
 def exactly() -> Iterator[Any]:
-    """Where Hugging Face's model runs in fp64."""
+    """A context in which Hugging Face's model computes in fp64."""
     with _Wide():
         yield
 
@@ -65,10 +65,12 @@ def loss_of(model: Any, tokens: Any, *, micro_batches: Any) -> Any:
     """Mean loss over all tokens, its gradients left on the model's parameters, micro-batch by micro-batch."""
     total = torch.zeros((), dtype=torch.float64)
     with exactly():
-        for part in tokens.chunk(micro_batches):
-            answer = model(part[:, :-1])
+        for micro_batch in tokens.chunk(micro_batches):
+            answer = model(micro_batch[:, :-1])
             loss = (
-                torch.nn.functional.cross_entropy(answer.logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+                torch.nn.functional.cross_entropy(
+                    answer.logits.flatten(0, 1), micro_batch[:, 1:].flatten(), reduction="sum"
+                )
                 / tokens[:, 1:].numel()
             )
             if getattr(answer, "aux_loss", None) is not None:
@@ -101,17 +103,17 @@ def assert_trains_as_alone(
         with within():
             loss = pipeline.step(rows_of(pipeline, tokens))
         reached = {name for name, p in pipeline.named_parameters() if p.grad is not None}
-        told = pipeline.clip_grad_norm(float("inf"))
+        actual_norm = pipeline.clip_grad_norm(float("inf"))
         with torch.no_grad():
             for parameter in pipeline.parameters():
                 if parameter.grad is not None:
                     parameter.copy_(parameter.grad)
-        return loss, told, reached, pipeline.state_dict()  # which joins what ranks divide
+        return loss, actual_norm, reached, pipeline.state_dict()  # which joins sharded gradients
 
     answers = run_threads(plan, one, model=model)
-    for loss, told, _, _ in answers:
+    for loss, actual_norm, _, _ in answers:
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)
+        torch.testing.assert_close(actual_norm, norm, rtol=1e-12, atol=0)
     have = {name for _, _, reached, _ in answers for name in reached}
     assert expected.keys() == have if only else expected.keys() <= have
     for *_, state in answers:
@@ -119,7 +121,7 @@ def assert_trains_as_alone(
 
 
 def assert_checkpoint_returns(config: Any, folder: Path, *, shard_size: str = "1GB", **options: Any) -> None:
-    """Transformers' checkpoint of a model goes into a pipeline, gives its loss there, and comes out unchanged."""
+    """Load transformers' checkpoint of a model into a pipeline, check its loss, and save it unchanged."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     model.save_pretrained(folder / "in", max_shard_size=shard_size)

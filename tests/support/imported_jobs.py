@@ -1,4 +1,4 @@
-"""Jobs of other frameworks, imported from a text."""
+"""Jobs of other frameworks, imported from text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def job(
     *,
     cluster: str = "4xA100-80GB",
     args: str | None = None,
-    **given: Any,
+    **facts: Any,
 ) -> ImportedJob:
-    """The job of a framework's file of this name and text, started with `args`, and with what its user adds."""
+    """Import a framework's file with this name and text, started with `args`, and with the user's facts."""
     file = folder / name
     file.write_text(text)
     importer = imports[framework]
-    return importer.job(importer.read(file, args), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
+    return importer.job(importer.read(file, args), file, UserFacts(cluster=db.Cluster.parse(cluster), **facts))

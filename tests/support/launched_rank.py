@@ -1,4 +1,4 @@
-"""Ranks of which the first waits for a message, and the second raises, waits or sends itself a signal, as told."""
+"""Ranks of which the first waits for a message, and the second raises, waits or signals itself."""
 
 import os
 import signal

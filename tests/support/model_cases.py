@@ -1,4 +1,4 @@
-"""Models for plans whose costs are given by hand."""
+"""Models for plans with hand-written costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from debubble.plans import ModelOnCluster
 
 
 def on_cpus(config: Mapping[str, Any]) -> ModelOnCluster:
-    """The model of a Hugging Face config, on more CPUs than a test's plan has devices."""
+    """The model of a Hugging Face config on more CPUs than any test's plan needs."""
     return ModelOnCluster(ModelConfig.from_hf(config), Cluster.parse("64xCPU"))
 
 

@@ -1,4 +1,4 @@
-"""Plans, searches and steps for the tests of online scheduling: the simulator stands for the machine."""
+"""Plans, searches and steps for tests of online scheduling, where the simulator replaces the machine."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from tests.support.tiny_models import LLAMA
 
 QUICK = Policy(settling=1, window=3)
 STEPS = 7
-"""Of a run on ranks, in which a window of two steps comes twice."""
+"""Steps of a run on ranks, which has two windows of two steps."""
 UNIT = StageCosts.of(stages=2, communication=0, activation=2, memory_limit=20)
 
 
@@ -28,13 +28,13 @@ def gpipe_plan(costs: Any = UNIT, *, micro_batches: int = 4, config: Any = LLAMA
 
 
 def ordered(plan: Plan, schedule: str, **options: Any) -> Plan:
-    """The same stages by a published schedule."""
+    """The same stages under a published schedule."""
     made = db.schedules[schedule](devices=plan.devices, micro_batches=plan.micro_batches, costs=plan.costs, **options)
     return replace(plan, schedule=made)
 
 
 def traced(plan: Plan, costs: StageCosts) -> TraceStep:
-    """A step of the plan's order on a machine where operations take those times."""
+    """A step of the plan's order on a machine with these costs."""
     operations = db.simulate(plan.schedule, costs).operations
     return TraceStep(
         step=0, events=tuple(TraceEvent(o.name, o.device, o.lane, float(o.start), float(o.end)) for o in operations)
@@ -43,15 +43,15 @@ def traced(plan: Plan, costs: StageCosts) -> TraceStep:
 
 @dataclass
 class Finished:
-    """A search that ran to its end when it began."""
+    """A search that is finished from the start."""
 
     plan: Plan
-    found: list[BetterOrder] = field(default_factory=list)
+    orders: list[BetterOrder] = field(default_factory=list)
     failed: str | None = None
     closed: bool = False
 
     def newest(self) -> BetterOrder | None:
-        return self.found.pop() if self.found else None
+        return self.orders.pop() if self.orders else None
 
     def failure(self) -> str | None:
         return self.failed
@@ -61,18 +61,18 @@ class Finished:
 
 
 def solved(plan: Plan, steps_left: int = 0) -> Finished:
-    """What the search finds for a plan."""
+    """Result of the search for a plan."""
     return Finished(plan, list(better_orders(plan, effort=0.1, steps_left=steps_left))[-1:])
 
 
 @dataclass
 class Machine:
-    """Takes steps of whatever plan the controller chooses, in the time that it really takes."""
+    """Takes steps of the controller's plans in their true time."""
 
     controller: Controller
     costs: StageCosts
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of a step, by the schedule's name; the others take what simulation says."""
+    """Seconds per step by schedule name; other schedules take their simulated time."""
     step: int = 0
 
     def run(self, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Processes that tests watch, children of theirs or not."""
+"""Processes that tests watch, whether children or not."""
 
 import os
 import select
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def wait_for_end(processes: Iterable[int]) -> None:
-    """Wait until none of them runs any more, without computing meanwhile."""
+    """Wait without computing until none of them runs."""
     for process in processes:
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(process)
@@ -17,7 +17,7 @@ def wait_for_end(processes: Iterable[int]) -> None:
 
 
 def children(process: int) -> list[int]:
-    """Children of a process, in the order in which each of its threads started them; none if it is gone."""
+    """Children of a process in the order in which its threads started them; none if it is gone."""
     with suppress(FileNotFoundError):
         threads = Path(f"/proc/{process}/task").iterdir()
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]

@@ -1,4 +1,4 @@
-"""The model that every pipeline must equal."""
+"""The reference model for all pipelines."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class ReferenceModel(nn.Module):
             head.lm_head.weight = self.hf_parameters()[TABLE[config.is_gpt2]]
 
     def hf_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters by their Hugging Face names; a tied table has both of its names."""
+        """Parameters by Hugging Face name; a tied table has both names."""
         return {name: p for unit in self.units for name, p in unit.hf_parameters().items()}  # type: ignore[operator]
 
     def forward(
         self, tokens: Tensor, micro_batch: MicroBatch | None = None, op: Operators = run_without_recompute
     ) -> Tensor:
-        """The logits, or the loss if the micro-batch has targets."""
+        """Logits, or the loss if the micro-batch has targets."""
         x = tokens
         for unit in self.units:
             x = unit(x, micro_batch or MicroBatch(), op)

@@ -1,4 +1,4 @@
-"""A tiny Llama whose bytes are counted and whose times are given, planned by a paper's planner, and run by its plan."""
+"""A tiny Llama with counted bytes and given times, planned by a paper's planner and run by its plan."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ LLAMA8 = {
 }  # fmt: skip
 
 TIMES = {"embedding": 0.1, "attention": 1.0, "mlp": 1.5, "head": 2.5}
-"""Of a forward, in milliseconds; the backward takes twice as long."""
+"""Milliseconds of a forward; the backward takes twice as long."""
 
 STRATEGIES = {
     "embedding": {},
@@ -37,17 +37,17 @@ STRATEGIES = {
     },
     "head": {},
 }  # fmt: skip
-"""What a unit may recompute: as a plan names it, and its share of the forward's time."""
+"""Recomputation choices of a unit, by name in the plan, and their fraction of the forward's time."""
 
 STEP_COUNT = 4
-"""Bytes that torch's AdamW keeps for every tensor beside its moments."""
+"""Bytes that torch's AdamW keeps per tensor besides its moments."""
 
 TRANSFERS = 4e8
-"""Bytes per second to the host: an MLP's activation takes about a third of its forward."""
+"""Bytes per second to the host: moving an MLP's activation takes about a third of its forward."""
 
 
 def counted(config: Any, unit: Any, *, dtype: Any) -> Any:
-    """Bytes that a unit keeps after F, of them after I, and more than either during I, as the runtime counts them."""
+    """Bytes that a unit keeps after F, keeps after I, and needs temporarily during I, as the runtime counts them."""
     ledger = Ledger()
     built = build_stage(config, [unit], dtype=dtype)
     ledger.exclude(p for u in built for p in u.parameters())
@@ -56,16 +56,16 @@ def counted(config: Any, unit: Any, *, dtype: Any) -> Any:
     first = unit.type == "embedding"
     x = tokens[:, :-1].contiguous() if first else torch.randn(1, LENGTH, config["hidden_size"], dtype=dtype)
     y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()), SavePolicy(recomputing=1))
-    kept = ledger.bytes
+    saved_bytes = ledger.bytes
     stage.recompute(0)
     ledger.start_step()
-    whole = ledger.bytes
+    bytes_after_forward = ledger.bytes
     stage.backward(0, torch.ones_like(y), split=True)
-    return kept, ledger.bytes, ledger.peak - max(whole, ledger.bytes)
+    return saved_bytes, ledger.bytes, ledger.peak - max(bytes_after_forward, ledger.bytes)
 
 
 def parameters_of(config: Any, unit: Any) -> Any:
-    """How many numbers, in how many tensors."""
+    """Number of parameters and of tensors."""
     sizes = [p.numel() for u in build_stage(config, [unit]) for p in u.parameters()]
     return sum(sizes), len(sizes)
 
@@ -75,8 +75,8 @@ def units_of(config: Any, *, dtype: Any = torch.float64, states: int = 0, hosted
     made = []
     for planned in ModelConfig.from_hf(config).units:
         time = TIMES[planned.type] * 1e-3
-        kept, left, more = counted(config, planned, dtype=dtype)
-        ways = {"none": Strategy(kept)}
+        saved_bytes, bytes_after_input, more = counted(config, planned, dtype=dtype)
+        ways = {"none": Strategy(saved_bytes)}
         for name, (operators, share) in STRATEGIES[planned.type].items():
             recomputed = counted(config, replace(planned, strategy=operators), dtype=dtype)[0]
             joined = 0 if planned.type == "mlp" and name == "full" else None
@@ -91,7 +91,7 @@ def units_of(config: Any, *, dtype: Any = torch.float64, states: int = 0, hosted
                 backward_weight=time,
                 static=states * size + (STEP_COUNT * tensors if states else 0),
                 strategies=ways,
-                activation_after_input=left,
+                activation_after_input=bytes_after_input,
                 workspace=more,
                 on_host=None if hosted is None else HostStates(
                     static=hosted * size, gradients=4 * size, parameters=4 * size, step=1e-9 * size
@@ -113,7 +113,7 @@ def plan_for(
     effort: float = 2.0,
     **options: Any,
 ) -> Any:
-    """The planner's plan of the model under a limit in bytes; the same for every device."""
+    """The planner's plan of the model under a limit in bytes, which is the same for every device."""
     limited = units if limit is None else replace(units, memory_limit=(limit,))
     problem = Problem(
         devices=devices, micro_batches=micro_batches, workload=ModelUnits(limited), chunks=chunks, effort=effort
@@ -131,12 +131,12 @@ def batch_for(plan: Any, *, seed: int = 0) -> Any:
 
 
 def assert_reference_equal(plan: Any) -> None:
-    """Loss and gradients of a step are plain autograd's, to a relative 1e-12."""
+    """Compare loss and gradients of a step with plain autograd, to a relative 1e-12."""
     assert_same_gradients(plan, plan.model, batch_for(plan))
 
 
 def run(plan: Any, *, steps: int = 2) -> Any:
-    """Per rank: the counted peak, bytes offloaded at most, and the trace of the last of some steps."""
+    """By rank: the counted peak, peak of offloaded bytes, and the trace of the last of some steps."""
 
     def one(pipeline: Any) -> Any:
         for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Small models, and the comparison of a plan's step with one process, that the runtime's tests share."""
+"""Small models, and the comparison of a plan's step with one process, shared by the tests of the runtime."""
 
 import copy
 import itertools
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 def slow_unless(names: Iterable[str], *fast: str) -> list[Any]:
-    """Parameters of a test, all but a few of which are run by `make test-slow` alone."""
+    """Test parameters of which all but a few run only in `make test-slow`."""
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
@@ -76,7 +76,7 @@ def plan_of(
 def inner_stage(
     config: Any, strategy: str = "none", *, device: torch.device = CPU, dtype: torch.dtype = torch.float64
 ) -> tuple[Stage, Ledger]:
-    """A stage of all units but the first and the last, and the ledger of what it keeps."""
+    """A stage of all units but the first and the last, and the ledger that counts it."""
     units = [replace(unit, strategy=strategy) for unit in ModelConfig.from_hf(config).units[1:-1]]
     built, ledger = build_stage(config, units, dtype=dtype), Ledger(device)
     for unit in built:
@@ -91,7 +91,7 @@ def tokens_of(config: Any, *, rows: Any, length: int = 12, seed: int = 0) -> Any
 
 
 def masked_batch(config: Any, *, rows: int, length: int, packed: bool = False) -> dict[str, torch.Tensor]:
-    """Rows of which the first has targets that do not count, and all have two documents if they are packed."""
+    """Rows whose first has ignored targets; if `packed`, all have two documents."""
     tokens = tokens_of(config, rows=rows, length=length)
     batch = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:].clone()}
     batch["targets"][0, 3:9] = -100
@@ -109,20 +109,20 @@ def run_threads(
     """
 
     def one(transport: Any) -> Any:
-        own = model if in_place else copy.deepcopy(model)
-        return work(Pipeline(own, plan, transport=transport, **arguments))
+        local_model = model if in_place else copy.deepcopy(model)
+        return work(Pipeline(local_model, plan, transport=transport, **arguments))
 
     return ThreadTransport.run(ranks or plan.ranks, one)
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient that a parameter has by now."""
+    """The current gradient of a parameter."""
     assert parameter.grad is not None
     return parameter.grad
 
 
 def loss_and_gradients(pipeline: Any, batch: Any) -> Any:
-    """Loss, and the gradients that a rank has, of one step, which leaves nothing else behind."""
+    """Loss and the rank's gradients of one step, which changes nothing else."""
     loss = pipeline.step(batch)
     assert pipeline.measured.in_flight_bytes == 0
     return loss, {name: p.grad for name, p in pipeline.named_parameters()}
@@ -135,12 +135,12 @@ def gradients_of(plan: Any, tokens: Any, **arguments: Any) -> Any:
 
 
 def peaks_of(plan: Any, tokens: Any, **arguments: Any) -> list[int]:
-    """The most bytes of activations that each rank keeps in one step."""
+    """Peak activations of each rank in one step."""
     return run_threads(plan, lambda p: (p.step(tokens), p.measured.peak_activation)[1], **arguments)  # type: ignore[no-any-return]
 
 
 def loss_alone(model: Any, tokens: Any) -> Any:
-    """The mean loss of a model in one process, by plain autograd, its gradients left on the model's parameters."""
+    """Mean loss of a model in one process by plain autograd; gradients stay on the parameters."""
     answer = model(tokens[:, :-1])
     logits = getattr(answer, "logits", answer).flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
@@ -149,7 +149,7 @@ def loss_alone(model: Any, tokens: Any) -> Any:
 
 
 def gradients_alone(model: Any, tokens: Any) -> Any:
-    """Loss, and the gradient of every parameter or None, of a model in one process, which keeps none of them."""
+    """Loss and the gradient (or None) of every parameter of a model in one process, which keeps none of them."""
     loss = loss_alone(model, tokens)
     gradients = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
@@ -157,7 +157,7 @@ def gradients_alone(model: Any, tokens: Any) -> Any:
 
 
 def losses_alone(model: Any, optimizer: Any, batches: Iterable[Any], *, max_norm: float | None = None) -> list[float]:
-    """The losses of a model in one process, of a step with each batch."""
+    """Losses of a model in one process, with a step per batch."""
     losses = []
     for tokens in batches:
         losses.append(float(loss_alone(model, tokens)))
@@ -171,7 +171,7 @@ def losses_alone(model: Any, optimizer: Any, batches: Iterable[Any], *, max_norm
 def reference_gradients(
     config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64, device: Any = CPU
 ) -> Any:
-    """The same of the whole model in one process: plain autograd, micro-batch by micro-batch."""
+    """Loss and gradients of the full model in one process: plain autograd, micro-batch by micro-batch."""
     model = ReferenceModel(entries_of(config), dtype=dtype).to(device)
     batch = read_batch(
         tokens, micro_batches=micro_batches, device=device, accepted=BatchFormat(has_positions=True, has_masks=True)
@@ -185,7 +185,7 @@ def reference_gradients(
 
 
 def assert_same_gradients(plan: Any, config: Any, tokens: Any) -> None:
-    """The plan's step gives the reference's loss and gradients, to a relative 1e-12."""
+    """Compare loss and gradients of the plan's step with the reference, to a relative 1e-12."""
     loss, gradients = gradients_of(plan, tokens)
     expected_loss, expected = reference_gradients(config, tokens, micro_batches=plan.micro_batches)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
@@ -211,13 +211,13 @@ def assert_as_alone(plan: Plan, config: Any, batch: Any) -> None:
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
         assert norm is None or float(norm) == pytest.approx(squares**0.5, rel=1e-10)
         for name, change in changes.items():
-            # The difference of parameters before and after the step has their rounding.
+            # The difference of parameters before and after the step is rounded.
             largest = max(1.0, float(expected[name].abs().max()))
             assert (change - expected[name]).abs().max() <= 1e-11 * largest, name
 
 
 def rows_of(pipeline: Any, batch: Any) -> Any:
-    """What the pipeline's replica has of a batch of all replicas."""
+    """The replica's share of a batch of all replicas."""
     data, replica = pipeline.plan.options.data, pipeline.ranks.replica
     if isinstance(batch, dict):
         return {name: entry.chunk(data)[replica] for name, entry in batch.items()}
@@ -225,7 +225,7 @@ def rows_of(pipeline: Any, batch: Any) -> Any:
 
 
 def train(pipeline: Any, batches: Iterable[Any], *, max_norm: float | None = None) -> list[float]:
-    """The losses of a step with each batch, of which a replica has its rows."""
+    """Losses of a step per batch, of which a replica has its rows."""
     losses = []
     for batch in batches:
         losses.append(float(pipeline.step(rows_of(pipeline, batch))))
@@ -233,21 +233,21 @@ def train(pipeline: Any, batches: Iterable[Any], *, max_norm: float | None = Non
     return losses
 
 
-def assert_same_run(found: Any, expected: Any) -> None:
-    """Losses and parameters are the same to the bit."""
-    (losses, parameters), (expected_losses, others) = found, expected
+def assert_same_run(actual: Any, expected: Any) -> None:
+    """Compare losses and parameters bitwise."""
+    (losses, parameters), (expected_losses, expected_parameters) = actual, expected
     assert losses == expected_losses
-    assert parameters.keys() == others.keys()
-    assert [name for name in parameters if not torch.equal(parameters[name], others[name])] == []
+    assert parameters.keys() == expected_parameters.keys()
+    assert [name for name in parameters if not torch.equal(parameters[name], expected_parameters[name])] == []
 
 
 def assert_gradients(
-    found: Mapping[str, torch.Tensor],
+    actual: Mapping[str, torch.Tensor],
     expected: Mapping[str, torch.Tensor],
     *,
     relative: float = 1e-12,
     absolute: float = 0.0,
 ) -> None:
-    """Each gradient that is found is the expected one of its name, to a share of the largest entry of that one."""
-    for name, gradient in found.items():
+    """Compare gradients by name, with a tolerance relative to the largest entry of the expected one."""
+    for name, gradient in actual.items():
         assert (gradient - expected[name]).abs().max() <= relative * expected[name].abs().max() + absolute, name

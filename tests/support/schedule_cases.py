@@ -1,4 +1,4 @@
-"""Schedules of the library as they are, and with more recomputation or offload than their papers give them."""
+"""Schedules of the library, unchanged or with more recomputation or offload than their papers have."""
 
 import itertools
 from dataclasses import replace
@@ -11,7 +11,7 @@ from debubble.ir.stage_costs import HostLink, Number
 
 
 def schedule_of(name: Any, *, devices: Any, micro_batches: int = 4) -> Any:
-    """A schedule of the library, with at least two chunks per device where it takes any number."""
+    """A schedule of the library, with at least two chunks per device if their number is free."""
     entry = db.schedules[name]
     chunks = {"chunks": max(entry.default_chunks, 2)} if "chunks" in entry.options else {}
     costs = StageCosts.of(stages=devices * chunks.get("chunks", entry.default_chunks), offload=1)
@@ -43,18 +43,18 @@ def timeline(
 
 
 def fused(schedule: Any) -> Any:
-    """Every stage without an R recomputes in its backwards."""
+    """The schedule with recomputation in the backwards of all stages without an R."""
     explicit = {stage for stage, _ in schedule.explicit_recompute}
     return replace(schedule, fused_recompute=schedule.fused_recompute | {*range(schedule.stages)} - explicit)
 
 
 def recomputing(schedule: Any) -> Any:
-    """The schedule if it recomputes anything; else every stage does in its backwards."""
+    """The schedule if it recomputes anything; else with recomputation in all backwards."""
     return schedule if schedule.fused_recompute or schedule.explicit_recompute else fused(schedule)
 
 
 def explicit(schedule: Any) -> Any:
-    """R right before every backward that does not recompute yet."""
+    """An R right before every backward that does not recompute yet."""
 
     def around(op: Any) -> Any:
         if op.kind in (Kind.B, Kind.I) and not schedule.recomputes(op.stage, op.micro_batch):
@@ -65,7 +65,7 @@ def explicit(schedule: Any) -> Any:
 
 
 def offloading(schedule: Any) -> Any:
-    """Every micro-batch that stays leaves after its forward, and comes back before what needs it first."""
+    """Offload after the forward of every micro-batch that stays, and reload before its first use."""
 
     def around(op: Any) -> Any:
         _, stage, j = op
@@ -78,14 +78,14 @@ def offloading(schedule: Any) -> Any:
 
 
 def on_one_link(schedule: Any) -> Any:
-    """Two devices' transfers on one link: all offloads of the second come first, and its reload of each micro-batch."""
+    """Two devices' transfers on one link: the second's offloads come first, and its reload of each micro-batch."""
     out, back = ([[op for op in order if op.kind is kind] for order in schedule.orders] for kind in (Kind.O, Kind.L))
     reloads = [op for pair in zip(*reversed(back), strict=True) for op in pair]
     return replace(schedule, link_orders=((*out[1], *out[0]), tuple(reloads)))
 
 
 def tightest(schedule: Any, costs: Any) -> Any:
-    """These costs under the smallest limit, of as many whole units of memory as it takes, that lowering can keep."""
+    """These costs under the smallest limit, in full units of memory, that lowering can keep."""
     limited = (replace(costs, memory_limit=(limit,)) for limit in itertools.count(1))
     return next(costs for costs in limited if _fits(schedule, costs))
 
@@ -99,5 +99,5 @@ def _fits(schedule: Any, costs: Any) -> Any:
 
 
 def _woven(schedule: Any, around: Any) -> Any:
-    """The schedule with some operations put before and after others."""
+    """The schedule with some operations inserted before and after others."""
     return replace(schedule, orders=tuple(tuple(o for op in order for o in around(op)) for order in schedule.orders))

@@ -1,4 +1,4 @@
-"""The step of a plan in a target that runs it as it is."""
+"""Step time of a plan in a target that runs it unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.plans import Plan
 
 
 def step_in(plan: Plan, target: str) -> float | None:
-    """Seconds of a plan's step in a target that runs it as it is, with the target's memory; None if it does not fit."""
+    """Seconds of a plan's step in a target that runs it unchanged; None if it does not fit in the target's memory."""
     assert plan.model_on_cluster is not None
     units = half_layers(
         *plan.model_on_cluster, plan.options, pipeline=plan.devices, profile=plan.profile, target=target,

@@ -1,4 +1,4 @@
-"""A small model of every family that has units of its own."""
+"""A small model of every family that runs with units."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ FAMILIES = {
     "qwen2-windowed": QWEN2_WINDOWED, "qwen3": QWEN3, "gemma": GEMMA, "gemma2": GEMMA2, "gemma3": GEMMA3, "gpt2": GPT2,
     "mixtral": MIXTRAL, "qwen3-moe": QWEN3_MOE,
 }  # fmt: skip
-"""One small model of every family, and of what families have in variants."""
+"""One small model of every family and of its variants."""
 
 
 def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ WIDTH, ROWS = 16, 4
 
 
 def bytes_between_steps(rank: int, folder: Path, micro_batches: int) -> None:
-    """Bytes of all tensors of a message's shape that are there after a step, saved by rank."""
+    """Bytes of all tensors with the shape of messages that exist after a step, saved by rank."""
     ranks = dist.get_world_size()
     stage = PipelineStage(torch.nn.Linear(WIDTH, WIDTH), rank, ranks, torch.device("cpu"))
     schedule = Schedule1F1B(stage, micro_batches, loss_fn=torch.nn.MSELoss())
@@ -21,7 +21,9 @@ def bytes_between_steps(rank: int, folder: Path, micro_batches: int) -> None:
         schedule.step(target=batch, losses=[])
     else:
         schedule.step()
-    infos = [info for table in (stage.args_recv_info, stage.grad_recv_info) for each in table.values() for info in each]
+    infos = [
+        info for table in (stage.args_recv_info, stage.grad_recv_info) for tables in table.values() for info in tables
+    ]
     received = [info.buffer for info in infos if info.buffer is not None]
     storages = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in (*received, *stage.output_chunks)}
     torch.save(sum(storages.values()), folder / f"rank{rank}.pt")

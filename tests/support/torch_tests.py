@@ -1,4 +1,4 @@
-"""What folders of tests that need torch begin with: they are left out without it, and compute on one thread."""
+"""Setup of test folders that need torch: they are skipped without it, and compute on one thread."""
 
 from importlib.util import find_spec
 

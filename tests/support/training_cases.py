@@ -1,4 +1,4 @@
-"""Training as the only rank of a run, and random numbers, which the training's tests share."""
+"""Training as the only rank of a run, and random numbers, shared by the tests of training."""
 
 import random
 
@@ -19,7 +19,7 @@ def train_alone(options: TrainOptions, *, dataset: Dataset | None = None) -> Tra
 
 
 def seed_generators() -> None:
-    """Seed the generators that a data set may draw from: torch's, numpy's and Python's."""
+    """Seed the generators that a data set may use: torch's, numpy's and Python's."""
     torch.manual_seed(1)
     np.random.seed(1)
     random.seed(1)

@@ -1,4 +1,4 @@
-"""Runs with moving averages of the weights: what they validate and save, and how they are resumed."""
+"""Runs with moving averages of the weights: validation, saving and resuming."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -56,13 +56,13 @@ def validated(options: TrainOptions) -> list[float | None]:
 
 @pytest.mark.slow
 def test_a_run_validates_its_averages_also_when_resumed(options: Any, tmp_path: Path) -> None:
-    whole, plain = validated(options), validated(replace(options, ema_decay=None))
-    assert whole[0] == plain[0]
-    assert whole[1:] != plain[1:]
+    averaged, plain = validated(options), validated(replace(options, ema_decay=None))
+    assert averaged[0] == plain[0]
+    assert averaged[1:] != plain[1:]
     checkpoints = tmp_path / "checkpoints"
     train_alone(replace(options, checkpoint=checkpoints, save_every=2, keep=9))
     checkpoint_folder.latest(checkpoints).rename(tmp_path / "later")
-    assert validated(replace(options, checkpoint=checkpoints, resume=True)) == whole[2:]
+    assert validated(replace(options, checkpoint=checkpoints, resume=True)) == averaged[2:]
 
 
 def test_averages_begin_where_a_checkpoint_has_none(options: Any, tmp_path: Path) -> None:

@@ -18,19 +18,19 @@ from tests.support import gloo_ranks
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def whole(*values: float) -> TensorShard:
+def full_shard(*values: float) -> TensorShard:
     return TensorShard.unsharded(torch.tensor(values).float())
 
 
-def rows(first: int, content: list[list[float]], *, of: int) -> TensorShard:
+def rows(first: int, content: list[list[float]], *, row_count: int) -> TensorShard:
     tensor = torch.tensor(content).float().reshape(-1, 2)
     blocks = (ShardBlock((0, 0), tuple(tensor.shape), (first, 0)),) if content else ()
-    return TensorShard(tensor, torch.Size([of, 2]), blocks)
+    return TensorShard(tensor, torch.Size([row_count, 2]), blocks)
 
 
 def state(value: float) -> dict[str, TensorShard]:
     step = TensorShard.unsharded(torch.tensor(value))
-    return {"model.head.weight": whole(value, value + 1), "optimizer.head.weight.step": step}
+    return {"model.head.weight": full_shard(value, value + 1), "optimizer.head.weight.step": step}
 
 
 def progress(step: int) -> RunProgress:
@@ -57,7 +57,7 @@ def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "masters", "said"),
+    ("written", "masters", "message"),
     [
         (torch.float32, "bf16", "fp32 weights and optimizer states are rounded to bf16"),
         (torch.bfloat16, "fp32", "fp32 masters are made of them"),
@@ -65,13 +65,13 @@ def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path: Path) -> None:
         (torch.bfloat16, "bf16", None),
     ],
 )
-def test_other_dtypes_of_masters_are_said(tmp_path: Path, written: Any, masters: str, said: str | None) -> None:
+def test_changed_master_dtypes_are_noted(tmp_path: Path, written: Any, masters: str, message: str | None) -> None:
     save(tmp_path, {"model.head.weight": TensorShard.unsharded(torch.zeros(2, dtype=written))}, 1)
     note = checkpoint.precision_note(checkpoint_folder.latest(tmp_path), masters)
-    assert note is None if said is None else said in str(note)
+    assert note is None if message is None else message in str(note)
 
 
-def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path) -> None:
+def test_checkpoint_excludes_changes_during_the_write(tmp_path: Path) -> None:
     content = state(2.5)
     saver = Saver(tmp_path, keep=1)
     saver.save(content, progress(1))
@@ -81,15 +81,15 @@ def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("first", "size"), [(0, 5), (1, 3), (2, 0)])
-def test_any_rows_can_be_read_of_what_was_written_whole(tmp_path: Path, first: int, size: int) -> None:
+def test_any_rows_of_a_full_tensor_can_be_read(tmp_path: Path, first: int, size: int) -> None:
     table = [[i, i + 0.5] for i in range(5)]
-    save(tmp_path, {"model.table": rows(0, table, of=5)}, 1)
-    wanted = {"model.table": rows(first, [[-1.0, -1.0]] * size, of=5)}
+    save(tmp_path, {"model.table": rows(0, table, row_count=5)}, 1)
+    wanted = {"model.table": rows(first, [[-1.0, -1.0]] * size, row_count=5)}
     checkpoint.load(checkpoint_folder.latest(tmp_path), wanted)
     assert wanted["model.table"].tensor.tolist() == table[first : first + size]
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=2)
     for step in (2, 4, 10):
         saver.save(state(step), progress(step))
@@ -120,7 +120,7 @@ def test_a_place_that_cannot_be_written_keeps_the_old_checkpoint(tmp_path: Path)
 def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(small_disk: Any) -> None:
     save(small_disk, state(1), 1)
     saver = Saver(small_disk, keep=1)
-    saver.save({"model.big": whole(*range(400_000))}, progress(2))
+    saver.save({"model.big": full_shard(*range(400_000))}, progress(2))
     with pytest.raises(CheckpointError, match="could not be written: the disk is full; those before it are whole"):
         saver.wait()
     assert [p.name for p in small_disk.iterdir()] == ["step-000001"]
@@ -130,8 +130,8 @@ def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(small_disk: Any) -> N
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"model.layers.9": whole(0)}, r"does not belong to this model: it has no 'model\.layers\.9'"),
-        ({"model.head.weight": whole(0, 0, 0)}, r"has shape \[2\] there, \[3\] here"),
+        ({"model.layers.9": full_shard(0)}, r"does not belong to this model: it has no 'model\.layers\.9'"),
+        ({"model.head.weight": full_shard(0, 0, 0)}, r"has shape \[2\] there, \[3\] here"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, wanted: Any, message: str) -> None:
@@ -164,7 +164,7 @@ def zero(path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "name", "said", "manifest"),
+    ("damage", "name", "message", "manifest"),
     [
         (flip, SHARD, "", True),
         (cut, ".metadata", "", True),
@@ -176,7 +176,7 @@ def zero(path: Any) -> None:
     ],
 )
 def test_damage_is_refused_and_the_file_named(
-    tmp_path: Path, damage: Any, name: str, said: str, manifest: bool
+    tmp_path: Path, damage: Any, name: str, message: str, manifest: bool
 ) -> None:
     save(tmp_path, state(1), 1)
     newest = checkpoint_folder.latest(tmp_path)
@@ -184,7 +184,7 @@ def test_damage_is_refused_and_the_file_named(
         (newest / "manifest.json").unlink()
     assert checkpoint.verify(newest) == manifest
     damage(newest / name)
-    with pytest.raises(DamagedError, match=rf"step-000001 is damaged: .*{re.escape(name)}.*{said}"):
+    with pytest.raises(DamagedError, match=rf"step-000001 is damaged: .*{re.escape(name)}.*{message}"):
         checkpoint.verify(newest)
 
 
@@ -201,7 +201,7 @@ def test_a_checkpoint_without_a_manifest_is_loaded_unchecked(tmp_path: Path) -> 
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [1.5, 2.5]
 
 
-def test_tensors_that_cannot_be_read_are_damage_and_no_other_model(tmp_path: Path) -> None:
+def test_unreadable_tensors_are_reported_as_damage(tmp_path: Path) -> None:
     newest = without_manifest(tmp_path)
     zero(newest / SHARD)
     with pytest.raises(DamagedError, match=r"step-000001 is damaged: its tensors cannot be read \(UnpicklingError\)"):
@@ -209,7 +209,7 @@ def test_tensors_that_cannot_be_read_are_damage_and_no_other_model(tmp_path: Pat
 
 
 class Payload:
-    """Runs a command when it is unpickled."""
+    """Runs a command when unpickled."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -219,7 +219,7 @@ class Payload:
 
 
 def crafted(folder: Any, *, listed: bool) -> Any:
-    """A checkpoint with a metadata file that touches `ran`; `listed`: the manifest has its checksum."""
+    """A checkpoint with a metadata file that touches `ran`; `listed`: its checksum is in the manifest."""
     newest = without_manifest(folder)
     (newest / ".metadata").write_bytes(pickle.dumps(Payload(f"touch {folder / 'ran'}")))
     if listed:
@@ -231,7 +231,7 @@ def crafted(folder: Any, *, listed: bool) -> Any:
 @pytest.mark.parametrize(
     ("read", "listed"), [(checkpoint.verify, True), (lambda newest: checkpoint.load(newest, state(0)), False)]
 )
-def test_metadata_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path, read: Any, listed: bool) -> None:
+def test_metadata_with_code_is_refused_and_not_run(tmp_path: Path, read: Any, listed: bool) -> None:
     newest = crafted(tmp_path, listed=listed)
     with pytest.raises(DamagedError, match=r"\.metadata names (posix|nt)\.system, which no checkpoint does"):
         read(newest)
@@ -239,7 +239,7 @@ def test_metadata_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path
 
 
 def verified(rank: Any, folder: Any, newest: Any) -> None:
-    """What this rank is told of a checkpoint."""
+    """This rank's verdict on a checkpoint."""
     try:
         checkpoint.verify(newest)
     except DamagedError as error:
@@ -247,8 +247,8 @@ def verified(rank: Any, folder: Any, newest: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "progress.json"])
-def test_all_ranks_hear_of_damage_that_one_has_read(tmp_path: Path, name: str) -> None:
-    """Two ranks read three files: the shard and the progress are not the same rank's."""
+def test_all_ranks_report_damage_that_one_read(tmp_path: Path, name: str) -> None:
+    """Two ranks share three files; the shard and the progress are read by different ranks."""
     save(tmp_path, state(1), 1)
     newest = checkpoint_folder.latest(tmp_path)
     flip(newest / name)

@@ -1,4 +1,4 @@
-"""Files in the current folder that are called like modules of the standard library change nothing."""
+"""Files in the current folder with names of standard library modules are not imported."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ DEBUBBLE = [*PYTHON, "-c", "import sys; from debubble.cli import main; sys.exit(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with modules that say that they were imported, and then fail."""
+    """A folder of modules that fail and leave a file when imported."""
     for name in ("random", "queue", "types"):
         (tmp_path / f"{name}.py").write_text(
             f"open({str(tmp_path / 'imported')!r}, 'a').write(__name__ + ' ')\nraise ImportError('not the library')\n"
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
+def test_searching_planners_ignore_a_local_random_module(folder: Path) -> None:
     (folder / "costs.json").write_text('{"stages": 2, "memory_limit": 2}')
     call = ["plan", "--costs", "costs.json", "--devices", "2", "--micro-batches", "4", "--effort", "0.1", "--json"]
     done = subprocess.run([*DEBUBBLE, *call], cwd=folder, capture_output=True, text=True, check=True)
@@ -31,9 +31,9 @@ def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
     assert not (folder / "imported").exists()
 
 
-def test_a_dataset_in_the_current_folder_is_found_after_the_library(folder: Path) -> None:
+def test_dataset_in_the_current_folder_is_imported_last(folder: Path) -> None:
     (folder / "mine.py").write_text("import random\ndef data(plan):\n    return [random.randrange(9)]\n")
-    found = "from debubble.training.user_code import named_dataset; print(len(named_dataset('mine:data')(None)))"
-    done = subprocess.run([*PYTHON, "-c", found], cwd=folder, capture_output=True, text=True)
+    script = "from debubble.training.user_code import named_dataset; print(len(named_dataset('mine:data')(None)))"
+    done = subprocess.run([*PYTHON, "-c", script], cwd=folder, capture_output=True, text=True)
     assert done.stdout == "1\n", done.stderr
     assert not (folder / "imported").exists()

@@ -16,7 +16,7 @@ from tests.support.runtime_cases import reference_gradients
 from tests.support.training_cases import train_alone
 
 
-def test_files_of_a_directory_follow_each_other_in_order(tmp_path: Path) -> None:
+def test_files_of_a_directory_are_read_in_order(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("bb")
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "picture.bin").write_bytes(b"x\0y")
@@ -30,7 +30,7 @@ def test_the_default_data_is_python_source_without_zeros_inside(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "message"), [("missing", "no data file"), ("empty", "holds no text")])
-def test_data_that_is_not_there_is_one_sentence(tmp_path: Path, name: str, message: str) -> None:
+def test_missing_data_is_one_sentence(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(InputError, match=message):
         load_tokens(tmp_path / name)
@@ -47,7 +47,7 @@ def test_a_sample_is_a_window_and_the_token_after_it() -> None:
     assert sorted(tokens[:, 0]) == [0, 8, 16, 24, 32]
 
 
-def test_an_epoch_holds_every_window_once_in_its_own_order() -> None:
+def test_epoch_has_every_window_once_in_a_new_order() -> None:
     data = sequences(200, 4)
     first, second = (data.batch(epoch * 49, count=49) for epoch in (0, 1))
     assert sorted(first[:, 0]) == sorted(second[:, 0]) == list(range(0, 196, 4))
@@ -55,12 +55,12 @@ def test_an_epoch_holds_every_window_once_in_its_own_order() -> None:
 
 
 def test_an_epochs_order_is_numpys_of_seed_and_epoch() -> None:
-    """Checkpoints count on it: what they remember of the data is how many samples were seen."""
+    """Checkpoints rely on this: they store only the number of samples seen."""
     orders = [np.random.default_rng([5, epoch]).permutation(7).tolist() for epoch in range(4)]
-    whole = [place for order in orders for place in order]
+    order_of_epochs = [place for order in orders for place in order]
     for first, count in [(0, 28), (5, 4), (3, 20), (21, 7)]:
-        found = shuffled_indices(first, count=count, per_epoch=7, seed=5)
-        assert found.tolist() == whole[first : first + count]
+        actual = shuffled_indices(first, count=count, per_epoch=7, seed=5)
+        assert actual.tolist() == order_of_epochs[first : first + count]
 
 
 def test_data_shorter_than_a_sequence_is_refused() -> None:
@@ -97,30 +97,28 @@ def test_texts_end_with_the_token_of_the_config_or_the_models(texts: Any, tokeni
     assert load_tokens(texts, HfTokenizer(tokenizer / "tokenizer.json")).tolist() == expected
 
 
-def test_tokens_are_made_once_and_again_when_a_file_has_changed(
+def test_tokens_are_cached_until_a_file_changes(
     texts: Any, tokenizer: Any, own_cache_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(texts.parent / "cache"))
-    kept = texts.parent / "cache" / "debubble" / "tokens"
+    cache = texts.parent / "cache" / "debubble" / "tokens"
     load_tokens(texts, HfTokenizer(tokenizer))
-    (first,) = kept.iterdir()
+    (first,) = cache.iterdir()
     load_tokens(texts, HfTokenizer(tokenizer))
-    assert list(kept.iterdir()) == [first]
+    assert list(cache.iterdir()) == [first]
     assert first.suffix == ".uint16"
     (texts / "2.txt").write_text("c d a")
     assert load_tokens(texts, HfTokenizer(tokenizer)).tolist() == [2, 3, 4, 4, 0, 2]
-    assert len(list(kept.iterdir())) == 2
+    assert len(list(cache.iterdir())) == 2
 
 
-def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(
-    texts: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_text_is_tokenized_in_pieces_of_lines(texts: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("debubble.training.data.tokenizer.PIECE_CHARACTERS", 7)
     (texts / "2.txt").write_text("a b c\n" * 5 + "b")
     assert load_tokens(texts / "2.txt", HfTokenizer(tokenizer)).tolist() == [2, 3, 4] * 5 + [3]
 
 
-def test_what_is_no_tokenizer_is_one_sentence(texts: Any) -> None:
+def test_invalid_tokenizer_is_one_sentence(texts: Any) -> None:
     with pytest.raises(InputError, match=r"1\.txt has no tokenizer that can be read"):
         load_tokens(texts, HfTokenizer(texts / "1.txt"))
 
@@ -135,7 +133,7 @@ def test_positions_of_separate_texts_count_from_their_beginning() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_run_on_separate_texts_has_the_loss_of_one_process(plan_file: Any, tmp_path: Path) -> None:
+def test_run_on_separate_texts_matches_one_process(plan_file: Any, tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     for i in range(30):
         (tmp_path / "texts" / f"{i:02}.txt").write_text(f"{i} green bottles, hanging on the wall")

@@ -18,7 +18,7 @@ from tests.support.training_cases import drawn, seed_generators, train_alone
 
 
 class Counting:
-    """Item i is i, i + 1, ..., the last one a random number of every generator."""
+    """Item i is i, i + 1, ..., and a last number that is random by every generator."""
 
     def __init__(self, size: int, length: int) -> None:
         self._size, self._length = size, length
@@ -40,7 +40,7 @@ def items(size: int = 5, length: int = 3) -> DatasetSamples:
 
 
 def tokens(samples: DatasetSamples, first: int, *, count: int) -> torch.Tensor:
-    """A batch of items that are tokens alone."""
+    """A batch of items that are plain tokens."""
     batch = samples.batch(first, count=count)
     assert isinstance(batch, torch.Tensor)
     return batch
@@ -52,11 +52,11 @@ def test_every_item_comes_once_per_epoch() -> None:
     assert tokens(samples, 0, count=5)[:, 0].tolist() != tokens(samples, 5, count=5)[:, 0].tolist()
 
 
-def test_a_sample_is_the_same_however_it_is_asked_for() -> None:
-    whole = tokens(items(), 0, count=8)
+def test_sample_does_not_depend_on_how_it_is_read() -> None:
+    expected = tokens(items(), 0, count=8)
     torch.manual_seed(1)
     parts = torch.cat([tokens(items(), 0, count=3), tokens(items(), 3, count=5)])
-    assert torch.equal(whole, parts)
+    assert torch.equal(expected, parts)
 
 
 def test_making_samples_leaves_the_generators_alone() -> None:
@@ -94,19 +94,19 @@ def test_items_may_have_the_entries_of_a_batch(name: str) -> None:
         ([], "no items"),
     ],
 )
-def test_what_are_no_items_of_tokens_is_refused(items: Any, message: str) -> None:
+def test_items_that_are_no_tokens_are_refused(items: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         DatasetSamples(dataset=items, sequence_length=2).batch(0, count=len(items))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32])
-def test_items_of_any_whole_numbers_are_tokens(dtype: Any) -> None:
+def test_items_of_any_integer_dtype_are_tokens(dtype: Any) -> None:
     batch = tokens(DatasetSamples(dataset=[np.array([7, 8, 9], dtype)], sequence_length=2), 0, count=1)
     assert (batch.dtype, batch.tolist()) == (torch.int64, [[7, 8, 9]])
 
 
 @pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "sys:path"])
-def test_a_dataset_that_is_not_there_is_one_sentence(name: str) -> None:
+def test_missing_dataset_is_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match=f"--dataset {name}"):
         named_dataset(name)
 
@@ -120,15 +120,15 @@ def test_a_dataset_is_trained_on_by_name_as_by_itself(
     options = TrainOptions(plan=plan_file(1), steps=2, warmup=1)
     named = TrainOptions(plan=plan_file(1), steps=2, warmup=1, dataset="my_data:counting")
     check(named)
-    given = train_alone(options, dataset=counting(Plan.load(options.plan)))
-    assert [r.loss for r in train_alone(named).reports] == [r.loss for r in given.reports]
+    direct = train_alone(options, dataset=counting(Plan.load(options.plan)))
+    assert [r.loss for r in train_alone(named).reports] == [r.loss for r in direct.reports]
 
 
 @pytest.mark.usefixtures("process_group", "forked_processes")
 def test_a_run_on_a_dataset_is_resumed_bit_for_bit(plan_file: Any, tmp_path: Path) -> None:
     dataset = counting(Plan.load(plan_file(1)))
     options = TrainOptions(plan=plan_file(1), steps=4, warmup=1, checkpoint=tmp_path / "c", save_every=2, keep=9)
-    whole = [r.loss for r in train_alone(options, dataset=dataset).reports]
+    expected = [r.loss for r in train_alone(options, dataset=dataset).reports]
     shutil.rmtree(tmp_path / "c" / "step-000004")
     resumed = [r.loss for r in train_alone(replace(options, resume=True), dataset=dataset).reports]
-    assert resumed == whole[2:]
+    assert resumed == expected[2:]

@@ -1,4 +1,4 @@
-"""A run that a scheduler asks to end: its checkpoint, and the run that goes on from there."""
+"""A run that a scheduler asks to end writes a checkpoint, from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ranks_agree_after_a_step_or_after_the_next(wait: bool, answers: list[in
 
 
 class Signalling:
-    """Samples, the 16th of which sends a signal to the rank."""
+    """Samples whose 16th sends a signal to the rank."""
 
     def __init__(self, number: signal.Signals | None) -> None:
         self._number, self._made = number, 0
@@ -67,10 +67,10 @@ def test_a_checkpoint_is_written_on_request(
     sentence = (
         r"The run was stopped by a signal after step (\d+) of 12: go on from (.*) by the same call with --resume\."
     )
-    said = re.fullmatch(sentence, str(ended.value))
-    assert said is not None
-    done = int(said[1])
-    assert Path(said[2]) == tmp_path / "c" / f"step-{done:06d}"
+    match = re.fullmatch(sentence, str(ended.value))
+    assert match is not None
+    done = int(match[1])
+    assert Path(match[2]) == tmp_path / "c" / f"step-{done:06d}"
     resumed = train_alone(replace(saving, resume=True), dataset=Signalling(None))
-    whole = train_alone(options, dataset=Signalling(None))
-    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][done:]
+    uninterrupted = train_alone(options, dataset=Signalling(None))
+    assert [r.loss for r in resumed.reports] == [r.loss for r in uninterrupted.reports][done:]

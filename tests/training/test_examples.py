@@ -1,4 +1,4 @@
-"""What the documentation shows runs as it stands there."""
+"""Code in the documentation runs."""
 
 import re
 import subprocess
@@ -49,10 +49,10 @@ def test_the_example_of_another_frameworks_loop_learns(
     assert losses[-1] < losses[0]
 
 
-def test_the_readmes_first_snippet_runs_and_prints_what_it_says(
+def test_first_readme_snippet_prints_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a built-in model in place of the reader's config, and a planner that does not search."""
+    """Uses a built-in model instead of the reader's config, and a planner without a search."""
     snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     snippet = snippet.replace('db.Model.from_hf("config.json")', 'db.models["llama2-13b"]')
     snippet = snippet.replace("sequence_length=4096)", 'sequence_length=4096, planner="merak")')

@@ -1,4 +1,4 @@
-"""What a checkpoint of unknown origin may say, and what it may not."""
+"""What a checkpoint of unknown origin may set and what it may not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.training.conftest import TINY_LLAMA
 
 
 def checkpoint(folder: Path, **entries: Any) -> Path:
-    """A checkpoint's folder with these entries in its progress."""
+    """A checkpoint folder with these entries in its progress."""
     place = folder / "step-000003"
     place.mkdir(parents=True)
     progress = {"step": 3, "samples": 12, "seed": 0, "model": TINY_LLAMA, **entries}
@@ -50,8 +50,8 @@ def test_progress_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
         progress_of(place)
 
 
-def resumed(folder: Path, **given: Any) -> TrainOptions:
-    return with_settings(given, TrainOptions(plan=Path("plan.json"), checkpoint=folder, resume=True))
+def resumed(folder: Path, **settings: Any) -> TrainOptions:
+    return with_settings(settings, TrainOptions(plan=Path("plan.json"), checkpoint=folder, resume=True))
 
 
 def test_an_optimizer_that_only_a_checkpoint_names_is_refused(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_an_optimizer_that_only_a_checkpoint_names_is_refused(tmp_path: Path) ->
     assert resumed(tmp_path, optimizer="evil:Optimizer").optimizer == "evil:Optimizer"
 
 
-def test_settings_of_a_checkpoint_count_where_none_are_given(tmp_path: Path) -> None:
+def test_checkpoint_settings_are_defaults(tmp_path: Path) -> None:
     checkpoint(tmp_path, recipe={"clip": 0.5, "steps": 7, "optimizer": "sgd"})
     options = resumed(tmp_path, steps=9)
     assert (options.clip, options.steps, options.optimizer) == (0.5, 9, "sgd")

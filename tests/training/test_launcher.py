@@ -21,7 +21,7 @@ from tests.support import forked
 from tests.support.processes import wait_for_end
 
 SUPPORT = Path(__file__).parents[1] / "support"
-"""The folder of the modules that ranks run."""
+"""Folder of the modules that ranks run."""
 
 
 def started(place: Path) -> list[int]:
@@ -45,16 +45,14 @@ def test_ranks_run_and_the_launching_process_is_unchanged(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("forked_processes")
-def test_the_first_failure_is_named_and_no_process_stays(tmp_path: Path) -> None:
+def test_first_failure_is_named_and_all_processes_end(tmp_path: Path) -> None:
     with pytest.raises(RankFailedError) as caught:
         launch("tests.support.launched_rank", f"raise {tmp_path}", ranks=2)
     assert str(caught.value) == "Rank 1 failed: ValueError: one plus one is three"
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 
-def test_modules_in_the_folder_of_the_launch_are_none_of_the_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_folder_modules_are_not_imported_by_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pathlib.py").write_text("raise ImportError('not the library')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
@@ -63,7 +61,7 @@ def test_modules_in_the_folder_of_the_launch_are_none_of_the_ranks(
 
 
 def launch_and_wait(place: Path) -> None:
-    """What a launcher does that hears of a Ctrl-C as it does in a terminal."""
+    """A launcher that is interrupted as by Ctrl-C in a terminal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), *sys.path])
     try:
@@ -104,7 +102,7 @@ def test_a_rank_that_a_signal_stops_ends_the_run(tmp_path: Path) -> None:
     ("sent", "heard"),
     [(signal.SIGTERM, signal.SIGTERM), (signal.SIGQUIT, signal.SIGQUIT), (signal.SIGINT, signal.SIGTERM)],
 )
-def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signals, heard: signal.Signals) -> None:
+def test_run_ended_by_a_signal_names_it(tmp_path: Path, sent: signal.Signals, heard: signal.Signals) -> None:
     os.mkfifo(tmp_path / "waiting")
 
     def send() -> None:
@@ -140,7 +138,7 @@ def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytes
         launcher.start("launched_rank", "end", ranks=4)
 
 
-def test_only_rank_0_says_that_their_number_is_another(
+def test_only_rank_0_reports_a_wrong_number_of_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("debubble.torchrun.REFUSAL_SECONDS", 0.0)
@@ -151,7 +149,7 @@ def test_only_rank_0_says_that_their_number_is_another(
     assert capsys.readouterr() == ("", "")
 
 
-def test_variables_that_another_program_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftover_launcher_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.setenv(name, "0")
     with pytest.raises(InputError, match=r"has RANK, WORLD_SIZE, as a rank has, but not .*: unset them"):
@@ -167,7 +165,7 @@ def test_a_rank_that_a_signal_ended_is_named(tmp_path: Path, sent: signal.Signal
 
 
 def listening(process: int) -> set[str]:
-    """The addresses on which a process accepts connections, as /proc has them."""
+    """Addresses on which a process listens, from /proc."""
     links = [os.readlink(file) for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink()]
     sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
@@ -182,14 +180,14 @@ def test_nothing_listens_to_the_network(tmp_path: Path) -> None:
     process.start()
     assert process.pid is not None
     (tmp_path / "waiting").read_text()
-    found = [listening(each) for each in (process.pid, *started(tmp_path))]
+    addresses = [listening(pid) for pid in (process.pid, *started(tmp_path))]
     os.kill(process.pid, signal.SIGINT)
     process.join()
     loopback = "0100007F"
-    assert found == [set(), {loopback}, {loopback}]
+    assert addresses == [set(), {loopback}, {loopback}]
 
 
-def test_a_rank_whose_launcher_is_gone_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_its_launcher_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     other = str(os.getppid())
     command = [*PYTHON, processes.__file__, other, "counted_rank", str(tmp_path)]

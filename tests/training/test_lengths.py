@@ -1,4 +1,4 @@
-"""Sequences of their own lengths: packed micro-batches, a plan for each class of steps, gradients of one process."""
+"""Sequences of different lengths: packed micro-batches, a plan per class of steps, and gradients of one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def brief_search() -> Iterator[None]:
 
 
 def sequences(count: int = 60, *, replicas: int = 1) -> PackedSequences:
-    """Most of them are short, as in data sets of instructions."""
+    """Mostly short sequences, as in instruction data."""
     draw = random.Random(0)
     lengths = [min(LONGEST, 4 + int(draw.expovariate(0.08))) for _ in range(count)]
     tokens = [[draw.randrange(LLAMA["vocab_size"]) for _ in range(length)] for length in lengths]
@@ -65,7 +65,7 @@ def steps(brief_search: None, folder: Path) -> LengthSteps:
     return steps_of(folder)
 
 
-def test_a_micro_batch_is_one_row_whose_sequences_are_apart() -> None:
+def test_micro_batch_is_one_row_of_separate_sequences() -> None:
     data = PackedSequences(sequences=[[5, 6, 7], [8, 9]], micro_batches=1, micro_batch_size=2)
     [row] = data.batch(0, replica=0, ranks=[0])
     assert row["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
@@ -75,35 +75,37 @@ def test_a_micro_batch_is_one_row_whose_sequences_are_apart() -> None:
 
 def test_an_epoch_has_every_sequence_once() -> None:
     data = sequences(40)
-    lengths = [length for step in range(5) for own in data.lengths(step) for length in own]
+    lengths = [length for step in range(5) for row in data.lengths(step) for length in row]
     assert sorted(lengths) == sorted(map(len, data.sequences))
 
 
-def test_replicas_have_different_micro_batches_of_one_step() -> None:
+def test_replicas_have_different_micro_batches_of_a_step() -> None:
     data = sequences(replicas=2)
     tokens = [data.batch(0, replica=replica, ranks=range(4)) for replica in (0, 1)]
     counted = [[int((row["targets"] != -100).sum()) for row in rows] for rows in tokens]
-    assert counted == [[sum(own) - 2 for own in data.lengths(0)[replica::2]] for replica in (0, 1)]
+    assert counted == [[sum(row) - 2 for row in data.lengths(0)[replica::2]] for replica in (0, 1)]
     assert [row["input_ids"].shape for row in tokens[0]] == [row["input_ids"].shape for row in tokens[1]]
 
 
-def test_a_class_has_room_for_all_its_steps() -> None:
+def test_size_class_fits_all_its_steps() -> None:
     data = sequences()
-    found = classes(plan_for(), data, steps=STEPS)
-    assert 1 < len(found) <= planning.MAX_CLASSES
+    size_classes = classes(plan_for(), data, steps=STEPS)
+    assert 1 < len(size_classes) <= planning.MAX_CLASSES
     for step in range(STEPS):
-        tokens = [sum(own) / (2 * LONGEST) for own in data.lengths(step)]
-        assert any(all(t <= size.tokens for t, size in zip(tokens, each, strict=True)) for each in found)
+        tokens = [sum(row) / (2 * LONGEST) for row in data.lengths(step)]
+        assert any(
+            all(t <= size.tokens for t, size in zip(tokens, size_class, strict=True)) for size_class in size_classes
+        )
 
 
-def test_a_step_runs_by_the_fastest_plan_with_room(steps: LengthSteps) -> None:
+def test_step_uses_the_fastest_plan_that_fits(steps: LengthSteps) -> None:
     times = [float(plan.simulate().makespan) for plan in steps.plans]
     assert times == sorted(times)
     chosen = {steps.plans.index(steps.plan_of(step * 8)) for step in range(STEPS)}
     assert len(chosen) > 1
 
 
-def test_the_longest_micro_batch_stands_where_the_plan_has_it(steps: LengthSteps) -> None:
+def test_longest_micro_batch_is_in_its_planned_position(steps: LengthSteps) -> None:
     for step in range(STEPS):
         plan = steps.plan_of(step * 8)
         rows = steps.sequences.batch(step, replica=0, ranks=ranks_of(plan))
@@ -150,7 +152,7 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path, content: str, message
 
 
 def gradients_by_step(rank: int, folder: Path, plans: list[Path], data: PackedSequences) -> None:
-    """Of every step by the plan of its class, with the most bytes that it held and those planned, saved by rank."""
+    """Gradients of every step by the plan of its class, with its peak and planned bytes, saved by rank."""
     steps, answers = LengthSteps([Plan.load(path) for path in plans], data), []
     pipeline = Pipeline(None, steps.plans[0])
     pipeline.measured.every_step = True
@@ -170,7 +172,7 @@ def gradients_by_step(rank: int, folder: Path, plans: list[Path], data: PackedSe
 
 
 def on_two_ranks(folder: Path, *, dtype: str = "fp64", replicas: int = 1) -> list[Any]:
-    """The answers of both ranks, step by step: of a pipeline of two, or of two replicas."""
+    """Answers of both ranks by step, for a pipeline of two or for two replicas."""
     paths, data = [], sequences(replicas=replicas)
     for number, plan in enumerate(length_plans(plan_for(data=replicas), data, steps=STEPS, folder=folder)):
         paths.append(folder / f"plan{number}.json")
@@ -181,19 +183,21 @@ def on_two_ranks(folder: Path, *, dtype: str = "fp64", replicas: int = 1) -> lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path, replicas: int) -> None:
+def test_two_ranks_match_gradients_of_one_process(tmp_path: Path, replicas: int) -> None:
     data = sequences(replicas=replicas)
     for step, ranks in enumerate(on_two_ranks(tmp_path, replicas=replicas)):
         rows = [row for replica in range(replicas) for row in data.batch(step, replica=replica, ranks=range(4))]
-        alone = [each for row in rows for each in apart(row) if bool((each["targets"] != -100).any())]
+        alone = [
+            micro_batch for row in rows for micro_batch in unpacked(row) if bool((micro_batch["targets"] != -100).any())
+        ]
         expected_loss, expected = reference_gradients(LLAMA, alone, micro_batches=8 * replicas)
         for loss, gradients, _, _ in ranks:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert_gradients(gradients, expected, relative=1e-10)
 
 
-def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The sequences of a packed row, each alone; what fills it up has no targets."""
+def unpacked(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The sequences of a packed row, one by one; padding has no targets."""
     begins = [*(row["position_ids"][0] == 0).nonzero().flatten().tolist(), row["input_ids"].shape[1]]
     return [
         {name: row[name][:, begin:end].contiguous() for name in ("input_ids", "targets")}
@@ -203,9 +207,9 @@ def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.slow
 def test_no_device_holds_more_than_the_plan_of_its_step(tmp_path: Path) -> None:
-    held = [(peak, planned) for ranks in on_two_ranks(tmp_path, dtype="fp32") for _, _, peak, planned in ranks]
-    # Equal lengths, too, take 24 bytes a token more than their costs say: 1% of this small model's activations.
-    assert all(peak <= 1.02 * planned for peak, planned in held), held
+    peaks = [(peak, planned) for ranks in on_two_ranks(tmp_path, dtype="fp32") for _, _, peak, planned in ranks]
+    # Also with equal lengths a token takes 24 bytes more than planned: 1% of this small model's activations.
+    assert all(peak <= 1.02 * planned for peak, planned in peaks), peaks
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ def test_no_device_holds_more_than_the_plan_of_its_step(tmp_path: Path) -> None:
         ({"lengths": None}, "give the sequences with --lengths, or plan without"),
     ],
 )
-def test_what_does_not_go_with_lengths_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_options_that_conflict_with_lengths_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     plan_for(lengths={LONGEST: 1, 8: 9}).save(tmp_path / "plan.json")
     (tmp_path / "data.jsonl").write_text('{"input_ids": [1, 2, 3]}')
     options = {"plan": tmp_path / "plan.json", "lengths": tmp_path / "data.jsonl", **changes}
@@ -226,8 +230,8 @@ def test_what_does_not_go_with_lengths_is_refused(tmp_path: Path, changes: dict[
 
 
 @pytest.mark.slow
-def test_train_takes_sequences_of_their_own_lengths(run: Any, forked_processes: None, tmp_path: Path) -> None:
-    # One device has one order, which takes no search.
+def test_train_accepts_sequences_of_different_lengths(run: Any, forked_processes: None, tmp_path: Path) -> None:
+    # One device has a single order, so there is no search.
     plan_for("1xCPU").save(tmp_path / "plan.json")
     lines = [json.dumps({"input_ids": tokens}) for tokens in sequences().sequences]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""The host's memory before a run starts, and what is said when a device runs out of its own."""
+"""The check of host memory before a run, and the message when a device runs out of memory."""
 
 import multiprocessing
 import os
@@ -33,47 +33,47 @@ def failed_at(name: str, plan: db.Plan) -> DeviceMemoryError:
     return DeviceMemoryError(instruction, RuntimeError("Tried to allocate 2.00 GiB.\nAnd more lines"))
 
 
-def test_the_prediction_is_what_the_plan_holds_at_the_operation(plan: Any) -> None:
+def test_prediction_is_the_planned_memory_at_the_operation(plan: Any) -> None:
     static = float(plan.costs.static_of(0))
-    kept = float(plan.costs.activation[0])
-    assert predicted_at(failed_at("0F0", plan), plan) == pytest.approx(static + kept)
-    assert predicted_at(failed_at("0F1", plan), plan) == pytest.approx(static + 2 * kept)
+    activation = float(plan.costs.activation[0])
+    assert predicted_at(failed_at("0F0", plan), plan) == pytest.approx(static + activation)
+    assert predicted_at(failed_at("0F1", plan), plan) == pytest.approx(static + 2 * activation)
 
 
-def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan: Any) -> None:
+def test_shortage_names_operation_bytes_and_a_fitting_plan(plan: Any) -> None:
     error = explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 2**20)
-    said = str(error)
-    assert said.startswith("Device 0 ran out of memory at 0F1, micro-batch 1: Tried to allocate 2.00 GiB.  It held ")
-    assert "raise" not in said
-    limit = int(said.split("--memory-limit ")[1].split(":")[0])
+    message = str(error)
+    assert message.startswith("Device 0 ran out of memory at 0F1, micro-batch 1: Tried to allocate 2.00 GiB.  It held ")
+    assert "raise" not in message
+    limit = int(message.split("--memory-limit ")[1].split(":")[0])
     peak = max(plan.simulate().peak_memory)
     assert limit == int(0.9 * float(peak) - 2**20)
-    assert "then fits, at " in said
+    assert "then fits, at " in message
 
 
 @pytest.mark.slow
-def test_advice_for_a_measured_plan_counts_with_what_was_measured() -> None:
-    """MLPs that take and keep far more than computed costs have it: planned with these, a step would take nothing."""
+def test_advice_for_a_measured_plan_uses_measured_memory() -> None:
+    """MLPs measure far above computed costs; planned with computed ones, a step would take almost no time."""
     mlp = {
         "type": "mlp", "count": 8, "forward": 0.1, "backward_input": 0.1, "backward_weight": 0.1, "static": 10**6,
         "strategies": {"none": {"activation": 10**8}, "full": {"activation": 10**6, "recompute": 0.1}},
     }  # fmt: skip
     model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xCPU")
     plan = db.plan(model, cluster, profile={"units": [mlp]}, **{**GPU_HOURS, "planner": "dapple"})
-    said = str(explain_shortage(failed_at("0F1", plan), plan, memory=0))
-    assert 0.5 < float(said.split("then fits, at ")[1].split(" times")[0]) < 2
+    message = str(explain_shortage(failed_at("0F1", plan), plan, memory=0))
+    assert 0.5 < float(message.split("then fits, at ")[1].split(" times")[0]) < 2
 
 
 def test_where_nothing_takes_less_other_sizes_are_advised(plan: Any) -> None:
     peak = float(max(plan.simulate().peak_memory))
-    said = str(
+    message = str(
         explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak)
     )
-    assert "use more devices, smaller micro-batches, or shorter sequences" in said
+    assert "use more devices, smaller micro-batches, or shorter sequences" in message
 
 
-def run_short_of_memory(told: Connection) -> None:
-    """Tell the failure of a step that needs more memory than this process may have from then on."""
+def run_short_of_memory(sender: Connection) -> None:
+    """Report the failure of a step that exceeds the memory limit of this process."""
     plan = plan_of(Schedule.of("one", Placement.linear(1), 1, [["0F0", "0B0"]]), LLAMA)
 
     def work(pipeline: Any) -> None:
@@ -85,26 +85,26 @@ def run_short_of_memory(told: Connection) -> None:
     try:
         run_threads(plan, work)
     except DeviceMemoryError as error:
-        told.send(str(error))
+        sender.send(str(error))
 
 
-def test_a_shortage_that_torchs_allocator_tells_is_named() -> None:
+def test_shortage_reported_by_torchs_allocator_is_named() -> None:
     processes: Any = multiprocessing.get_context(forked.START_METHOD)
-    heard, told = processes.Pipe(duplex=False)
-    process = processes.Process(target=run_short_of_memory, args=(told,))
+    heard, sender = processes.Pipe(duplex=False)
+    process = processes.Process(target=run_short_of_memory, args=(sender,))
     process.start()
-    told.close()
-    said = heard.recv()
+    sender.close()
+    message = heard.recv()
     process.join()
-    assert said.startswith("Device 0 ran out of memory at 0F0, micro-batch 0: ")
-    assert "tried to allocate" in said
+    assert message.startswith("Device 0 ran out of memory at 0F0, micro-batch 0: ")
+    assert "tried to allocate" in message
 
 
 SIZE = 10.0
 
 
 def offloading(plan: Plan) -> Plan:
-    """The first two of four micro-batches are on the host together."""
+    """A plan with the first two of four micro-batches on the host at the same time."""
     order = ["0F0", "0O0", "0F1", "0O1", "0F2", "0B2", "0L0", "0B0", "0L1", "0B1", "0F3", "0B3"]
     schedule = Schedule.of("offload", Placement.linear(1), 4, [order])
     costs = db.StageCosts.of(stages=1, activation=SIZE, offload=0.1, reload=0.1)
@@ -112,7 +112,7 @@ def offloading(plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_a_host_without_room_for_offloaded_activations_is_refused(
+def test_host_too_small_for_offloaded_activations_is_refused(
     plan_file: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     plan = offloading(Plan.load(plan_file(1)))

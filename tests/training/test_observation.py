@@ -1,4 +1,4 @@
-"""What a run says of itself while it goes on and at its end."""
+"""Reports of a run during training and at its end."""
 
 import math
 import sys
@@ -62,16 +62,16 @@ def test_the_line_of_a_step_has_all_its_figures() -> None:
 
 def outcome(seconds: list[float]) -> TrainingSummary:
     reports = [replace(REPORT, step=i, seconds=s) for i, s in enumerate(seconds)]
-    comparison: Any = None  # has no part in how the speed is told
+    comparison: Any = None  # is not part of the speed
     return TrainingSummary(reports=reports, comparison=comparison, checkpoint=None)
 
 
-def test_a_run_that_has_become_slower_says_by_how_much() -> None:
+def test_slowdown_of_a_run_is_reported() -> None:
     assert outcome([9.0] * 3 + [1.0] * 4 + [1.5] * 4).slowdown == 1.5
     assert outcome([9.0] * 3 + [1.0] * 3).slowdown is None
 
 
-def test_a_run_says_what_was_planned_allocated_and_reserved(plan_file: Any) -> None:
+def test_summary_has_planned_allocated_and_reserved_bytes(plan_file: Any) -> None:
     summary = train_alone(TrainOptions(plan=plan_file(1), steps=2))
     assert summary.allocator is None
     on_gpu = replace(summary, allocator=[AllocatorPeaks(allocated=3 << 30, reserved=4 << 30)])
@@ -88,7 +88,7 @@ def test_a_run_says_what_was_planned_allocated_and_reserved(plan_file: Any) -> N
         ("wandb", {"wandb": "project"}, "install the package wandb"),
     ],
 )
-def test_what_is_not_installed_is_refused_before_any_rank_starts(
+def test_missing_packages_are_refused_before_ranks_start(
     plan_file: Any, monkeypatch: pytest.MonkeyPatch, module: str, options: Any, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

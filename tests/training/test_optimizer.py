@@ -1,4 +1,4 @@
-"""The optimizers of `debubble train` by name or class, and its learning rates, beside torch's own schedules."""
+"""Optimizers of `debubble train` by name or class, and learning rates compared with torch's schedules."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ PEAK, WARMUP, STEPS = 0.8, 4, 21
 
 
 def torch_rates(*schedules: tuple[int, Any]) -> list[float]:
-    """The rates of torch's schedules one after another: how many steps each takes, and what makes it."""
+    """Rates of torch's schedules in sequence, given as the steps and constructor of each."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=PEAK)
     made: list[LRScheduler] = [make(optimizer) for _, make in schedules]
     ends = [sum(steps for steps, _ in schedules[: i + 1]) for i in range(len(schedules) - 1)]
@@ -53,7 +53,7 @@ def test_schedules_are_torchs(name: str, parts: Any) -> None:
 def test_warm_up_stable_decay_decays_in_the_last_fifth() -> None:
     rates = [learning_rate(step, peak=1.0, warmup=0, steps=11, schedule="wsd") for step in range(11)]
     assert rates == pytest.approx([1.0] * 9 + [0.55, 0.1], rel=1e-12)
-    assert learning_rate(99, peak=1.0, warmup=2, steps=10) == pytest.approx(0.1)  # It stays at the floor.
+    assert learning_rate(99, peak=1.0, warmup=2, steps=10) == pytest.approx(0.1)  # It stays at the minimum rate.
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_an_optimizer_is_named_by_its_class_and_its_arguments(options: TrainOpti
 
 
 @pytest.mark.parametrize("name", ["adam", "momentum", "sgd"])
-def test_a_plans_optimizer_is_the_one_that_steps(name: str, options: TrainOptions) -> None:
+def test_planned_optimizer_is_used(name: str, options: TrainOptions) -> None:
     options = planned_for(name, options)
     make = maker_of(options, check(options))
     optimizer = make([nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))])
@@ -98,12 +98,12 @@ def test_a_plans_optimizer_is_the_one_that_steps(name: str, options: TrainOption
         ({"optimizer_settings": {"momentum": 1}}, "cannot step a matrix and a vector: .*'momentum'"),
     ],
 )
-def test_what_cannot_step_is_refused_before_the_launch(entries: Any, message: str, options: TrainOptions) -> None:
+def test_optimizer_that_cannot_step_is_refused_before_launch(entries: Any, message: str, options: TrainOptions) -> None:
     with pytest.raises(InputError, match=message):
         check(replace(options, **entries))
 
 
-def test_states_beyond_what_the_plan_counts_are_refused(options: TrainOptions) -> None:
+def test_states_larger_than_planned_are_refused(options: TrainOptions) -> None:
     planned = planned_for("momentum", options)
     with pytest.raises(InputError, match="adamw keeps 8 bytes per parameter, but the plan counts 4 for momentum"):
         check(replace(planned, optimizer="adamw"))
@@ -117,13 +117,13 @@ def test_an_optimizer_that_torch_has_not_is_asked_for(options: TrainOptions) -> 
 
 
 class Codes(torch.Tensor):
-    """Numbers in 8 bits that pose as 32-bit ones, as torchao's do."""
+    """8-bit numbers that appear as 32-bit ones, as in torchao."""
 
     codes: torch.Tensor
     scales: torch.Tensor
 
     @classmethod
-    def of(cls, codes: torch.Tensor, scales: torch.Tensor) -> "Codes":
+    def from_codes(cls, codes: torch.Tensor, scales: torch.Tensor) -> "Codes":
         state = codes.float().as_subclass(cls)
         state.codes, state.scales = codes, scales
         return state
@@ -133,7 +133,7 @@ class Codes(torch.Tensor):
 
 
 class InEightBits(torch.optim.Optimizer):
-    """Keeps two moments in 8 bits, with a scale for every 256 numbers; small parameters in 32 bits."""
+    """Keeps two moments in 8 bits with a scale per 256 numbers; small parameters in 32 bits."""
 
     wrapped = False
 
@@ -147,7 +147,7 @@ class InEightBits(torch.optim.Optimizer):
             state = self.state[parameter]
             for moment in ("first", "second"):
                 if self.wrapped:
-                    state[moment] = Codes.of(codes, scales)
+                    state[moment] = Codes.from_codes(codes, scales)
                 else:
                     state[moment], state[f"{moment} scales"] = codes, scales
 
@@ -164,7 +164,7 @@ def test_states_in_eight_bits_are_counted_as_such(kind: Any) -> None:
 
 
 class Remembering(InEightBits):
-    """Keeps something that no checkpoint holds."""
+    """Keeps a value that no checkpoint can hold."""
 
     def step(self, closure: Any = None) -> Any:
         for parameter in (p for group in self.param_groups for p in group["params"]):
@@ -177,8 +177,8 @@ def test_states_that_no_checkpoint_holds_are_refused() -> None:
         check_optimizer("mine:Remembering", Remembering, planned="sgd", saved=True)
 
 
-def test_a_rate_that_is_a_tensor_stays_one() -> None:
-    """Optimizers that compile their step read the tensor itself."""
+def test_tensor_learning_rate_stays_the_same_tensor() -> None:
+    """Optimizers with a compiled step read the tensor itself."""
     rate = torch.tensor(0.5)
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA)
     (pipeline,) = run_threads(plan, lambda p: p, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate))

@@ -1,4 +1,4 @@
-"""Whatever an optimizer keeps is in a checkpoint: a run that is resumed goes on bit for bit."""
+"""Checkpoints hold all optimizer states: a resumed run is bitwise identical."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.support.training_cases import train_alone
 
 
 class EightBits(Optimizer):
-    """Momentum as codes with a scale for every row, and a count of steps that is Python's own."""
+    """Momentum as codes with a scale per row, and a step count that is a Python number."""
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -47,7 +47,7 @@ class EightBits(Optimizer):
 
 
 class CountingGroups(Optimizer):
-    """Adam whose count of steps, and a sum of its learning rates, are its groups', as schedule-free optimizers'."""
+    """Adam that keeps its step count and a sum of learning rates in its groups, as schedule-free optimizers do."""
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "k": 0, "sum": 0, "begun": False})
@@ -84,34 +84,34 @@ def options(options: TrainOptions) -> TrainOptions:
     ],
     ids=["momentum", "adafactor", "8 bits", "counting groups"],
 )
-def test_a_resumed_run_goes_on_bit_for_bit(optimizer: str, options: TrainOptions, tmp_path: Path) -> None:
+def test_resumed_run_is_bitwise_identical(optimizer: str, options: TrainOptions, tmp_path: Path) -> None:
     options = replace(options, optimizer=optimizer)
-    whole = train_alone(options)
+    uninterrupted = train_alone(options)
     checkpoints = tmp_path / "checkpoints"
     train_alone(replace(options, checkpoint=checkpoints, save_every=2, keep=9))
     checkpoint_folder.latest(checkpoints).rename(tmp_path / "later")
     resumed = train_alone(replace(options, checkpoint=checkpoints, resume=True))
-    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][2:]
+    assert [r.loss for r in resumed.reports] == [r.loss for r in uninterrupted.reports][2:]
 
 
 def states(plan: db.Plan) -> list[dict[str, Any]]:
-    """What each rank saves, by name."""
+    """Tensors that each rank saves, by name."""
 
-    def of(pipeline: Pipeline) -> dict[str, Any]:
+    def state_dict(pipeline: Pipeline) -> dict[str, Any]:
         return dict(state_of(pipeline))
 
-    answers: list[dict[str, Any]] = run_threads(plan, of, ranks=plan.ranks, optimizer=EightBits)
+    answers: list[dict[str, Any]] = run_threads(plan, state_dict, ranks=plan.ranks, optimizer=EightBits)
     return answers
 
 
 @pytest.mark.usefixtures("process_group")
 def test_8_bits_are_resumed_but_not_under_another_division(tmp_path: Path) -> None:
     schedule = db.schedules["1f1b"](devices=1, micro_batches=2)
-    (whole,) = states(plan_of(schedule, LLAMA, dtype="fp32"))
+    (state,) = states(plan_of(schedule, LLAMA, dtype="fp32"))
     first, last = states(plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, dtype="fp32"))
-    assert {**first, **last}.keys() == whole.keys()
+    assert {**first, **last}.keys() == state.keys()
     saver = Saver(tmp_path, keep=1)
-    saver.save(whole, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA))
+    saver.save(state, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA))
     saver.wait()
     checkpoint = checkpoint_folder.latest(tmp_path)
     load(checkpoint, first)
@@ -120,7 +120,7 @@ def test_8_bits_are_resumed_but_not_under_another_division(tmp_path: Path) -> No
         load(checkpoint, divided)
 
 
-def test_an_optimizer_makes_its_states_without_a_change_of_parameters() -> None:
+def test_states_are_created_without_changing_parameters() -> None:
     parameter = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.5)
     initialize_states(optimizer)
@@ -148,10 +148,10 @@ def test_the_numbers_of_groups_are_resumed_on_another_pipeline() -> None:
         return {name: float(piece.tensor) for name, piece in state_of(pipeline).items() if GROUP_MARK in name}
 
     answers = run_threads(plan_of(schedule, LLAMA, dtype="fp32"), stepped, ranks=2, optimizer=CountingGroups)
-    found = {name: value for answer in answers for name, value in answer.items()}
+    actual = {name: value for answer in answers for name, value in answer.items()}
     (alone,) = run_threads(
         plan_of(db.schedules["1f1b"](devices=1, micro_batches=2), LLAMA, dtype="fp32"), stepped, ranks=1,
         optimizer=CountingGroups,
     )  # fmt: skip
-    assert found == alone
-    assert {value for name, value in found.items() if name.endswith(".group.k")} == {1.0}
+    assert actual == alone
+    assert {value for name, value in actual.items() if name.endswith(".group.k")} == {1.0}

@@ -1,4 +1,4 @@
-"""`debubble train --post-validation`: the same losses, reported when they are known."""
+"""`debubble train --post-validation` has the same losses, reported when they are final."""
 
 import json
 from dataclasses import replace
@@ -41,16 +41,16 @@ def test_a_checkpoint_has_settled_parameters(options: Any, tmp_path: Path) -> No
     assert losses(train_alone(replace(ahead, resume=True))) == losses(train_alone(options))[4:]
 
 
-def test_ranks_that_update_ahead_say_what_they_took_back(options: Any, train: Any, plan_file: Any) -> None:
-    """The last device's gradients are within the limit in the first step, all together are not."""
+def test_ranks_report_updates_that_they_rolled_back(options: Any, train: Any, plan_file: Any) -> None:
+    """In the first step the last device's gradients are within the limit, but all together are not."""
     short = replace(options, steps=4, clip=1.5)
     more = ["--clip", "1.5", "--steps", "4", "--post-validation", "--json"]
-    code, answer, said = train(*arguments(replace(short, plan=plan_file(2)), *more))
-    assert code == 0, said
+    code, answer, error = train(*arguments(replace(short, plan=plan_file(2)), *more))
+    assert code == 0, error
     ahead = json.loads(answer)
     assert ahead["losses"] == pytest.approx(losses(train_alone(short)), rel=1e-5)
     assert ahead["rolled_back"] == [1]
-    assert "step 1: the gradients' norm 1.75 is clipped: 1 device took the update back and repeated it" in said
+    assert "step 1: the gradients' norm 1.75 is clipped: 1 device took the update back and repeated it" in error
 
 
 def post_validated(plan: Any) -> Any:
@@ -64,10 +64,10 @@ def test_devices_validate_afterwards_where_copies_are_planned(options: Any) -> N
     assert not validates_after(False, post_validated(plan))
     [order] = plan.schedule.orders
     hosted = replace(plan.schedule, orders=((Op(Kind.P, 0, 0), *order, Op(Kind.D, 0, 3), Op(Kind.S, 0, 3)),))
-    assert not validates_after(None, replace(plan, schedule=hosted))  # Steps on hosts alone ask for no copies.
+    assert not validates_after(None, replace(plan, schedule=hosted))  # Plans with steps only on hosts need no copies.
 
 
-def test_a_plan_that_steps_inside_the_step_on_the_device_needs_it(options: Any) -> None:
+def test_plan_with_inner_device_steps_needs_post_validation(options: Any) -> None:
     plan = Plan.load(options.plan)
     stepping = replace(plan.schedule, orders=((*plan.schedule.orders[0], Op(Kind.S, 0, 3)),))
     inside = replace(plan, schedule=stepping)
@@ -77,7 +77,7 @@ def test_a_plan_that_steps_inside_the_step_on_the_device_needs_it(options: Any) 
             validates_after(wanted, inside)
 
 
-def test_copies_that_a_plan_has_no_room_for_are_refused() -> None:
+def test_rollback_copies_without_memory_are_refused() -> None:
     def plan(**limit: Any) -> Any:
         return db.plan(
             db.models["llama-tiny"], db.Cluster.parse("2xCPU"), planner="dapple", sequence_length=128, dtype="fp32",

@@ -1,4 +1,4 @@
-"""The next batch is made beside the training, and is the one that training would have made."""
+"""The next batch is prepared during training and is the one that training would have read."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ SPAWN, FORKED = multiprocessing.get_context("spawn"), multiprocessing.get_contex
 
 
 class Noisy:
-    """Item i is i and a random number; notes that it was made, for other processes too."""
+    """Item i is i and a random number; sets an event, which other processes see, when it was made."""
 
     def __init__(self) -> None:
         self.made = {index: SPAWN.Event() for index in range(8)}
@@ -40,7 +40,7 @@ class Noisy:
 
 
 class InOrder(DatasetSamples):
-    """The items as they come."""
+    """The items in order."""
 
     def batch(self, first: int, *, count: int) -> torch.Tensor:
         return torch.stack([self._item(i, i) for i in range(first, first + count)])
@@ -52,7 +52,7 @@ def samples() -> InOrder:
 
 @pytest.fixture
 def prefetch(forked_processes: None) -> Iterator[Callable[..., Prefetcher]]:
-    """Makes items ahead, in a process that ends with the test."""
+    """Prefetch items in a process that ends with the test."""
     with ExitStack() as ends:
         yield lambda items, stride: ends.enter_context(closing(Prefetcher(items, stride=stride)))
 
@@ -60,9 +60,9 @@ def prefetch(forked_processes: None) -> Iterator[Callable[..., Prefetcher]]:
 def test_batches_are_those_of_the_samples_also_after_a_leap(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 2)
     for first in (0, 2, 1, 3):
-        found = prefetched.batch(first, count=1)
-        assert isinstance(found, torch.Tensor)
-        assert torch.equal(found, samples().batch(first, count=1))
+        batch = prefetched.batch(first, count=1)
+        assert isinstance(batch, torch.Tensor)
+        assert torch.equal(batch, samples().batch(first, count=1))
 
 
 def test_the_next_batch_is_made_before_it_is_asked_for(prefetch: Any) -> None:
@@ -72,26 +72,26 @@ def test_the_next_batch_is_made_before_it_is_asked_for(prefetch: Any) -> None:
     assert dataset.made[3].wait(timeout=30)
 
 
-def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for(prefetch: Any) -> None:
+def test_invalid_batch_is_reported_when_requested(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 1)
     prefetched.batch(4, count=1)
     with pytest.raises(InputError, match=r"^Item 5 is broken\.$"):
         prefetched.batch(5, count=1)
 
 
-def test_random_numbers_of_the_training_are_its_own(prefetch: Any) -> None:
+def test_training_keeps_its_random_numbers(prefetch: Any) -> None:
     seed_generators()
     expected = [drawn() for _ in range(4)]
     seed_generators()
     prefetched = prefetch(samples(), 1)
-    found = []
+    actual = []
     for first in range(4):
         prefetched.batch(first, count=1)
-        found.append(drawn())
-    assert found == expected
+        actual.append(drawn())
+    assert actual == expected
 
 
-def test_a_dataset_that_cannot_be_sent_to_another_process_is_refused() -> None:
+def test_dataset_that_cannot_be_pickled_is_refused() -> None:
     class Local(Noisy): ...
 
     with pytest.raises(InputError, match="define its class and all that it refers to at the top of a module"):
@@ -99,24 +99,24 @@ def test_a_dataset_that_cannot_be_sent_to_another_process_is_refused() -> None:
 
 
 class Waiting(Noisy):
-    """Tells which process makes its items, and never has one."""
+    """Reports which process makes its items, and never returns one."""
 
-    def __init__(self, told: Connection) -> None:
+    def __init__(self, sender: Connection) -> None:
         super().__init__()
-        self.told = told
+        self.sender = sender
 
     def __getitem__(self, index: int) -> list[int]:
-        self.told.send(os.getpid())
+        self.sender.send(os.getpid())
         signal.pause()
         raise AssertionError
 
 
 class Late(Waiting):
-    """Arrives in the process that makes its items when the rank has ended."""
+    """Starts in the worker process after the rank has ended."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.told.send(os.getpid())
+        self.sender.send(os.getpid())
         rank = multiprocessing.parent_process()
         assert rank is not None
         rank.join()
@@ -126,15 +126,15 @@ class Late(Waiting):
         raise AssertionError
 
 
-def ask_for_an_item(kind: type[Waiting], told: Connection) -> None:
-    Prefetcher(DatasetSamples(dataset=kind(told), sequence_length=1), stride=1).batch(0, count=1)
+def ask_for_an_item(kind: type[Waiting], sender: Connection) -> None:
+    Prefetcher(DatasetSamples(dataset=kind(sender), sequence_length=1), stride=1).batch(0, count=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Waiting, Late])
 def test_the_process_that_makes_items_ends_with_its_rank(kind: type[Waiting]) -> None:
-    heard, told = FORKED.Pipe(duplex=False)
-    rank = FORKED.Process(target=ask_for_an_item, args=(kind, told))
+    heard, sender = FORKED.Pipe(duplex=False)
+    rank = FORKED.Process(target=ask_for_an_item, args=(kind, sender))
     rank.start()
     worker = heard.recv()
     rank.kill()
@@ -143,13 +143,13 @@ def test_the_process_that_makes_items_ends_with_its_rank(kind: type[Waiting]) ->
 
 
 class Raising(Noisy):
-    """A dataset of which no item can be made."""
+    """A dataset whose items all raise."""
 
     def __getitem__(self, index: int) -> list[int]:
         raise KeyError("text")
 
 
-def test_what_a_dataset_raises_is_named_and_where(prefetch: Any) -> None:
+def test_exception_of_a_dataset_is_named_with_its_line(prefetch: Any) -> None:
     prefetched = prefetch(InOrder(dataset=Raising(), sequence_length=1), 1)
     with pytest.raises(UserCodeError) as caught:
         prefetched.batch(2, count=1)
@@ -157,7 +157,7 @@ def test_what_a_dataset_raises_is_named_and_where(prefetch: Any) -> None:
     assert 'raise KeyError("text")' in caught.value.traceback
 
 
-def test_a_rank_says_when_the_process_starts(prefetch: Any) -> None:
+def test_rank_reports_the_phase_of_the_reader_process(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 2)
     phases = [prefetched.phase]
     prefetched.batch(0, count=1)

@@ -1,4 +1,4 @@
-"""Which of the ranks' failures came first."""
+"""Which of several failures of ranks is reported as the first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from debubble.runtime.launch.rank_reports import Reason, first_failure
 
 ENDING = 5.0
-"""When the launcher began to end the ranks."""
+"""Time at which the launcher began to end the ranks."""
 
 
 def reason(moment: float, *, text: str = "RuntimeError: Connection reset by peer.", ended_by: str = "") -> Reason:
@@ -26,7 +26,7 @@ BUG = "ValueError: no."
 
 
 @pytest.mark.parametrize(
-    ("codes", "reasons", "said"),
+    ("codes", "reasons", "message"),
     [
         (
             {0: 1, 1: 1},
@@ -48,8 +48,8 @@ BUG = "ValueError: no."
     ],
     ids=["the earliest error", "a killed rank", "a rank that was ended", "not what the launcher ended", "no word"],
 )
-def test_the_first_failure_is_the_cause(codes: dict[int, int], reasons: dict[int, Reason], said: str) -> None:
-    assert sentence(codes, reasons).startswith(said)
+def test_the_first_failure_is_the_cause(codes: dict[int, int], reasons: dict[int, Reason], message: str) -> None:
+    assert sentence(codes, reasons).startswith(message)
 
 
 @pytest.mark.parametrize("reasons", [{}, {1: reason(1.0, ended_by="SIGUSR1")}], ids=["at once", "with a reason"])

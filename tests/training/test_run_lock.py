@@ -18,19 +18,19 @@ from tests.support.training_cases import train_alone
 TAKEN = rf"Another run, process {os.getpid()} on .*, writes to .*: wait for its end, or give another folder\."
 
 
-def test_a_lock_goes_with_its_run(tmp_path: Path) -> None:
+def test_lock_is_removed_with_its_run(tmp_path: Path) -> None:
     with locked(tmp_path / "new"):
         assert (tmp_path / "new" / LOCK).exists()
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_what_a_dead_process_left_locks_nobody_out(tmp_path: Path) -> None:
+def test_stale_lock_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("process 1 on here")
     with locked(tmp_path):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
 
 
-def test_what_a_dead_run_left_is_removed(tmp_path: Path, options: Any) -> None:
+def test_files_of_a_dead_run_are_removed(tmp_path: Path, options: Any) -> None:
     folder = tmp_path / "c"
     folder.mkdir()
     (folder / LOCK).write_text("process 1 on here")

@@ -41,7 +41,7 @@ def test_the_loss_falls_and_the_outcome_has_it(options: Any) -> None:
     outcome = train_alone(replace(options, steps=30))
     losses = [report.loss for report in outcome.reports]
     assert len(losses) == 30
-    assert losses[0] == pytest.approx(5.55, abs=0.1)  # ln 256: nothing is known yet
+    assert losses[0] == pytest.approx(5.55, abs=0.1)  # ln 256: the loss of an untrained model
     assert losses[-1] < 3.5
     assert outcome.as_dict()["losses"] == losses
 
@@ -58,16 +58,16 @@ def test_the_trace_and_the_page_of_both_timelines_are_written(options: Any, tmp_
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_model_and_then_adapters_train_on_from_what_was_saved(options: Any, tmp_path: Path) -> None:
+def test_saved_model_and_adapters_are_trained_further(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    whole, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
+    model, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
     plan = Plan.load(options.plan)
     replace(plan, options=replace(plan.options, lora=4)).save(tmp_path / "lora.json")
-    lora = replace(options, plan=tmp_path / "lora.json", load=(whole,), save=adapters)
+    lora = replace(options, plan=tmp_path / "lora.json", load=(model,), save=adapters)
 
-    first = train_alone(replace(options, save=whole)).reports
+    first = train_alone(replace(options, save=model)).reports
     second = train_alone(lora).reports
-    third = train_alone(replace(lora, load=(whole, adapters), save=more)).reports
+    third = train_alone(replace(lora, load=(model, adapters), save=more)).reports
 
     assert first[0].loss > second[0].loss > third[0].loss
     assert json.loads((more / "adapter_config.json").read_text())["r"] == 4
@@ -93,12 +93,12 @@ def test_a_model_and_then_adapters_train_on_from_what_was_saved(options: Any, tm
         ({"plan": Path("nowhere.json")}, "nowhere.json cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(options: Any, entries: Any, message: str) -> None:
+def test_invalid_options_are_one_sentence(options: Any, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(replace(options, **entries))
 
 
-def test_a_trace_that_cannot_be_written_is_refused_before_the_run(run: Any, options: Any) -> None:
+def test_unwritable_trace_is_refused_before_the_run(run: Any, options: Any) -> None:
     code, _, err = run("train", str(options.plan), "--trace", "/")
     assert code == 2
     assert "/ cannot be written: it is a folder." in err
@@ -111,11 +111,11 @@ def test_a_plan_for_larger_devices_than_here_is_refused() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two ranks have GPUs here")
-@pytest.mark.parametrize(("cluster", "said"), [("2xA100-80GB", "planned for 2xA100-80GB"), ("2xCPU", None)])
-def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster: str, said: Any) -> None:
+@pytest.mark.parametrize(("cluster", "message"), [("2xA100-80GB", "planned for 2xA100-80GB"), ("2xCPU", None)])
+def test_gpu_plan_on_a_cpu_is_noted(cluster: str, message: Any) -> None:
     plan = db.plan(db.models["llama-tiny"], db.Cluster.parse(cluster), planner="dapple", sequence_length=128)
     remark = check_host_memory(plan)
-    assert remark is None if said is None else said in (remark or "")
+    assert remark is None if message is None else message in (remark or "")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_plan_that_no_rank_can_run_is_refused(options: Any, changes: Any, mess
         check(replace(options, plan=tmp_path / "other.json"))
 
 
-def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options: Any, tmp_path: Path) -> None:
+def test_auto_resume_starts_or_continues_a_run(options: Any, tmp_path: Path) -> None:
     restartable = replace(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)
     first = train_alone(restartable)
     assert [r.step for r in first.reports] == [1, 2]
@@ -145,30 +145,30 @@ def rates(options: TrainOptions) -> list[float]:
     return [report.learning_rate for report in train_alone(options).reports]
 
 
-def test_adapters_beside_random_weights_are_remarked_on(options: Any, tmp_path: Path) -> None:
+def test_adapters_on_random_weights_are_noted(options: Any, tmp_path: Path) -> None:
     plan = Plan.load(options.plan)
     adapted = replace(plan, options=replace(plan.options, lora=2))
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
     alone = replace(options, load=(tmp_path / "adapters",))
-    whole = replace(options, load=(tmp_path / "whole", tmp_path / "adapters"))
+    loaded = replace(options, load=(tmp_path / "whole", tmp_path / "adapters"))
     resumed = replace(options, resume=True)
     for without in (options, alone):
         assert "random ones from the seed: give the checkpoint" in str(frozen_remark(without, adapted))
-    assert [frozen_remark(o, adapted) for o in (whole, resumed)] == [None, None]
+    assert [frozen_remark(o, adapted) for o in (loaded, resumed)] == [None, None]
     assert frozen_remark(options, plan) is None
 
 
-def test_loaded_weights_have_a_low_rate_unless_one_is_given(options: Any, tmp_path: Path) -> None:
+def test_loaded_weights_have_a_low_default_rate(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     fresh = replace(options, steps=2, warmup=1, learning_rate=None, save=tmp_path / "whole")
     loaded = replace(fresh, load=(tmp_path / "whole",), save=None)
-    given = replace(loaded, learning_rate=2e-4)
-    assert [rates(o)[0] for o in (fresh, loaded, given)] == [3e-3, 1e-5, 2e-4]
+    with_rate = replace(loaded, learning_rate=2e-4)
+    assert [rates(o)[0] for o in (fresh, loaded, with_rate)] == [3e-3, 1e-5, 2e-4]
     assert (
         rate_remark(loaded) == "The learning rate's peak is 1e-05, as the weights are loaded: choose another with --lr."
     )
-    assert [rate_remark(o) for o in (fresh, given)] == [None, None]
+    assert [rate_remark(o) for o in (fresh, with_rate)] == [None, None]
 
 
 def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path
     train_alone(replace(options, steps=1, save=tmp_path / "whole"))
     loaded = replace(options, learning_rate=None, load=(tmp_path / "whole",), checkpoint=tmp_path / "c")
     train_alone(replace(loaded, steps=2))
-    again = with_settings({}, TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True))
-    assert again.peak_rate == 1e-5
+    resumed = with_settings({}, TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True))
+    assert resumed.peak_rate == 1e-5
 
 
 def test_other_steps_of_a_resumed_run_move_its_schedules_end(options: Any, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_other_steps_of_a_resumed_run_move_its_schedules_end(options: Any, tmp_p
     assert schedule_remark(replace(options, steps=20)) is None
 
 
-def test_other_sequences_of_a_resumed_runs_steps_are_told(options: Any, tmp_path: Path) -> None:
+def test_changed_sequences_of_a_resumed_run_are_noted(options: Any, tmp_path: Path) -> None:
     first = replace(options, steps=3, checkpoint=tmp_path / "c")
     train_alone(first)
     plan, resumed = Plan.load(options.plan), replace(first, resume=True)
@@ -206,10 +206,10 @@ def test_a_run_that_has_taken_all_its_steps_writes_its_weights(
     pytest.importorskip("safetensors")
     finished = replace(options, checkpoint=tmp_path / "c")
     train_alone(replace(finished, save=tmp_path / "first"))
-    again = replace(finished, resume=True, save=tmp_path / "again")
+    saved = replace(finished, resume=True, save=tmp_path / "again")
 
-    check(again)
-    assert train(again) is None
+    check(saved)
+    assert train(saved) is None
     assert f"All 6 steps are taken: its weights are in {tmp_path}/again." in capsys.readouterr().err
     first, second = (next((tmp_path / name).glob("*.safetensors")) for name in ("first", "again"))
     assert first.read_bytes() == second.read_bytes()
@@ -226,18 +226,20 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_pat
             check(replace(with_checkpoint, resume=True, steps=steps))
 
 
-def test_a_resumed_run_has_to_be_given_its_data_again(options: Any, tmp_path: Path) -> None:
-    own = tmp_path / "own.txt"
-    own.write_text("a text of one's own " * 2000)
-    with_checkpoint = replace(options, data=own, checkpoint=tmp_path / "c")
+def test_resumed_run_needs_its_data_option_again(options: Any, tmp_path: Path) -> None:
+    text = tmp_path / "own.txt"
+    text.write_text("a text of one's own " * 2000)
+    with_checkpoint = replace(options, data=text, checkpoint=tmp_path / "c")
     train_alone(with_checkpoint)
     resumed = replace(with_checkpoint, resume=True, steps=9)
-    with pytest.raises(InputError, match=rf"000006 read --data {own}: give --data again, as nothing that a checkpoint"):
+    with pytest.raises(
+        InputError, match=rf"000006 read --data {text}: give --data again, as nothing that a checkpoint"
+    ):
         check(replace(resumed, data=None))
     check(resumed)
     other = replace(resumed, data=tmp_path / "other.txt")
-    assert data_remark(resumed) == f"It reads --data {own}."
-    assert data_remark(other) == f"It reads --data {tmp_path}/other.txt (the run before read --data {own})."
+    assert data_remark(resumed) == f"It reads --data {text}."
+    assert data_remark(other) == f"It reads --data {tmp_path}/other.txt (the run before read --data {text})."
 
 
 def flipped(newest: Path) -> None:
@@ -253,19 +255,19 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_run_goes_on_from_the_newest_whole_checkpoint(
-    options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, said: Any
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_run_continues_from_the_newest_complete_checkpoint(
+    options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, message: Any
 ) -> None:
     folder = tmp_path / "c"
     restartable = replace(options, checkpoint=folder, save_every=3, keep=9, auto_resume=True)
-    whole = train_alone(restartable)
+    uninterrupted = train_alone(restartable)
     damage(folder / "step-000006")
-    again = train_alone(replace(restartable, keep=1))
-    assert [r.loss for r in again.reports] == [r.loss for r in whole.reports][3:]
+    resumed = train_alone(replace(restartable, keep=1))
+    assert [r.loss for r in resumed.reports] == [r.loss for r in uninterrupted.reports][3:]
     assert sorted(p.name for p in folder.glob("step-*")) == ["step-000006", "step-000006.damaged"]
     [line] = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
-    assert said in line
+    assert message in line
     assert line.endswith("It is put aside, and the run goes on from step-000003.")
 
 
@@ -281,17 +283,17 @@ def test_a_run_that_falls_back_takes_that_checkpoints_settings(options: Any, tmp
     assert checkpoint_folder.progress_of(folder / "step-000003").recipe.clip == 0.5
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damage: Any, said: Any) -> None:
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damage: Any, message: Any) -> None:
     saving = replace(options, checkpoint=tmp_path / "c", steps=2)
     train_alone(saving)
     damage(tmp_path / "c" / "step-000002")
     for resuming in (replace(saving, steps=4, resume=True), replace(saving, steps=4, auto_resume=True)):
-        with pytest.raises((InputError, RunError), match=rf"step-000002 is damaged: .*{re.escape(said)}"):
+        with pytest.raises((InputError, RunError), match=rf"step-000002 is damaged: .*{re.escape(message)}"):
             train_alone(resuming)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
+def test_checkpoint_without_checksums_resumes_with_a_note(
     options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saving = replace(options, checkpoint=tmp_path / "c", steps=2)
@@ -301,7 +303,7 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
     assert "step-000002 has no checksums: an earlier version wrote it" in capsys.readouterr().err
 
 
-def test_a_resumed_run_says_from_which_step(options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resumed_run_reports_its_first_step(options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saving = replace(options, checkpoint=tmp_path / "c", steps=2)
     train_alone(saving)
     train_alone(replace(saving, steps=3, resume=True))
@@ -315,19 +317,19 @@ def arguments(options: TrainOptions, *more: str) -> list[str]:
 
 def answer_of(finished: tuple[int, str, str]) -> Any:
     """The answer of `debubble train --json`."""
-    code, answer, said = finished
-    assert code == 0, said
+    code, answer, error = finished
+    assert code == 0, error
     return json.loads(answer)
 
 
-def test_two_ranks_resume_what_one_rank_began(options: Any, train: Any, tmp_path: Path, plan_file: Any) -> None:
-    whole = train_alone(options)
+def test_two_ranks_resume_a_run_of_one_rank(options: Any, train: Any, tmp_path: Path, plan_file: Any) -> None:
+    one_rank = train_alone(options)
     train_alone(replace(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
     checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
     two = replace(options, plan=plan_file(2))
     more = ["--steps", "6", "--checkpoint", str(tmp_path / "c"), "--resume", "--json"]
     answer = answer_of(train(*arguments(two, *more)))
-    assert answer["losses"] == pytest.approx([r.loss for r in whole.reports][3:], rel=1e-5)
+    assert answer["losses"] == pytest.approx([r.loss for r in one_rank.reports][3:], rel=1e-5)
     assert len(answer["peak_memory"]) == 2
     assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["train"]))) == answer
 
@@ -351,10 +353,10 @@ MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok
         pytest.param({"data": 2, "expert": 2}, MIXTURE, id="experts", marks=pytest.mark.slow),
     ],
 )
-def test_what_two_ranks_divide_trains_like_the_whole_and_is_joined(
+def test_sharded_training_matches_one_rank_and_is_merged(
     options: Any, losses: Any, tmp_path: Path, degrees: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    """Two ranks, then the same from a checkpoint, bit for bit, then one rank alone, with all sequences of a step."""
+    """Two ranks, then the same resumed bitwise, then one rank alone with all sequences of a step."""
     plan, divided, alone, folder = Plan.load(options.plan), tmp_path / "two.json", tmp_path / "one.json", tmp_path / "c"
     assert plan.model is not None
     plan = replace(plan, model_on_cluster=on_cpus({**plan.model.config, **config}))
@@ -362,14 +364,14 @@ def test_what_two_ranks_divide_trains_like_the_whole_and_is_joined(
     replace(plan, costs=gathered, options=replace(plan.options, **degrees)).save(divided)
     replace(plan, options=replace(plan.options, micro_batch_size=degrees.get("data", 1))).save(alone)
     saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
-    whole = [r.loss for r in train_alone(replace(options, plan=alone, steps=4)).reports]
+    one_rank = [r.loss for r in train_alone(replace(options, plan=alone, steps=4)).reports]
     two = losses(replace(options, plan=divided), *saving)
-    assert two == pytest.approx(whole, rel=1e-5)
+    assert two == pytest.approx(one_rank, rel=1e-5)
     shutil.rmtree(folder / "step-000004")
     assert losses(replace(options, plan=divided), "--resume", *saving) == two[2:]
     shutil.rmtree(folder / "step-000004")
     joined = train_alone(replace(options, plan=alone, checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in joined.reports] == pytest.approx(whole[2:], rel=1e-5)
+    assert [r.loss for r in joined.reports] == pytest.approx(one_rank[2:], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -387,7 +389,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_its_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_processes")
-def test_a_hung_rank_is_named_with_what_the_others_wait_for(options: Any, plan_file: Any) -> None:
+def test_hung_rank_is_named_with_what_its_peers_await(options: Any, plan_file: Any) -> None:
     hanging = replace(options, plan=plan_file(2), hang_timeout=2)
     with pytest.raises(RankFailedError) as failure:
         launch("tests.support.hanging_rank", encode_options(hanging), ranks=2)
@@ -403,14 +405,14 @@ def losses_of(options: TrainOptions, **entries: Any) -> list[float]:
 
 @pytest.mark.parametrize("interval", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_checkpoint_of_a_run_is_resumed_bit_for_bit(options: TrainOptions, tmp_path: Path, interval: int) -> None:
-    whole = losses_of(options, steps=9, checkpoint=tmp_path / "c", save_every=interval, keep=99)
+    uninterrupted = losses_of(options, steps=9, checkpoint=tmp_path / "c", save_every=interval, keep=99)
     saved = sorted((tmp_path / "c").glob("step-*"))
     assert [int(p.name[5:]) for p in saved] == [*range(interval, 9, interval), 9]
     for checkpoint in saved[:-1]:
         alone = tmp_path / f"resumed-{checkpoint.name}"
         shutil.copytree(checkpoint, alone / checkpoint.name)
         resumed = losses_of(options, steps=9, checkpoint=alone, save_every=99, resume=True)
-        assert resumed == whole[int(checkpoint.name[5:]) :]
+        assert resumed == uninterrupted[int(checkpoint.name[5:]) :]
 
 
 def test_the_checkpoint_at_a_runs_end_is_resumed(options: TrainOptions, tmp_path: Path) -> None:

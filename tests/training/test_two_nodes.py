@@ -1,4 +1,4 @@
-"""Two nodes, which are network namespaces: one dies, is started again, and the run goes on."""
+"""Two nodes as network namespaces: one dies, restarts, and the run continues."""
 
 import os
 import re
@@ -25,15 +25,15 @@ def namespaces_are_permitted() -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not namespaces_are_permitted(), reason="needs iproute2 and the right to make network namespaces")
-def test_a_run_on_two_nodes_survives_the_loss_of_one(tmp_path: Path) -> None:
+def test_run_on_two_nodes_survives_the_loss_of_one(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable}
     ended = subprocess.run(
         [str(ROOT / "examples/two_nodes.sh"), str(tmp_path), "40"], env=environment, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
     died = re.search(r"node b has died; the newest checkpoint is step-(\d+)", ended.stdout)
-    again = re.search(r"the run went on from step (\d+) and ended at step 40", ended.stdout)
+    resumed = re.search(r"the run went on from step (\d+) and ended at step 40", ended.stdout)
     assert died is not None
-    assert again is not None
-    assert int(again[1]) >= int(died[1])
-    assert int(again[1]) % 10 == 0
+    assert resumed is not None
+    assert int(resumed[1]) >= int(died[1])
+    assert int(resumed[1]) % 10 == 0

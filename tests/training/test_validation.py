@@ -1,4 +1,4 @@
-"""A run computes the loss of a validation set beside its training."""
+"""A run computes the loss of a validation set during training."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_items_of_a_dataset_are_seen_once() -> None:
     assert batches[1]["labels"].tolist() == [[-100, 3], [-100, -100]]
 
 
-def test_the_validation_loss_is_that_of_one_process_on_every_window(options: TrainOptions) -> None:
+def test_validation_loss_matches_one_process(options: TrainOptions) -> None:
     report = train_alone(replace(options, steps=1, learning_rate=0.0, weight_decay=0.0)).reports[0]
     plan = Plan.load(options.plan)
     assert plan.model is not None
@@ -71,13 +71,13 @@ def test_devices_that_update_ahead_validate_the_same(options: TrainOptions) -> N
     assert [r.validation_loss for r in ahead.reports] == [r.validation_loss for r in synchronous.reports]
 
 
-def test_two_ranks_validate_what_one_does(options: TrainOptions, train: Any, plan_file: Any) -> None:
+def test_two_ranks_validate_as_one(options: TrainOptions, train: Any, plan_file: Any) -> None:
     arguments = ["--steps", "2", "--warmup", "2", "--lr", "0.01", "--validate-every", "1", "--json"]
     texts = ["--data", str(options.data), "--validation", str(options.validation)]
 
     def losses(ranks: int) -> Any:
-        code, answer, said = train(str(plan_file(ranks)), *texts, *arguments)
-        assert code == 0, said
+        code, answer, error = train(str(plan_file(ranks)), *texts, *arguments)
+        assert code == 0, error
         return json.loads(answer)["validation_losses"]
 
     assert losses(2) == [[step, pytest.approx(loss, rel=1e-5)] for step, loss in losses(1)]
@@ -94,7 +94,7 @@ def test_two_ranks_validate_what_one_does(options: TrainOptions, train: Any, pla
         ({"prompt": "Nine", "sample_tokens": 0}, "--sample-tokens must be at least 1"),
     ],
 )
-def test_what_cannot_be_validated_or_continued_is_refused(options: TrainOptions, entries: Any, message: str) -> None:
+def test_invalid_validation_and_resume_options_are_refused(options: TrainOptions, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(replace(options, **entries))
 

@@ -1,4 +1,4 @@
-"""`debubble watch` on a run that goes on, on runs that have ended in each way, and on what is no run."""
+"""`debubble watch` on running runs, on runs that ended in every way, and on other folders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def step(number: int, *, loss: float = 2.0, busy: tuple[float, ...] = (1.0, 1.0)
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a record of these lines."""
+    """Write a record with these lines."""
 
     def write(*lines: Any) -> Path:
         (tmp_path / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -72,7 +72,7 @@ def test_a_running_training_of_two_ranks_is_watched(
     assert ended["error"].startswith("The run was stopped by a signal after step ")
 
 
-def test_a_run_that_goes_on_is_answered_as_its_schema_says(
+def test_running_run_answers_by_its_schema(
     plan_file: Callable[[int], Path], written: Callable[..., Path], json_of: Any, run: Any
 ) -> None:
     folder = written(msgspec.structs.replace(START, plan=str(plan_file(2))), RunStep.from_report(step(1)))
@@ -91,8 +91,8 @@ def test_the_planned_step_is_the_plans_unless_cores_are_shared(
     plan = plan_file(2)
     start = msgspec.structs.replace(START, plan=str(plan), cores=cores)
 
-    found = RunRecord(written(start, RunStep.from_report(step(1))))
-    state = WatchedRun.from_record(found, db.Plan.load(plan), now=0.0)
+    record = RunRecord(written(start, RunStep.from_report(step(1))))
+    state = WatchedRun.from_record(record, db.Plan.load(plan), now=0.0)
 
     step_time = seconds_per_step(db.Plan.load(plan))
     assert state.planned_seconds is not None
@@ -131,7 +131,7 @@ def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -
     assert [(s.step, s.loss) for s in RunRecord(file).steps] == [(1, 3.0), (2, 2.5)]
 
 
-def test_part_of_a_line_is_cut_off_by_the_next_start(tmp_path: Path) -> None:
+def test_partial_line_is_dropped_by_the_next_start(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(msgspec.json.encode(START) + b'\n{"event":"step","ti')
     before = RunRecord(file)
@@ -142,7 +142,7 @@ def test_part_of_a_line_is_cut_off_by_the_next_start(tmp_path: Path) -> None:
     assert [s.step for s in RunRecord(file).steps] == [1]
 
 
-def test_a_loss_that_is_not_finite_is_said(written: Callable[..., Path], run: Any) -> None:
+def test_non_finite_loss_is_reported(written: Callable[..., Path], run: Any) -> None:
     folder = written(
         START, RunStep.from_report(step(1)), RunStep.from_report(step(2, loss=float("nan"))), RunEnd(error=None)
     )
@@ -159,7 +159,7 @@ def test_a_run_that_has_not_begun_is_waited_for(
     assert (code, "Waiting for a run to begin in" in err, "step 1 of 9" in out) == (0, True, True)
 
 
-def test_a_run_whose_process_is_gone_has_died(written: Callable[..., Path], run: Any) -> None:
+def test_run_without_its_process_has_died(written: Callable[..., Path], run: Any) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     folder = written(msgspec.structs.replace(START, process=gone.pid), RunStep.from_report(step(1)))
@@ -215,7 +215,7 @@ def test_a_run_in_no_folder_is_not_waited_for(tmp_path: Path, run: Any) -> None:
         (None, "cannot be read: No such file or directory.  RUN is the folder"),
     ],
 )
-def test_what_is_no_run_is_refused_in_a_sentence(
+def test_folder_without_a_run_is_refused_in_a_sentence(
     content: bytes | None, sentence: str, tmp_path: Path, run: Any
 ) -> None:
     if content is not None:

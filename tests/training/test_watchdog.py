@@ -1,4 +1,4 @@
-"""Ranks of one process, each with what it does, a watchdog and a store that they share."""
+"""Ranks in one process, each with an operation, a watchdog and a shared store."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def store() -> dist.HashStore:
 
 @pytest.fixture
 def watched(store: dist.HashStore) -> Iterator[Any]:
-    """Starts a watchdog of a rank that never moves; errors land in a queue."""
+    """Start a watchdog of a rank that never moves; errors go to a queue."""
     errors: Queue[BaseException] = Queue()
     dogs: list[Watchdog] = []
 
@@ -81,7 +81,7 @@ def test_checkpoints_and_starts_of_readers_may_take_long(watched: Any, store: di
         assert errors.empty()
 
 
-def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
+def test_error_notes_what_the_rank_was_doing() -> None:
     status = running("1F0")
     dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, timeout=60, exit_rank=print, period=0.01)
     with pytest.raises(ValueError, match="broken") as caught, dog:
@@ -89,7 +89,7 @@ def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
     assert caught.value.__notes__ == ["is in 1F0, micro-batch 0"]
 
 
-def test_the_compute_lane_is_told_before_messages_and_phases() -> None:
+def test_compute_lane_is_reported_before_messages() -> None:
     status = running("0SEND_F0")
     assert str(status) == "is in 0SEND_F0 to device 1, micro-batch 0"
     assert not status.local
@@ -103,7 +103,7 @@ def test_the_compute_lane_is_told_before_messages_and_phases() -> None:
 
 
 def test_an_error_leaves_its_reason_before_the_rank_unwinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher may end the rank between here and its end, when a peer was killed."""
+    """The launcher may end the rank before it unwinds, when a peer was killed."""
     file, status = tmp_path / "error.json", running("1B1")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, timeout=60, exit_rank=print, period=0.01)

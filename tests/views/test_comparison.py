@@ -27,7 +27,7 @@ def test_ratios_are_of_measured_to_planned_times() -> None:
 
 
 def three_steps(plan: Plan) -> Trace:
-    """Step 0 is of median length and holds half as much as the others; step 1 holds most of all."""
+    """Step 0 has the median length and half the memory of the others; step 1 has the most memory."""
     first, second, third = (trace_of(plan, slower=slower).typical for slower in (2, 1, 3))
     half = tuple(sample._replace(bytes=sample.bytes / 2) for sample in first.memory)
     double = tuple(sample._replace(bytes=sample.bytes * 2) for sample in second.memory)
@@ -35,7 +35,7 @@ def three_steps(plan: Plan) -> Trace:
     return Trace(devices=2, steps=steps)
 
 
-def test_the_warm_up_is_left_out_and_the_step_is_named() -> None:
+def test_warm_up_is_excluded_and_the_step_is_named() -> None:
     plan = small_plan()
 
     comparison = compare(plan, three_steps(plan))
@@ -47,8 +47,8 @@ def test_the_warm_up_is_left_out_and_the_step_is_named() -> None:
     assert comparison.peak_memory == (pair(3, 12), pair(2, 8))
 
 
-def test_the_drift_names_what_is_furthest_off() -> None:
-    """1B0 takes 4 instead of 2, and all that follows waits for it."""
+def test_drift_names_the_largest_deviation() -> None:
+    """1B0 takes 4 instead of 2, and all later operations wait for it."""
     plan = small_plan()
     step = trace_of(plan).typical
     late = next(e for e in step.events if e.name == "1B0").end
@@ -65,7 +65,7 @@ def test_the_drift_names_what_is_furthest_off() -> None:
     )
 
 
-def test_devices_that_wait_longer_in_a_shorter_step_are_told() -> None:
+def test_longer_waits_in_a_shorter_step_are_reported() -> None:
     plan = small_plan(schedule="interleaved", chunks=2, communication=0, memory_limit=None)
     faster = dict.fromkeys(("forward", "backward_input", "backward_weight"), 0.1)
 
@@ -78,7 +78,7 @@ def test_devices_that_wait_longer_in_a_shorter_step_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "said"),
+    ("times", "ending"),
     [
         ((1, 2.2, 1.1), " Device 1 computed 2.20 times as long as predicted, the others 1.05 times."),
         ((1, 0.5, 1), " Device 1 computed 0.50 times as long as predicted, the others 1.00 times."),
@@ -87,18 +87,18 @@ def test_devices_that_wait_longer_in_a_shorter_step_are_told() -> None:
         ((1, 2, 3), ""),
     ],
 )
-def test_one_device_unlike_the_others_is_named(times: tuple[float, ...], said: str) -> None:
+def test_one_deviating_device_is_named(times: tuple[float, ...], ending: str) -> None:
     plan = small_plan(devices=len(times))
     slower = plan.costs.replace(**dict.fromkeys(("forward", "backward_input", "backward_weight"), times))
 
     drift = compare(plan, trace_of(replace(plan, costs=slower))).drift
 
-    assert drift.endswith(said)
-    assert ("Device" in drift) == bool(said)
+    assert drift.endswith(ending)
+    assert ("Device" in drift) == bool(ending)
 
 
 def test_devices_that_share_cores_are_compared_with_these_cores() -> None:
-    """F takes 1 and B 2: on one core each device's work follows the other's."""
+    """F takes 1 and B 2: on one core the work of the devices is serialized."""
     plan = small_plan()
     trace = replace(trace_of(plan), cores=1)
 
@@ -124,7 +124,7 @@ def printed(comparison: Comparison) -> str:
     return capture.get()
 
 
-def test_what_surrounds_programs_explains_the_whole_step() -> None:
+def test_phases_around_programs_explain_the_full_step() -> None:
     plan = small_plan()
 
     comparison = compare(plan, surrounded(plan))

@@ -22,15 +22,15 @@ def page(*scenes: Scene) -> str:
 
 
 def words(text: str) -> str:
-    """What a reader sees: the page's text on one line."""
+    """The visible text of the page on one line."""
     body = re.sub(r"<(script|style).*?</\1>", "", text.partition("<body>")[2], flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
 def data(text: str) -> dict:  # type: ignore[type-arg]
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found
-    return json.loads(found[1])  # type: ignore[no-any-return]
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert match
+    return json.loads(match[1])  # type: ignore[no-any-return]
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
@@ -70,7 +70,7 @@ def test_the_memory_axis_ends_at_the_peak_below_a_far_limit() -> None:
 
     assert (near["highest"], far["highest"]) == (6, 3)
     device = near["devices"][0]
-    assert (device["limit"], max(held for _, held in device["memory"]), device["memory"][-1][1]) == (6, 3, 1)
+    assert (device["limit"], max(peak for _, peak in device["memory"]), device["memory"][-1][1]) == (6, 3, 1)
 
 
 def test_prediction_and_measurement_share_the_page() -> None:
@@ -105,7 +105,7 @@ def test_the_page_answers_in_the_order_of_its_questions() -> None:
     assert text.index("Why not faster?") < text.index("What would help?") < text.index("Memory at the peak")
 
 
-def test_without_planned_changes_the_page_says_what_is_at_stake() -> None:
+def test_page_without_changes_shows_shares() -> None:
     plan = db.plan(db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), micro_batches=4, planner="dapple")
     text = page(Scene.predicted(plan))
 
@@ -113,7 +113,7 @@ def test_without_planned_changes_the_page_says_what_is_at_stake() -> None:
     assert f"{share}%; memory is" in text
 
 
-def test_a_row_says_how_many_devices_it_stands_for() -> None:
+def test_row_shows_how_many_devices_it_represents() -> None:
     def planned(data: int) -> str:
         cluster = db.Cluster.parse("4xA100-80GB")
         plan = db.plan(db.models["llama-tiny"], cluster, micro_batches=4, planner="dapple", data=data)
@@ -123,21 +123,21 @@ def test_a_row_says_how_many_devices_it_stands_for() -> None:
     assert "A row stands for" not in planned(data=1)
 
 
-def test_the_page_says_which_call_made_the_plan() -> None:
+def test_page_shows_the_call_that_made_the_plan() -> None:
     origin = Origin(command="debubble plan --costs c.json", date="2026-11-22T17:00:00+00:00", version="0.1.0")
     text = words(page(Scene.predicted(replace(small_plan(), origin=origin))))
 
     assert "command debubble plan --costs c.json made 2026-11-22T17:00:00+00:00, by debubble 0.1.0" in text
 
 
-def test_the_page_has_what_would_help_if_that_was_planned() -> None:
+def test_page_shows_planned_changes() -> None:
     more = WhatIf(change="10% more memory", lever=False, step_time=9.5, seconds_per_sequence=9.5 / 4)
     text = words(page(Scene.predicted(replace(small_plan(), what_ifs=(more,)))))
 
     assert "What would help? 10% more memory: at least 50.0% faster per sequence." in text
 
 
-def test_quick_plans_of_what_would_help_are_compared() -> None:
+def test_quick_plans_of_changes_are_compared() -> None:
     same, more = (
         WhatIf(change=change, lever=False, step_time=step, seconds_per_sequence=step / 4, quick=True)
         for change, step in (("the same job again", 20.0), ("10% more memory", 15.0))
@@ -147,7 +147,7 @@ def test_quick_plans_of_what_would_help_are_compared() -> None:
     assert "What would help? 10% more memory: at least 21.1% faster per sequence." in text
 
 
-def test_the_page_of_a_misfit_says_what_would_be_on_the_host() -> None:
+def test_page_of_a_misfit_suggests_offload_or_devices() -> None:
     job = Job(model=db.models["llama-tiny"], cluster=db.Cluster.parse("2xA100-80GB"), global_batch=4)
     more = Remedy(change="--cluster 4xA100-80GB", degrees=Degrees(), step_time=2.0, on_host="optimizers")
     origin = Origin(command="debubble plan", date="2026-11-22", version="0.1.0")
@@ -167,7 +167,7 @@ def test_the_partition_is_a_strip_per_device() -> None:
     assert "share of micro-batches that are offloaded" in text
 
 
-def test_the_memory_of_a_models_plan_is_stacked_by_part() -> None:
+def test_memory_of_a_model_plan_is_stacked_by_component() -> None:
     plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB"), planner="dapple", micro_batches=4)
     scene = Scene.predicted(plan)
     text = page(scene)
@@ -179,7 +179,7 @@ def test_the_memory_of_a_models_plan_is_stacked_by_part() -> None:
     assert "tokens/s" in words(text)
 
 
-def test_two_plans_have_letters_that_say_whose_planner_was_whose() -> None:
+def test_two_plans_are_labeled_by_letters() -> None:
     plan = small_plan()
     text = page(Scene.predicted(plan), Scene.predicted(replace(small_plan(forward=2), planner="another")))
     assert [title[:3] for title in re.findall(r"<h1>(.*?)</h1>", text)] == ["A: ", "B: "]
@@ -195,7 +195,7 @@ def test_measured_operations_are_coloured_by_their_difference() -> None:
     assert not data(page(Scene.predicted(plan), Scene.predicted(plan)))["differs"]
 
 
-def test_every_picture_has_words_for_those_who_do_not_see_it() -> None:
+def test_pictures_have_text_for_screen_readers() -> None:
     text = page(Scene.predicted(small_plan()))
 
     for tag in re.findall(r"<(?:canvas|input|button|div)[^>]*(?:role=\"img\"|<canvas|type=\"search\")[^>]*>", text):
@@ -203,7 +203,7 @@ def test_every_picture_has_words_for_those_who_do_not_see_it() -> None:
     assert 'role="status" aria-live="polite"' in text
 
 
-def test_the_page_says_likely_where_runs_like_it_took_more() -> None:
+def test_page_warns_if_similar_runs_used_more_memory() -> None:
     plan = db.plan("llama2-13b", "8xA100-40GB", micro_batches=16, planner="adapipe")
     text = words(page(Scene.predicted(plan)))
 

@@ -26,7 +26,7 @@ def test_a_trace_that_went_as_planned_is_the_predicted_timeline() -> None:
     assert measured.timeline.ends == predicted.timeline.ends
     assert measured.memory == predicted.memory
     assert measured.bubbles == predicted.bubbles
-    # Samples, which are twice as large, take the place of the plan's accounting.
+    # Samples, which are twice as large, replace the plan's memory curve.
     assert Scene.pair(plan, trace_of(plan))[1].peak_memory == tuple(2 * peak for peak in plan.simulate().peak_memory)
 
 
@@ -39,7 +39,7 @@ def test_messages_that_were_not_timed_take_no_time() -> None:
     assert measured.timeline.starts == predicted.timeline.starts
 
 
-def test_the_bound_is_that_of_devices_with_their_own_cores() -> None:
+def test_bound_assumes_devices_with_dedicated_cores() -> None:
     plan = replace(small_plan(), lower_bound=10)
 
     predicted, _ = Scene.pair(plan, replace(trace_of(plan), cores=1))

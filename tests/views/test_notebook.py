@@ -1,4 +1,4 @@
-"""What a notebook's cell shows, and the notebooks that the project has."""
+"""Cells of notebooks, and the project's notebooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.views.scenes import small_plan
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
 
 
-def test_what_is_printed_is_one_short_line() -> None:
+def test_repr_is_one_short_line() -> None:
     plan = small_plan(chunks=2, schedule="interleaved")
 
     assert repr(plan) == "Plan(interleaved by hand: 2 devices x 2 chunks, 4 micro-batches)"
@@ -21,31 +21,31 @@ def test_what_is_printed_is_one_short_line() -> None:
     assert repr(plan.simulate()) == "Timeline(interleaved: 2 devices, 80 operations, makespan 33)"
 
 
-@pytest.mark.parametrize("what", ["plan", "timeline", "schedule"])
-def test_a_cell_shows_every_operation_of_the_compute_lanes(what: str) -> None:
+@pytest.mark.parametrize("source", ["plan", "timeline", "schedule"])
+def test_a_cell_shows_every_operation_of_the_compute_lanes(source: str) -> None:
     plan = small_plan()
     sources: dict[str, db.Plan | db.Timeline | db.Schedule] = {
         "plan": plan, "timeline": plan.simulate(), "schedule": plan.schedule,
     }  # fmt: skip
-    cell = sources[what]._repr_html_()
+    cell = sources[source]._repr_html_()
 
     assert [name for name in ("0F0", "1F3", "0B0", "1B3") if f"<title>{name}</title>" not in cell] == []
     assert cell.count("device") == 2
 
 
-def test_a_cell_of_a_models_plan_tells_its_pace() -> None:
+def test_cell_of_a_model_plan_shows_tokens_per_second() -> None:
     plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB"), planner="dapple", micro_batches=4)
 
     assert "tokens/s" in plan._repr_html_()
 
 
-def test_the_picture_of_a_long_schedule_ends_and_says_so() -> None:
+def test_truncated_picture_says_what_is_left_out() -> None:
     schedule = db.schedules["1f1b"](devices=8, micro_batches=300)
 
     assert "800 later operations are left out" in schedule._repr_html_()
 
 
-def test_show_has_the_whole_report_in_a_frame_and_in_a_file(tmp_path: Path) -> None:
+def test_show_returns_the_full_report_as_frame_and_file(tmp_path: Path) -> None:
     report = small_plan().show()
     report.save(tmp_path / "plan.html")
 

@@ -34,7 +34,7 @@ CLEAR = 12
 
 
 def lab(color: str, eye: str) -> np.ndarray:
-    """CIE Lab of a colour as an eye sees it."""
+    """CIE Lab of a color as seen with this type of color vision."""
     channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     t = XYZ @ np.clip(EYES[eye] @ linear, 0, 1) / WHITE
@@ -55,7 +55,7 @@ def lab(color: str, eye: str) -> np.ndarray:
         pytest.param({p: c for p, c in PART_COLORS.items() if p not in ("model states", "memory")}, id="memory"),
     ],
 )
-def test_colours_beside_each_other_differ_for_every_eye(colors: dict[str, str], eye: str) -> None:
+def test_adjacent_colors_differ_for_color_blind_eyes(colors: dict[str, str], eye: str) -> None:
     distances = {
         (a, b): float(np.linalg.norm(lab(colors[a], eye) - lab(colors[b], eye))) for a, b in combinations(colors, 2)
     }
@@ -63,6 +63,6 @@ def test_colours_beside_each_other_differ_for_every_eye(colors: dict[str, str], 
     assert {pair: distance for pair, distance in distances.items() if distance < CLEAR} == {}
 
 
-def test_every_way_to_recompute_has_a_colour_of_its_own() -> None:
+def test_recomputation_choices_have_different_colors() -> None:
     for number in range(1, len(RECOMPUTE_COLORS) + 1):
         assert len({*recompute_colors([f"way {i}" for i in range(number)]).values()}) == number

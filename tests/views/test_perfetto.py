@@ -16,11 +16,11 @@ from tests.views.scenes import small_plan, surrounded, trace_of
 
 
 def events(*scenes: Scene) -> dict[str, list[dict[str, Any]]]:
-    """By phase."""
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    """Events by phase."""
+    events_of_phase: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in json.loads(views["perfetto"](scenes))["traceEvents"]:
-        found[event["ph"]].append(event)
-    return found
+        events_of_phase[event["ph"]].append(event)
+    return events_of_phase
 
 
 def predicted(plan: Plan) -> Scene:
@@ -37,12 +37,12 @@ def test_every_operation_is_a_slice_on_its_device() -> None:
     assert (slices["1F0"]["ts"], slices["1F0"]["dur"]) == (2e6, 1e6)
 
 
-def test_an_arrow_joins_each_message_with_the_operation_that_uses_it() -> None:
-    found = events(predicted(small_plan()))
+def test_arrow_joins_a_message_with_its_consumer() -> None:
+    events_of_phase = events(predicted(small_plan()))
 
-    assert len(found["s"]) == len(found["f"]) == 8
-    ends = {e["id"]: e for e in found["f"]}
-    assert all(ends[e["id"]]["pid"] == 1 - e["pid"] and ends[e["id"]]["ts"] >= e["ts"] for e in found["s"])
+    assert len(events_of_phase["s"]) == len(events_of_phase["f"]) == 8
+    ends = {e["id"]: e for e in events_of_phase["f"]}
+    assert all(ends[e["id"]]["pid"] == 1 - e["pid"] and ends[e["id"]]["ts"] >= e["ts"] for e in events_of_phase["s"])
 
 
 def test_the_memory_counter_reaches_the_peak() -> None:
@@ -54,12 +54,12 @@ def test_the_memory_counter_reaches_the_peak() -> None:
     assert tuple(peaks) == plan.simulate().peak_memory
 
 
-def test_a_second_scene_has_processes_of_its_own() -> None:
+def test_second_scene_has_separate_processes() -> None:
     plan = small_plan()
-    found = events(*Scene.pair(plan, trace_of(plan)))["M"]
+    metadata = events(*Scene.pair(plan, trace_of(plan)))["M"]
 
-    assert {"compute", "send", "recv"} <= {e["args"]["name"] for e in found if e["name"] == "thread_name"}
-    names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
+    assert {"compute", "send", "recv"} <= {e["args"]["name"] for e in metadata if e["name"] == "thread_name"}
+    names = {e["pid"]: e["args"]["name"] for e in metadata if e["name"] == "process_name"}
 
     assert names == {
         0: "Predicted: device 0",
@@ -71,7 +71,7 @@ def test_a_second_scene_has_processes_of_its_own() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
+def test_slices_of_a_track_never_overlap(data: st.DataObject) -> None:
     schedule = data.draw(random_schedules())
     timeline = db.simulate(schedule, data.draw(stage_costs(stages=schedule.stages, offload=True)))
 
@@ -83,14 +83,14 @@ def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
         assert all(end <= start + 0.01 for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
 
 
-def test_what_surrounds_a_program_has_a_track_of_its_own() -> None:
+def test_phases_around_a_program_have_a_separate_track() -> None:
     plan = small_plan()
-    found = events(Scene.pair(plan, surrounded(plan))[1])
+    events_of_phase = events(Scene.pair(plan, surrounded(plan))[1])
 
-    around = [(e["name"], e["pid"], e["ts"], e["dur"]) for e in found["X"] if e["cat"] == "around"]
+    around = [(e["name"], e["pid"], e["ts"], e["dur"]) for e in events_of_phase["X"] if e["cat"] == "around"]
 
     assert around == [("reads data", 0, 0, 2e6), ("reads data", 1, 0, 2e6), ("updates", 1, 22e6, 5e6)]
-    assert next(e["ts"] for e in found["X"] if e["name"] == "0F0") == 3e6
-    assert {e["tid"] for e in found["X"] if e["cat"] == "around"}.isdisjoint(
-        e["tid"] for e in found["X"] if e["cat"] != "around"
+    assert next(e["ts"] for e in events_of_phase["X"] if e["name"] == "0F0") == 3e6
+    assert {e["tid"] for e in events_of_phase["X"] if e["cat"] == "around"}.isdisjoint(
+        e["tid"] for e in events_of_phase["X"] if e["cat"] != "around"
     )

@@ -27,7 +27,7 @@ def test_the_title_names_model_and_cluster() -> None:
     cluster = db.Cluster.parse("2xA100-80GB")
     plan = db.plan(db.models["llama-tiny"], cluster, micro_batches=4, planner="dapple")
     figures = [figure([Scene.predicted(plan)], size=SIZES[size]) for size in ("slide", "column")]
-    titles = [each.axes[0].get_title(loc="left") for each in figures]
+    titles = [figure.axes[0].get_title(loc="left") for figure in figures]
 
     assert [title.strip() for title in titles] == [
         "llama-tiny on 2 x A100-80GB: 1f1b, planned by dapple",
@@ -42,7 +42,7 @@ def test_the_same_plan_gives_the_same_picture(name: str) -> None:
     assert views[name]([scene]) == views[name]([scene])
 
 
-def test_two_scenes_are_drawn_under_each_other_on_one_scale() -> None:
+def test_two_scenes_share_one_time_scale() -> None:
     plan = small_plan()
     axes = figure(Scene.pair(plan, trace_of(plan, slower=2))).axes
 
@@ -51,7 +51,7 @@ def test_two_scenes_are_drawn_under_each_other_on_one_scale() -> None:
     assert {a.get_xlim() for a in figure(Scene.pair(plan, surrounded(plan))).axes} == {(-3, 24)}
 
 
-def test_a_limit_far_above_the_peak_is_said_instead_of_drawn() -> None:
+def test_limit_far_above_the_peak_is_written_not_drawn() -> None:
     assert figure([Scene.predicted(small_plan(memory_limit=None, activation=0, static=0))]).axes
     near, far = (figure([Scene.predicted(small_plan(memory_limit=limit))]).axes[0] for limit in (6, 60))
 
@@ -67,7 +67,7 @@ def test_a_picture_is_as_wide_as_its_place(size: str, inches: float) -> None:
     assert int.from_bytes(content[16:20], "big") == inches * 150
 
 
-def test_a_dark_picture_has_dark_paper_and_the_causes_of_the_theme() -> None:
+def test_dark_picture_uses_the_dark_theme() -> None:
     content = picture([Scene.predicted(small_plan())], "svg", theme="dark").decode()
 
     assert DARK.paper in content
@@ -83,7 +83,7 @@ def test_an_unknown_theme_or_size_is_refused() -> None:
         picture([scene], "png", size="huge")
 
 
-def test_transfers_down_and_up_have_lines_of_their_own() -> None:
+def test_transfers_in_two_directions_have_two_rows() -> None:
     costs = db.StageCosts.of(stages=3, offload=2.5, recompute=0.5, activation_recomputed=1)
     schedule = db.schedules["obscura"](devices=3, micro_batches=13, adjusted_stages=1, swapped_blocks=3)
     gantt = figure([Scene(db.simulate(schedule, costs), title="swapped")]).axes[0]

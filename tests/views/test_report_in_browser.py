@@ -1,4 +1,4 @@
-"""The report in a real browser: with mouse, keyboard, touch, on a phone and in the dark."""
+"""The report in a browser: mouse, keyboard, touch, phone and dark theme."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = {"viewport": {"width": 1280, "height": 900}}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pages of a plan, of a plan beside its measurement, and of two plans."""
+    """Pages of a plan, of a plan with its measurement, and of two plans."""
     made = tmp_path_factory.mktemp("pages")
     plan = small_plan()
     predicted = Scene.predicted(plan)
@@ -37,13 +37,13 @@ def page(folder: Path, browser: Any) -> Iterator[Any]:
         yield opened
 
 
-def said(page: Any) -> str:
+def status_of(page: Any) -> str:
     text: str = page.locator("#status").inner_text()
     return text
 
 
 def hovered(page: Any, x: float, y: float) -> str:
-    """What the page says of a point of the first timeline."""
+    """Text that the page shows for a point of the first timeline."""
     canvas = page.locator(CANVAS).first
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
@@ -52,15 +52,15 @@ def hovered(page: Any, x: float, y: float) -> str:
     return text
 
 
-def test_search_goes_to_operations_micro_batches_and_devices(page: Any) -> None:
+def test_search_finds_operations_micro_batches_and_devices(page: Any) -> None:
     def searched(text: str) -> str:
         page.fill("#search", text)
         page.press("#search", "Enter")
-        return said(page)
+        return status_of(page)
 
-    found = small_plan().simulate().by_name["1F2"]
+    operation = small_plan().simulate().by_name["1F2"]
     place = "stage 1 (chunk 0), micro-batch 2, device 1, compute lane"
-    assert f"1F2: forward, {place}, {found.start} to {found.end}: 1" in searched("1F2")
+    assert f"1F2: forward, {place}, {operation.start} to {operation.end}: 1" in searched("1F2")
     assert page.locator("[aria-expanded=true]").count() == 2
     assert searched("3").startswith("0F3: forward")
     assert searched("stage 1").startswith("1F0: forward")
@@ -73,15 +73,15 @@ def test_keys_step_through_operations_and_let_go(page: Any) -> None:
     page.keyboard.press("n")
     page.keyboard.press("n")
 
-    assert said(page).startswith("0F1: forward")
+    assert status_of(page).startswith("0F1: forward")
     page.keyboard.press("p")
-    assert said(page).startswith("0F0: forward")
+    assert status_of(page).startswith("0F0: forward")
     page.keyboard.press("Escape")
-    assert said(page) == ""
+    assert status_of(page) == ""
 
 
 @pytest.mark.parametrize("how", ["key", "wheel", "button", "map"])
-def test_the_timeline_is_zoomed_and_shown_whole_again(page: Any, how: str) -> None:
+def test_timeline_zooms_in_and_resets(page: Any, how: str) -> None:
     before = hovered(page, 300, 32)
     hovered(page, 1000, 32)
     if how == "key":
@@ -101,16 +101,16 @@ def test_the_timeline_is_zoomed_and_shown_whole_again(page: Any, how: str) -> No
     assert hovered(page, 300, 32) == before
 
 
-def test_a_click_pins_a_micro_batch_and_a_second_one_lets_it_go(page: Any) -> None:
+def test_click_pins_a_micro_batch_and_a_second_unpins_it(page: Any) -> None:
     pinned = hovered(page, 120, 32).splitlines()[0]
     page.mouse.down()
     page.mouse.up()
-    first = said(page)
+    first = status_of(page)
     page.mouse.down()
     page.mouse.up()
 
     assert first.startswith(f"{pinned}: ")
-    assert said(page) == ""
+    assert status_of(page) == ""
 
 
 def test_a_device_is_folded_by_its_name(page: Any) -> None:
@@ -122,11 +122,11 @@ def test_a_device_is_folded_by_its_name(page: Any) -> None:
     assert page.locator(CANVAS).bounding_box()["height"] < height
 
 
-def test_memory_and_idle_time_are_said_where_the_pointer_is(page: Any) -> None:
+def test_memory_and_idle_time_are_shown_under_the_pointer(page: Any) -> None:
     words = [hovered(page, 600, y) for y in range(24, 200, 6)]
 
-    assert any(each.startswith("memory of device 0") and "limit" in each for each in words)
-    assert any(each.startswith("idle: ") for each in words + [hovered(page, x, 32) for x in range(100, 1200, 40)])
+    assert any(text.startswith("memory of device 0") and "limit" in text for text in words)
+    assert any(text.startswith("idle: ") for text in words + [hovered(page, x, 32) for x in range(100, 1200, 40)])
 
 
 def test_the_theme_follows_the_system_and_the_button(folder: Path, browser: Any) -> None:
@@ -150,16 +150,16 @@ def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, browse
         canvas.evaluate("canvas => { canvas.scrollIntoView(); window.scrollBy(0, -300); }")
         box = canvas.bounding_box()
         page.touchscreen.tap(box["x"] + 70, box["y"] + 32)
-        pinned = said(page)
+        pinned = status_of(page)
 
     assert wide <= 390
     assert re.match(r"0F\d: forward", pinned)
 
 
-def test_measured_operations_say_their_prediction(folder: Path, browser: Any) -> None:
+def test_measured_operations_show_their_prediction(folder: Path, browser: Any) -> None:
     with empty_page(browser) as page:
         page.goto(f"file://{folder}/measured.html#1F2")
-        assert "measured: " in said(page)
+        assert "measured: " in status_of(page)
         assert page.locator("#differences").is_checked()
         page.goto(f"file://{folder}/two.html")
         top = page.locator(".compared").bounding_box()["y"]
@@ -187,6 +187,6 @@ def test_axe_finds_no_violation(folder: Path, browser: Any, name: str, settings:
         opened.goto(f"file://{folder}/{name}.html")
         opened.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
 
-        found = axe.Axe().run(opened)
+        report = axe.Axe().run(opened)
 
-        assert [each["id"] for each in found.response["violations"]] == []
+        assert [violation["id"] for violation in report.response["violations"]] == []

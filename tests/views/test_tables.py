@@ -24,14 +24,14 @@ from debubble.views.terminal import device_table, headline, stage_table
 from tests.views.scenes import small_plan, surrounded
 
 
-def printed(what: RenderableType) -> str:
+def printed(renderable: RenderableType) -> str:
     console = Console(width=100, highlight=False)
     with console.capture() as capture:
-        console.print(what)
+        console.print(renderable)
     return capture.get()
 
 
-def test_the_table_gives_each_devices_shares_and_peak() -> None:
+def test_table_shows_shares_and_peak_of_devices() -> None:
     text = printed(render_scenes([Scene.predicted(small_plan())]))
 
     rows = [line.split() for line in text.splitlines()]
@@ -43,7 +43,7 @@ def test_the_table_gives_each_devices_shares_and_peak() -> None:
     assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
 
 
-def test_recomputation_has_a_column_of_its_own() -> None:
+def test_recomputation_has_a_column() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
 
@@ -65,8 +65,8 @@ def test_stages_are_summed_over_their_micro_batches() -> None:
     ]
 
 
-def test_the_critical_path_says_why_it_is_not_faster() -> None:
-    """1F1B on two devices: F on device 0, then device 1 throughout, then B on device 0."""
+def test_critical_path_explains_the_step() -> None:
+    """1F1B on two devices: F on device 0, then only device 1, then B on device 0."""
     sentence = why_not_faster(Scene.predicted(small_plan(communication=0)))
 
     assert sentence == "The critical path spends 80.0% computing on device 1, 20.0% computing on other devices."
@@ -117,7 +117,7 @@ def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
         ),
     ],
 )
-def test_a_wide_gap_says_what_stands_between_bound_and_step(target: str | None, orders: str) -> None:
+def test_wide_gap_is_explained(target: str | None, orders: str) -> None:
     plan = db.plan("llama3-8b", "4xH100-80GB", micro_batches=4, planner="adapipe", target=target)
     scene = Scene.predicted(plan)
     assert scene.why is not None
@@ -130,7 +130,7 @@ def test_a_wide_gap_says_what_stands_between_bound_and_step(target: str | None, 
     assert "Between" not in bound_words(replace(plan, lower_bound=0.95 * float(scene.step_time)), scene)
 
 
-def test_a_plan_says_whose_optimizers_are_on_the_host() -> None:
+def test_plan_names_optimizers_on_the_host() -> None:
     plan = small_plan()
     plan = replace(plan, schedule=offload_states(plan.schedule, chunks=[0]))
 
@@ -141,7 +141,7 @@ def headline_of(plan: Plan, **changes: Any) -> str:
     return headline(replace(Scene.predicted(plan), **changes))
 
 
-def test_the_headline_is_the_step_with_the_pipelines_part() -> None:
+def test_headline_shows_step_and_pipeline_time() -> None:
     assert headline_of(small_plan()).startswith("19 per step, 36.8% idle")
     assert headline_of(small_plan(), tail=2).startswith(
         "21 per step (the pipeline 19, gradients and optimizer after it 2), 36.8% idle"
@@ -155,14 +155,14 @@ def test_with_post_validation_the_longest_span_counts() -> None:
     assert headline_of(plan, post_validation=True).startswith("12 per step (the pipeline 13, its longest span 12),")
 
 
-def test_what_surrounds_a_measured_program_is_of_the_step() -> None:
+def test_measured_step_includes_phases_around_the_program() -> None:
     plan = small_plan()
     measured = Scene.pair(plan, surrounded(plan))[1]
     assert measured.step_time == 27
     assert headline(measured).startswith("27 s per step (the pipeline 19 s, before and after it 8 s),")
 
 
-def test_planners_are_listed_by_the_whole_step() -> None:
+def test_planners_are_sorted_by_full_step() -> None:
     first = CandidateSummary(planner="first", step_time=21, makespan=20, gap=0.2, schedule="chronos")
     second = CandidateSummary(planner="second", step_time=22, makespan=18, gap=0.3, schedule="1f1b")
     third = replace(second, planner="third", step_time=23)
@@ -177,7 +177,7 @@ def test_planners_are_listed_by_the_whole_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "words"),
     [
         ((100,), None),
         ((100, 100.5), "a is taken: b is 0.50% slower."),
@@ -194,32 +194,32 @@ def test_planners_are_listed_by_the_whole_step() -> None:
         ),
     ],
 )
-def test_the_table_of_planners_says_why_one_was_taken(steps: tuple[float, ...], said: str | None) -> None:
+def test_planner_table_explains_the_choice(steps: tuple[float, ...], words: str | None) -> None:
     candidates = tuple(
         CandidateSummary(planner=name, step_time=step, makespan=step) for name, step in zip("abc", steps, strict=False)
     )
 
-    assert chosen_words(replace(small_plan(), candidates=candidates)) == said
+    assert chosen_words(replace(small_plan(), candidates=candidates)) == words
 
 
 def test_the_table_of_planners_groups_them_by_frameworks() -> None:
     a = CandidateSummary(planner="a", step_time=21, makespan=20, runs_in=("debubble", "torch"))
-    others = (
+    candidates = (
         replace(a, planner="b", runs_in=("debubble",)),
         replace(a, planner="c"),
         replace(a, planner="d", runs_in=()),
     )
-    rows = planner_rows(replace(small_plan(), candidates=(a, *others)), seconds=True)
+    rows = planner_rows(replace(small_plan(), candidates=(a, *candidates)), seconds=True)
 
     assert rows.caption.endswith("Plans run in these frameworks: a and c in debubble and torch; b in debubble.")
 
 
-@pytest.mark.parametrize(("cluster", "said"), [("8xA100-80GB", False), ("2x4xA100-80GB", True)])
-def test_the_answer_names_an_assumed_network(cluster: str, said: bool) -> None:
+@pytest.mark.parametrize(("cluster", "is_shown"), [("8xA100-80GB", False), ("2x4xA100-80GB", True)])
+def test_the_answer_names_an_assumed_network(cluster: str, is_shown: bool) -> None:
     plan = db.plan("llama2-7b", cluster, planner="dapple", micro_batches=8)
 
     answer = printed(render_plan(plan, Scene.predicted(plan)))
-    assert ("network 25 GB/s assumed" in answer) is said
+    assert ("network 25 GB/s assumed" in answer) is is_shown
 
 
 def test_a_network_of_a_cluster_file_is_not_assumed() -> None:
@@ -229,8 +229,8 @@ def test_a_network_of_a_cluster_file_is_not_assumed() -> None:
     assert "GB/s assumed" not in printed(render_plan(plan, Scene.predicted(plan)))
 
 
-@pytest.mark.parametrize(("ratio", "said"), [(0.998, False), (0.98, True)])
-def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> None:
+@pytest.mark.parametrize(("ratio", "is_shown"), [(0.998, False), (0.98, True)])
+def test_the_answer_names_a_planner_that_is_faster(ratio: float, is_shown: bool) -> None:
     plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     step = float(plan.simulate().makespan)
     first = replace(plan.candidates[0], step_time=step, makespan=step)
@@ -238,20 +238,20 @@ def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> 
     compared = replace(plan, candidates=(first, other))
 
     answer = printed(render_plan(compared, Scene.predicted(compared)))
-    assert ("2.0% less time by b" in answer) is said
+    assert ("2.0% less time by b" in answer) is is_shown
 
 
-def test_a_simpler_plan_says_how_much_slower_it_is() -> None:
+def test_simpler_plan_shows_its_slowdown() -> None:
     plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     first = replace(plan.candidates[0], remark="its own words", plain_excess=0.0049)
     plainer = replace(plan, candidates=(first,))
-    said = "0.5% slower than with recomputation, offload or steps on hosts"
-    assert first.remarks == ("its own words", said)
+    remark = "0.5% slower than with recomputation, offload or steps on hosts"
+    assert first.remarks == ("its own words", remark)
     answer = " ".join(printed(render_plan(plainer, Scene.predicted(plainer))).split())
-    assert f"this plan is {said} · it wins within 1% · --fastest takes the other" in answer
+    assert f"this plan is {remark} · it wins within 1% · --fastest takes the other" in answer
 
 
-def test_the_answer_says_within_what_simpler_plans_win() -> None:
+def test_answer_shows_the_tolerance_for_simpler_plans() -> None:
     plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     step = float(plan.simulate().makespan)
     first = replace(plan.candidates[0], step_time=step, makespan=step)
@@ -263,7 +263,7 @@ def test_the_answer_says_within_what_simpler_plans_win() -> None:
 @pytest.mark.parametrize(
     ("devices", "shown"), [("6xA100-80GB", [0, 4]), ("3xA100-40GB+3xA100-80GB", [0, 3, 4])], ids=["alike", "mixed"]
 )
-def test_the_fullest_device_of_each_type_has_a_bar(devices: str, shown: list[int]) -> None:
+def test_fullest_device_of_a_type_has_a_bar(devices: str, shown: list[int]) -> None:
     plan = db.plan("llama2-7b", devices, planner="dapple", micro_batches=8)
     answer = printed(render_plan(plan, Scene.predicted(plan), details=False))
     assert [int(device) for device in re.findall(r" (\d+) [█·]+ ", answer)] == shown
@@ -276,55 +276,55 @@ def test_the_usual_framework_is_named_unless_there_are_adapters(rank: int, named
 
 
 def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02) -> DegreeSearch:
-    """A search of degrees whose best choices take these steps, the plan's first."""
+    """A search of degrees whose best choices have these steps; the first is the plan's."""
     parts = MemoryParts(weights=1, gradients=1, optimizer=1, activations=1, workspace=1)
-    found = ConfigurationSummary(
+    summary = ConfigurationSummary(
         degrees=Degrees(), step_time=1, tokens_per_second_per_device=1, mfu=0.5, peak_memory=5, memory=parts,
         planner="joint", schedule="1f1b",
     )  # fmt: skip
     return DegreeSearch(
-        configurations=tuple(replace(found, step_time=step) for step in steps),
+        configurations=tuple(replace(summary, step_time=step) for step in steps),
         legal=9, too_large=0, slower=0, planned=9,
-        fastest=None if fastest is None else FasterPlan(configuration=replace(found, step_time=fastest), levers=()),
+        fastest=None if fastest is None else FasterPlan(configuration=replace(summary, step_time=fastest), levers=()),
         tolerance=tolerance,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("degree_search", "beginning"),
     [
         (search(1.0, 1.03), ""),
         (search(1.0, 1.01), "  The first is taken: within 2% of the fastest the plan with the fewest"),
         (search(1.01, fastest=1.0), "  The plan has fewer levers than the fastest of these degrees, which takes 1.0%"),
         (search(1.01, 1.0, fastest=1.0), "  The first (1.0% slower) is taken: within 2% of the fastest the plan with"),
-        (search(1.0, 1.005, tolerance=0.0), "  The first is the fastest that was found."),
+        (search(1.0, 1.005, tolerance=0.0), "  The first is the fastest that was degree_search."),
         (search(1.0, 1.02, tolerance=0.0), ""),
     ],
 )
-def test_the_table_of_degrees_says_why_one_was_taken(found: DegreeSearch, said: str) -> None:
-    words = chosen_degrees_words(found)
+def test_degrees_table_explains_the_choice(degree_search: DegreeSearch, beginning: str) -> None:
+    words = chosen_degrees_words(degree_search)
 
-    assert words.startswith(said)
-    assert bool(words) == bool(said)
+    assert words.startswith(beginning)
+    assert bool(words) == bool(beginning)
 
 
 def test_the_table_of_degrees_names_levers_and_quick_plans() -> None:
-    found = search(1.0, 1.2)
-    first, other = found.configurations
+    degree_search = search(1.0, 1.2)
+    first, other = degree_search.configurations
     first = replace(first, levers=("pipeline 2", "recomputation"))
-    shown = replace(found, configurations=(first, replace(other, planner="quick plan")))
+    shown = replace(degree_search, configurations=(first, replace(other, planner="quick plan")))
 
     degrees = [row[0] for row in configuration_rows(shown, None).rows]
     assert degrees == [f"{Degrees()}, recomputation", f"{Degrees()} (quick plan)"]
 
 
 def test_usual_choices_are_in_the_order_of_steps() -> None:
-    found = search(1.0, 3.0)
+    degree_search = search(1.0, 3.0)
     usual = (
         UsualChoice(name="too large", reason="It misses 1 GiB."),
-        UsualChoice(name="FSDP", configuration=replace(found.configurations[0], step_time=2.0)),
+        UsualChoice(name="FSDP", configuration=replace(degree_search.configurations[0], step_time=2.0)),
     )
-    table = configuration_rows(replace(found, usual=usual), None)
+    table = configuration_rows(replace(degree_search, usual=usual), None)
 
     assert [row[1] for row in table.rows] == ["1 s", "2 s", "3 s", "does not fit"]
     assert table.title == "Degrees: the best 2 of 9, and usual ones"
@@ -345,12 +345,12 @@ def test_the_stages_of_a_device_make_up_the_step() -> None:
     timeline = db.simulate(db.schedules["interleaved"](devices=4, micro_batches=8, chunks=2), costs)
     stages = stage_figures(Scene(timeline, title=""))
     for device in range(4):
-        held = [s for s in stages if s.device == device]
-        assert sum(s.compute + s.recompute + sum(s.bubbles.values()) for s in held) == timeline.makespan
+        device_stages = [s for s in stages if s.device == device]
+        assert sum(s.compute + s.recompute + sum(s.bubbles.values()) for s in device_stages) == timeline.makespan
 
 
 def all_causes() -> Timeline:
-    """Two chunks per device under ChronosPipe: recomputation, the optimizer of the deep chunk on the host, messages."""
+    """ChronosPipe with two chunks per device: recomputation, the optimizer of the deep chunk on the host, messages."""
     made = offload_states(db.schedules["chronos-recomp"](devices=4, micro_batches=8, chunks=2), chunks=[1])
     costs = db.StageCosts.of(
         stages=8, forward=[3, 5, 3, 5, 3, 5, 3, 5], static=60 * 2**30, activation=2**20, communication=1, host_step=90,
@@ -379,7 +379,7 @@ def test_the_optimizer_on_the_host_has_a_column_in_80_characters() -> None:
         ({"num_hidden_layers": 30}, True),
     ],
 )
-def test_two_plans_are_compared_unless_their_models_cost_otherwise(changes: dict[str, Any], differ: bool) -> None:
+def test_plans_are_compared_if_their_models_cost_the_same(changes: dict[str, Any], differ: bool) -> None:
     asked: dict[str, Any] = {"micro_batches": 4, "planner": "adapipe"}
     config = db.models["llama3-8b"].config
     plans = [db.plan(db.Model.from_hf({**config, **more}), "4xH100-80GB", **asked) for more in ({}, changes)]
@@ -390,7 +390,7 @@ def test_two_plans_are_compared_unless_their_models_cost_otherwise(changes: dict
 
 
 @pytest.mark.parametrize(("share", "wide"), [(0.8, True), (0.9, False)])
-def test_a_wide_gap_says_that_a_longer_search_was_not_tried(share: float, wide: bool) -> None:
+def test_wide_gap_suggests_a_longer_search(share: float, wide: bool) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=4, sequence_length=128, effort=0.1)
     bounded = replace(plan, lower_bound=share * plan.step_time)
     text = printed(render_plan(bounded, Scene.predicted(bounded)))
@@ -401,6 +401,6 @@ def test_a_wide_gap_says_that_a_longer_search_was_not_tried(share: float, wide: 
 def test_choices_that_were_not_looked_at_name_the_remedy(cut_off: bool, remedy: str) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", global_batch=4, sequence_length=128, effort=0.1)
     assert plan.degree_search is not None
-    left = replace(plan, degree_search=replace(plan.degree_search, unplanned=5, cut_off=cut_off))
-    text = printed(render_plan(left, Scene.predicted(left)))
+    with_unplanned = replace(plan, degree_search=replace(plan.degree_search, unplanned=5, cut_off=cut_off))
+    text = printed(render_plan(with_unplanned, Scene.predicted(with_unplanned)))
     assert f"5 choices of degrees and CPU optimizers ({remedy})" in " ".join(text.split())

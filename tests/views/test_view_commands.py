@@ -53,12 +53,12 @@ def test_show_prints_the_answer_of_plan_and_tables_on_demand(tmp_path: Path) -> 
     assert largest < 1024
     assert f" {largest:.1f} " in table or f" {largest:.0f} " in table
     assert printed.startswith("llama-tiny on 2 x A100-80GB fits: 1f1b by dapple\n")
-    for said in ("tokens/s", "MFU", "GPU 0, fullest at", "in MiB: weights", "reserve 8192.0", "compute"):
-        assert said in printed
+    for text in ("tokens/s", "MFU", "GPU 0, fullest at", "in MiB: weights", "reserve 8192.0", "compute"):
+        assert text in printed
     assert details.startswith(printed.removesuffix("\n"))
     assert "-0.0%" not in words
     tables = ("Where the step goes", "Stages", "Planners")
-    assert [[table in each for table in tables] for each in (details, printed)] == [[True] * 3, [False] * 3]
+    assert [[table in text for table in tables] for text in (details, printed)] == [[True] * 3, [False] * 3]
 
 
 def test_show_names_the_file_in_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_show_names_the_file_in_the_next_command(tmp_path: Path, monkeypatch: py
     assert "Next         debubble train kept.json" in printed
 
 
-def test_show_compares_two_plans_and_says_that_their_batches_differ(tmp_path: Path) -> None:
+def test_show_compares_two_plans_with_different_batches(tmp_path: Path) -> None:
     for micro_batches in (4, 8):
         model_plan(micro_batches=micro_batches).save(tmp_path / f"{micro_batches}.json")
     words = " ".join(run("show", tmp_path / "4.json", tmp_path / "8.json").stdout.split())
@@ -86,7 +86,7 @@ def test_two_plans_are_compared_by_where_their_steps_go(tmp_path: Path) -> None:
     out = run("show", tmp_path / "4.json", tmp_path / "8.json").stdout
     rows = [line.split() for line in out.partition("\nA")[0].splitlines()]
 
-    # The optimizer takes as long after twice the micro-batches, and computing twice as long.
+    # The optimizer takes the same time after twice the micro-batches, and compute twice the time.
     assert [row[-1] for row in rows if row[:1] == ["optimizer"]] == ["1.000"]
     assert [row[-1] for row in rows if row[:1] == ["compute"]] == ["2.000"]
 
@@ -94,9 +94,9 @@ def test_two_plans_are_compared_by_where_their_steps_go(tmp_path: Path) -> None:
 def test_a_plan_that_does_not_fit_is_shown_all_the_same(tmp_path: Path) -> None:
     tight = model_plan(micro_batches=4)
     replace(tight, costs=tight.costs.with_limit(1e6)).save(tmp_path / "tight.json")
-    first, *others = run("show", tmp_path / "tight.json").stdout.splitlines()
+    first, *rest = run("show", tmp_path / "tight.json").stdout.splitlines()
     answer = json.loads(run("show", tmp_path / "tight.json", "--json").stdout)
-    words = " ".join(" ".join([first, *others]).split())
+    words = " ".join(" ".join([first, *rest]).split())
 
     assert " does not fit: " in first
     assert "It does not fit: Device 0 runs out of memory at" in words
@@ -120,7 +120,7 @@ def test_show_writes_every_picture_that_is_asked_for(plan: Path, trace: Path, tm
     assert summary["measured"]["makespan"] == 38
 
 
-def test_show_puts_two_plans_beside_each_other(plan: Path, tmp_path: Path) -> None:
+def test_show_puts_two_plans_side_by_side(plan: Path, tmp_path: Path) -> None:
     small_plan(forward=2).save(tmp_path / "slow.json")
 
     summary = json.loads(run("show", plan, tmp_path / "slow.json", "--html", tmp_path / "two.html", "--json").stdout)
@@ -149,7 +149,7 @@ def test_compare_prints_the_drift(plan: Path, trace: Path) -> None:
     assert "The pipeline took 2.00 times as long as predicted" in run("compare", plan, trace).stdout
 
 
-def test_export_writes_files_and_reports_what_is_lost(plan: Path, tmp_path: Path) -> None:
+def test_export_writes_files_and_reports_losses(plan: Path, tmp_path: Path) -> None:
     result = run("export", plan, "--to", "torch", "-o", tmp_path / "out", "--json")
 
     report = json.loads(result.stdout)

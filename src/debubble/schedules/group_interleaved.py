@@ -32,7 +32,7 @@ def group_interleaved(
         micro_batches: Micro-batches of a step, m.
         chunks: Stages per device, v.
         group: Micro-batches of a group, g; p by default, and (p - 1) / 2 at least (the paper's are p / 2 to p).
-        costs: Ignored; the order does not depend on costs.
+        costs: Not read; the order is the same for any.
 
     Raises:
         InputError: The groups are so small that devices would deadlock.

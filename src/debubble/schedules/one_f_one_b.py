@@ -23,7 +23,7 @@ def one_f_one_b(
     Args:
         devices: Pipeline devices, p.
         micro_batches: Micro-batches of a step, m.
-        costs: Ignored; the order does not depend on costs.
+        costs: Not read; the order is the same for any.
         recomputed_stages: Number of first stages that recompute (fused).
 
     Raises:

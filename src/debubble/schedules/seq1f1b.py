@@ -38,7 +38,7 @@ def seq1f1b(*, devices: int, micro_batches: int, slices: int = 1, costs: StageCo
         devices: Pipeline devices, p.
         micro_batches: Number of sequences, m.
         slices: Slices per sequence, n.
-        costs: Ignored; the order does not depend on costs.
+        costs: Not read; the order is the same for any.
 
     Raises:
         InputError: There are fewer slices than one.
@@ -61,7 +61,7 @@ def seq1f1b_interleaved(
         micro_batches: Number of sequences, m.
         slices: Slices per sequence, n.
         chunks: Stages per device, v.
-        costs: Ignored; the order does not depend on costs.
+        costs: Not read; the order is the same for any.
 
     Raises:
         InputError: There are fewer slices than one.
@@ -81,7 +81,7 @@ def seq1f1b_zb(*, devices: int, micro_batches: int, slices: int = 1, costs: Stag
         devices: Pipeline devices, p.
         micro_batches: Number of sequences, m.
         slices: Slices per sequence, n.
-        costs: Ignored; the order does not depend on costs.
+        costs: Not read; the order is the same for any.
 
     Raises:
         InputError: There are fewer slices than one.

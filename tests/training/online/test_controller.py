@@ -1,4 +1,4 @@
-"""When an online run searches, switches, and takes a switch back."""
+"""When an online run searches, switches, and switches back."""
 
 import json
 from dataclasses import replace
@@ -38,11 +38,11 @@ def test_a_bad_order_is_replaced_by_the_best_and_that_is_logged(plan: Any, tmp_p
     # One step to settle and three to measure; then the same with the new order.
     assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "kept")]
     assert controller.plan.simulate().makespan == 13
-    kept = controller.journal.entries[-1]
-    assert kept.predicted is not None
-    assert kept.measured is not None
-    assert (kept.predicted.before, kept.predicted.after) == (15, 13)
-    assert (kept.measured.before, kept.measured.after) == (15, 13)
+    entry = controller.journal.entries[-1]
+    assert entry.predicted is not None
+    assert entry.measured is not None
+    assert (entry.predicted.before, entry.predicted.after) == (15, 13)
+    assert (entry.measured.before, entry.measured.after) == (15, 13)
     lines = [json.loads(line) for line in (tmp_path / "plan.online.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["search", "adopted", "kept"]
     assert lines[2]["predicted"] == {"before": 15.0, "after": 13.0, "gain": pytest.approx(2 / 15)}
@@ -61,8 +61,10 @@ def test_a_switch_that_measures_worse_is_taken_back(plan: Any, tmp_path: Path) -
 def test_after_a_switch_back_only_a_faster_order_is_tried(plan: Any, tmp_path: Path) -> None:
     better, best = (ordered(plan, name) for name in ("1f1b", "zb-h1"))
     times = {"gpipe": 15.0, "1f1b": 16.0, "zb-h1": 14.0}
-    found = [BetterOrder(order, makespan, 15.0) for order, makespan in ((best, 13.0), (better, 14.0), (better, 14.0))]
-    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p, found))
+    better_orders = [
+        BetterOrder(order, makespan, 15.0) for order, makespan in ((best, 13.0), (better, 14.0), (better, 14.0))
+    ]
+    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p, better_orders))
     Machine(controller, UNIT, seconds=times).run(24)
     assert [e.schedule for e in controller.journal.entries if e.event == "adopted"] == ["1f1b", "zb-h1"]
     assert [e.event for e in controller.journal.entries] == ["search", "adopted", "taken back", "adopted", "kept"]
@@ -75,7 +77,7 @@ def test_an_order_that_gains_too_little_is_not_adopted(plan: Any, tmp_path: Path
     assert events_of(controller) == [(4, "search")]
 
 
-def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan: Any, tmp_path: Path) -> None:
+def test_drifting_costs_start_a_search_with_measured_costs(plan: Any, tmp_path: Path) -> None:
     asked = []
 
     def search(p: Any, _: int) -> Any:
@@ -94,7 +96,7 @@ def test_costs_that_drift_begin_a_new_search_with_the_measured_ones(plan: Any, t
     assert (controller.journal.entries[3].drift or 0) > 0.2
 
 
-def test_a_window_that_the_next_one_contradicts_begins_no_search(plan: Any, tmp_path: Path) -> None:
+def test_contradicted_window_starts_no_search(plan: Any, tmp_path: Path) -> None:
     controller = controlled(ordered(plan, "zb-h1"), tmp_path)
     machine = Machine(controller, UNIT)
     machine.run(4)
@@ -104,7 +106,7 @@ def test_a_window_that_the_next_one_contradicts_begins_no_search(plan: Any, tmp_
     assert events_of(controller) == [(4, "search")]
 
 
-def test_the_search_before_is_closed_when_a_new_one_begins(plan: Any, tmp_path: Path) -> None:
+def test_new_search_closes_the_previous_one(plan: Any, tmp_path: Path) -> None:
     searches = []
 
     def search(p: Any, _: int) -> Any:
@@ -126,15 +128,16 @@ def refused(_: Any, __: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("search", "said"), [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")]
+    ("search", "message"),
+    [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")],
 )
-def test_a_search_that_fails_is_told_once_and_the_run_goes_on(
-    plan: Any, tmp_path: Path, search: Any, said: str
+def test_failed_search_is_reported_once_and_the_run_continues(
+    plan: Any, tmp_path: Path, search: Any, message: str
 ) -> None:
     controller = controlled(plan, tmp_path, search=search)
     Machine(controller, UNIT).run(20)
     assert events_of(controller) == [(4, "search"), (4, "search failed")]
-    assert f"the search for a better order failed ({said}" in str(controller.journal.entries[1])
+    assert f"the search for a better order failed ({message}" in str(controller.journal.entries[1])
     assert controller.plan is plan
 
 
@@ -145,7 +148,7 @@ def test_a_search_that_finds_nothing_in_time_changes_nothing(plan: Any, tmp_path
     assert not controller.journal.plan.exists()
 
 
-def test_a_switch_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_switch_is_reported_in_a_sentence(tmp_path: Path) -> None:
     controller = controlled(gpipe_plan(milliseconds()), tmp_path)
     Machine(controller, milliseconds()).run(8)
     assert [str(entry) for entry in controller.journal.entries] == [
@@ -166,8 +169,8 @@ def test_memory_beyond_the_predicted_begins_a_search(tmp_path: Path) -> None:
     for step in range(1, 12):
         trace = traced(controller.plan, UNIT)
         activations = db.simulate(controller.plan.schedule, UNIT).peak_memory[0]
-        held = MemorySample(0, 0.0, float(activations) + (3 if step > 4 else 0))
-        controller.after_step(step, trace.makespan, replace(trace, memory=(held,)))
+        sample = MemorySample(0, 0.0, float(activations) + (3 if step > 4 else 0))
+        controller.after_step(step, trace.makespan, replace(trace, memory=(sample,)))
     assert events_of(controller) == [(4, "search"), (7, "search"), (7, "adopted"), (11, "kept")]
     assert plan.simulate().peak_memory[0] == 6
     assert controller.plan.costs.static == (3, 0)

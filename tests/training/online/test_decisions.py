@@ -1,4 +1,4 @@
-"""What the decisions of online scheduling rest on: measured costs, effects, sums."""
+"""Inputs of online decisions: measured costs, effects, and orders of summation."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ TRUE = StageCosts.of(
 ASSUMED = UNIT.replace(offload=1, reload=1, recompute=1)
 
 
-def test_a_split_schedule_shows_what_everything_costs() -> None:
+def test_split_schedule_measures_all_costs() -> None:
     start = ordered(gpipe_plan(ASSUMED), "zb-h1").schedule
     moved = (Op(Kind.O, 0, 1), Op(Kind.L, 0, 1)), (Op(Kind.O, 1, 1), Op(Kind.L, 1, 1))
     orders = []
@@ -29,23 +29,23 @@ def test_a_split_schedule_shows_what_everything_costs() -> None:
         listed.insert(listed.index(Op(Kind.I, offload.stage, 1)), reload)
         orders.append(tuple(listed))
     plan = replace(gpipe_plan(ASSUMED), schedule=replace(start, orders=tuple(orders)))
-    found = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
+    costs = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
     for name in ("forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name)), name
-    assert found.activation == ASSUMED.activation
+        assert getattr(costs, name) == pytest.approx(getattr(TRUE, name)), name
+    assert costs.activation == ASSUMED.activation
 
 
-def test_a_whole_backward_is_divided_as_it_was_assumed_to_be() -> None:
+def test_full_backward_is_split_by_the_assumed_ratio() -> None:
     plan = gpipe_plan(ASSUMED.replace(backward_weight=3))
-    found = measured_costs(plan.schedule, plan.costs, [traced(plan, TRUE)])
-    assert found.backward_input == (5 / 4, 5 / 4)
-    assert found.backward_weight == (15 / 4, 15 / 4)
+    costs = measured_costs(plan.schedule, plan.costs, [traced(plan, TRUE)])
+    assert costs.backward_input == (5 / 4, 5 / 4)
+    assert costs.backward_weight == (15 / 4, 15 / 4)
 
 
-def test_what_did_not_run_keeps_its_time() -> None:
+def test_unused_operations_keep_their_assumed_time() -> None:
     plan = gpipe_plan(ASSUMED)
-    found = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
-    assert (found.offload, found.reload) == (ASSUMED.offload, ASSUMED.reload)
+    costs = measured_costs(plan.schedule, ASSUMED, [traced(plan, TRUE)])
+    assert (costs.offload, costs.reload) == (ASSUMED.offload, ASSUMED.reload)
 
 
 def test_one_slow_step_changes_no_median() -> None:
@@ -63,7 +63,7 @@ def test_clocks_that_differ_change_no_message_time() -> None:
     assert measured_costs(plan.schedule, UNIT, [skewed]).communication == (0.5, 0)
 
 
-def test_drift_is_the_change_of_the_stage_that_changed_most() -> None:
+def test_drift_is_the_largest_change_of_a_stage() -> None:
     # 3 + 3 becomes 3 + 6, by a factor of 1.5: the first stage 1 - 1 / 1.5 faster, the other 2 / 1.5 - 1 slower.
     changed = UNIT.replace(forward=[1, 2], backward_input=[1, 2], backward_weight=[1, 2])
     assert drift(UNIT, changed) == pytest.approx(1 / 3)
@@ -74,13 +74,13 @@ def test_drift_is_the_change_of_the_stage_that_changed_most() -> None:
     ("after", "worse"),
     [
         ([1.0, 1.1, 0.9, 1.05, 0.95], False),
-        ([1.05, 1.15, 0.95, 1.1, 1.0], False),  # within what chance does
+        ([1.05, 1.15, 0.95, 1.1, 1.0], False),  # within random variation
         ([1.5, 1.6, 1.4, 1.55, 1.45], True),
         ([1.0, 9.0, 0.9, 1.05, 0.95], False),  # one slow step
         ([0.5, 0.6, 0.4, 0.55, 0.45], False),
     ],
 )
-def test_a_switch_is_worse_if_steps_take_longer_by_more_than_chance(after: Any, worse: bool) -> None:
+def test_switch_is_worse_if_steps_are_significantly_slower(after: Any, worse: bool) -> None:
     assert effect([1.0, 1.1, 0.9, 1.05, 0.95], after).worse is worse
 
 
@@ -91,7 +91,7 @@ def test_a_hundredth_is_no_difference_even_where_nothing_varies() -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h2"])
-def test_published_orders_add_up_alike(name: str) -> None:
+def test_published_orders_have_equal_sums(name: str) -> None:
     plan = gpipe_plan(micro_batches=8)
     assert summation(plan, ordered(plan, name).schedule) == summation(plan, plan.schedule)
 
@@ -117,20 +117,20 @@ def test_a_tied_table_adds_up_the_gradients_of_two_stages() -> None:
         return plan_of(Schedule.of("hand", db.Placement.of([0, 0]), 2, [order.split()]), config)
 
     early, late = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1", "0F0 1F0 0F1 1F1 1B0 1B1 0B0 0B1"
-    for config, alike in ((LLAMA, True), (LLAMA_TIED, False)):
+    for config, is_equal in ((LLAMA, True), (LLAMA_TIED, False)):
         plans = [plan(config, order) for order in (early, late)]
         sums = [summation(p, p.schedule) for p in plans]
-        assert (sums[0] == sums[1]) is alike
+        assert (sums[0] == sums[1]) is is_equal
 
 
 def test_the_search_finds_faster_orders_with_the_same_sums() -> None:
     plan = gpipe_plan(UNIT.with_limit(4), micro_batches=8)
     plan = ordered(plan, "1f1b")
-    found = list(better_orders(plan, effort=5.0))
-    times = [float(better.plan.simulate().makespan) for better in found]
+    orders = list(better_orders(plan, effort=5.0))
+    times = [float(better.plan.simulate().makespan) for better in orders]
     assert times == sorted(set(times), reverse=True)
     assert times[-1] == 25  # 3 m + p - 1: zero bubble but for the warm-up
-    for better in found:
+    for better in orders:
         assert summation(plan, better.plan.schedule) == summation(plan, plan.schedule)
         assert max(better.plan.simulate().peak_memory) <= 4
         assert (better.makespan, better.makespan_before) == (better.plan.simulate().makespan, 27)

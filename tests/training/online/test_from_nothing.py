@@ -1,4 +1,4 @@
-"""An online run that begins without a plan or a profile: it ends at the plan that a separate profile would give."""
+"""An online run without a plan or profile reaches the plan that a separate profile would give."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.online_cases import Finished, controlled, events_of, traced
 from tests.support.runtime_cases import LLAMA, with_layers
 
 PACE = {"embedding": (1.5, 2.0), "attention": (0.7, 1.1), "mlp": (1.2, 0.9), "head": (3.0, 2.5)}
-"""How much longer than computed each type of unit takes forwards and backwards on the machine that runs the plan."""
+"""Slowdown of forwards and backwards by unit type on the machine, relative to computed times."""
 STEPS = 60
 
 
@@ -37,7 +37,7 @@ def first_plan() -> Plan:
 
 
 def true_units(plan: Plan) -> Units:
-    """The units as the machine runs them."""
+    """Units with the times of the machine."""
 
     def slowed(unit: Unit) -> Unit:
         forward, backward = PACE[unit.type]
@@ -62,7 +62,7 @@ def on_machine(plan: Plan, true: Units) -> Plan:
 
 
 def segments(stage: tuple[tuple[int, str], ...], true: Units) -> Iterator[tuple[int, int, float]]:
-    """First, number and seconds of the backward of the units of a stage that recompute together, or not at all."""
+    """First unit, count and backward seconds of the units that recompute together, or not at all."""
 
     def together(place: int) -> object:
         index, strategy = stage[place]
@@ -77,10 +77,10 @@ def segments(stage: tuple[tuple[int, str], ...], true: Units) -> Iterator[tuple[
 
 
 def measured_step(plan: Plan, true: Units) -> TraceStep:
-    """A step of the plan on the machine, with the times of its units."""
+    """A traced step of the plan on the machine, with the times of its units."""
     times: list[UnitTime] = []
     for number, stage in enumerate(partition_named(plan.partition, true)):
-        times += [UnitTime("F", number, i, 1, float(true.units[at].forward)) for i, (at, _) in enumerate(stage)]
+        times += [UnitTime("F", number, i, 1, float(true.units[unit].forward)) for i, (unit, _) in enumerate(stage)]
         times += [UnitTime("B", number, first, length, took) for first, length, took in segments(stage, true)]
     return replace(traced(plan, on_machine(plan, true).costs), units=tuple(times))
 
@@ -115,14 +115,14 @@ def test_units_are_measured_in_the_running_pipeline() -> None:
     profile = measured_profile(plan, plan.costs, [measured_step(plan, true)])
     measured = units_of(replace(plan, profile=profile))
     assert measured is not None
-    for found, expected in zip(measured.units, true.units, strict=True):
+    for actual, expected in zip(measured.units, true.units, strict=True):
         times = [float(time) for time in (expected.forward, expected.backward_input, expected.backward_weight)]
-        # Both halves of a layer are one segment, so that their backwards are known together.
-        accuracy = 0.15 if found.layer is not None else 1e-6
-        assert [found.forward, found.backward_input, found.backward_weight] == pytest.approx(times, rel=accuracy)
+        # Both halves of a layer are one segment, so only their joint backward is known.
+        accuracy = 0.15 if actual.layer is not None else 1e-6
+        assert [actual.forward, actual.backward_input, actual.backward_weight] == pytest.approx(times, rel=accuracy)
 
 
-def test_without_times_of_units_the_profile_stays() -> None:
+def test_profile_is_unchanged_without_unit_times() -> None:
     plan = first_plan()
     assert measured_profile(plan, plan.costs, [traced(plan, plan.costs)]) is None
 

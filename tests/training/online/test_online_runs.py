@@ -1,4 +1,4 @@
-"""`debubble train --online`, whole: four processes, a search beside them, and nothing left behind."""
+"""`debubble train --online` end to end: four processes and a search, which all end."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ STEPS = 200
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
-    """GPipe over four ranks, with costs that are far from true."""
+    """GPipe over four ranks, with wrong costs."""
     (tmp_path / "text.txt").write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(400)))
     costs = StageCosts.of(stages=4, forward=[1, 1, 5, 1], activation=2, memory_limit=10**9)
     made = plan_for(db.schedules["gpipe"](devices=4, micro_batches=8), {**LLAMA, "vocab_size": 256}, costs=costs)
@@ -105,25 +105,25 @@ def test_ctrl_c_ends_the_search_too(plan: Any) -> None:
 
 
 def searching(pid: int) -> list[int]:
-    """The searches among a process's descendants."""
-    found: list[int] = []
+    """Search processes among the descendants of a process."""
+    searches: list[int] = []
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for child in map(int, children):
             if b"debubble.training.online.scheduler" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-            found += searching(child)
+                searches.append(child)
+            searches += searching(child)
     except FileNotFoundError:
-        return found
-    return found
+        return searches
+    return searches
 
 
-def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan: Any, tmp_path: Path) -> None:
-    given = Plan.load(plan)
-    ordered(given, "1f1b").save(tmp_path / "plan.online.json")
+def test_resumed_run_continues_with_the_adopted_order(plan: Any, tmp_path: Path) -> None:
+    planned = Plan.load(plan)
+    ordered(planned, "1f1b").save(tmp_path / "plan.online.json")
     options = TrainOptions(plan=plan, online=True)
     assert plan_of(options, resuming=True).schedule.name == "1f1b"
     assert plan_of(options, resuming=False).schedule.name == "gpipe"
     assert plan_of(replace(options, online=False), resuming=True).schedule.name == "gpipe"
-    replace(ordered(given, "1f1b"), model_on_cluster=on_cpus(LLAMA)).save(tmp_path / "plan.online.json")
-    assert plan_of(options, resuming=True).schedule.name == "gpipe"  # What another plan had adopted.
+    replace(ordered(planned, "1f1b"), model_on_cluster=on_cpus(LLAMA)).save(tmp_path / "plan.online.json")
+    assert plan_of(options, resuming=True).schedule.name == "gpipe"  # The order that a run of another plan had adopted.

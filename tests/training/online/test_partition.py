@@ -1,4 +1,4 @@
-"""Online runs move units between stages where measured times and memory say that it pays."""
+"""Online runs move units between stages if measured times and memory justify it."""
 
 import itertools
 from dataclasses import replace
@@ -27,7 +27,7 @@ def even_plan(devices: int) -> Plan:
 
 
 def large_plan() -> Plan:
-    """A plan whose units take longer to move than a step's gain."""
+    """A plan whose units take longer to move than a step gains."""
     return db.plan(
         db.models["llama2-7b"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="megatron-even",
         sequence_length=16,
@@ -35,10 +35,10 @@ def large_plan() -> Plan:
 
 
 def slowed(plan: Plan, device: int, *, factor: float = 3.0) -> Plan:
-    """The plan with the costs of a run in which a device is so much slower than planned."""
-    held = plan.schedule.placement.stages_of[device]
+    """The plan with the costs of a run in which one device is slower by this factor."""
+    stages = plan.schedule.placement.stages_of[device]
     times = {
-        name: [t * factor if s in held else t for s, t in enumerate(getattr(plan.costs, name))]
+        name: [t * factor if s in stages else t for s, t in enumerate(getattr(plan.costs, name))]
         for name in ("forward", "backward_input", "backward_weight")
     }
     return replace(plan, costs=plan.costs.replace(**times))
@@ -48,16 +48,16 @@ def seconds(plan: Plan) -> tuple[float, float]:
     return 0.0, float(plan.simulate().makespan)
 
 
-def test_units_leave_a_slow_device_for_the_fastest_of_all_partitions() -> None:
+def test_units_leave_a_slow_device_for_the_best_partition() -> None:
     plan = slowed(even_plan(2), 0)
-    found = better_partition(plan, seconds)
-    assert found is not None
-    assert sum(found.lengths) == sum(plan.lengths)
-    assert found.lengths[0] < plan.lengths[0]
-    assert [u.layer for stage in found.partition for u in stage] == [u.layer for stage in plan.partition for u in stage]
-    # Every other partition is reached from that one by moving one unit or more: none of them is faster.
-    assert better_partition(found, seconds) is None
-    assert seconds(found) < seconds(plan)
+    moved = better_partition(plan, seconds)
+    assert moved is not None
+    assert sum(moved.lengths) == sum(plan.lengths)
+    assert moved.lengths[0] < plan.lengths[0]
+    assert [u.layer for stage in moved.partition for u in stage] == [u.layer for stage in plan.partition for u in stage]
+    # All other partitions differ from it by one or more moves, and none is faster.
+    assert better_partition(moved, seconds) is None
+    assert seconds(moved) < seconds(plan)
     assert better_partition(replace(plan, model_on_cluster=None), seconds) is None
 
 
@@ -76,18 +76,18 @@ def test_a_unit_takes_the_time_of_the_device_that_it_moves_to() -> None:
         assert list(map(float, made.costs.forward)) == pytest.approx(expected)
 
 
-def test_units_move_where_memory_is_left() -> None:
+def test_units_move_to_free_memory() -> None:
     plan = even_plan(4)
     peaks = plan.simulate().peak_memory
     limits = [float(peak) * (0.8 if device == 1 else 2) for device, peak in enumerate(peaks)]
     tight = replace(plan, costs=plan.costs.with_limit(limits))
-    found = list(better_orders(tight, effort=1.0, steps_left=1000))[-1]
-    assert found.makespan_before == float("inf")
-    held = found.plan.simulate().peak_memory
-    assert all(float(peak) <= limit for peak, limit in zip(held, limits, strict=True))
+    better = list(better_orders(tight, effort=1.0, steps_left=1000))[-1]
+    assert better.makespan_before == float("inf")
+    peak_memory = better.plan.simulate().peak_memory
+    assert all(float(peak) <= limit for peak, limit in zip(peak_memory, limits, strict=True))
 
 
-def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
+def test_moving_time_is_weights_and_states_over_the_links() -> None:
     plan = even_plan(2)
     units = units_of(plan)
     assert units is not None
@@ -108,7 +108,7 @@ def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
 def test_units_leave_a_slow_device_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
     plan = even_plan(devices)
     controller = controlled(plan, tmp_path, steps=10**6, policy=QUICK)
-    # The machine's second device takes three times as long for whatever it has.
+    # The machine's second device takes three times as long for any unit.
     costs, seconds = partial(true_costs, plan), partial(step_of, plan)
     losses, plans, parameters = trained(plan, controller=controller, costs=costs, seconds=seconds)
     lengths = [running.lengths for running in plans]
@@ -123,7 +123,7 @@ def test_units_leave_a_slow_device_and_no_bit_changes(devices: int, tmp_path: Pa
 
 
 def true_costs(start: Plan, running: Plan) -> Any:
-    """What the stages of a plan take on the machine: its second device is three times as slow as planned."""
+    """True costs of a plan's stages: the second device is three times as slow as planned."""
     units = units_of(start)
     assert units is not None
     index = itertools.count()
@@ -137,7 +137,7 @@ def step_of(start: Plan, running: Plan) -> float:
 
 
 @pytest.mark.parametrize(("steps", "moves"), [(10**6, True), (5, False), (None, False)])
-def test_units_move_if_enough_steps_are_left_to_pay_for_it(steps: int | None, moves: bool, tmp_path: Path) -> None:
+def test_units_move_if_remaining_steps_repay_it(steps: int | None, moves: bool, tmp_path: Path) -> None:
     plan = large_plan()
     controller = controlled(plan, tmp_path, steps=steps)
     for step in range(1, 5):

@@ -1,4 +1,4 @@
-"""The process that searches beside a run: it answers, fails and ends without the run waiting for it."""
+"""The search process of a run answers, fails and ends without blocking the run."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def test_the_search_is_never_waited_for(plan: Any) -> None:
     search.close()
 
 
-def test_what_the_search_dies_of_is_told(plan: Any) -> None:
+def test_cause_of_a_dead_search_is_reported(plan: Any) -> None:
     too_large = SearchProcess(replace(plan, costs=plan.costs.with_limit(1)), effort=5.0, core=None)
     too_large.wait()
     assert too_large.newest() is None
@@ -84,7 +84,7 @@ def test_the_search_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_
 
 
 @linux
-def test_the_search_has_only_time_that_nobody_else_wants_on_its_core(plan: Any) -> None:
+def test_search_runs_only_in_idle_time_of_its_core(plan: Any) -> None:
     core = max(os.sched_getaffinity(0))
     search = SearchProcess(plan, effort=300.0, core=core)
     assert os.sched_getscheduler(search.pid) == os.SCHED_IDLE

@@ -1,4 +1,4 @@
-"""Ranks that train by an online schedule: what they compute is what they would have computed without."""
+"""Ranks with an online schedule compute what they would compute without."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,13 +25,13 @@ controlled = partial(online_cases.controlled, policy=QUICK)
 
 
 def bad_plan(config: Any, dtype: Any, *, costs: Any = COSTS, **options: Any) -> Any:
-    """GPipe, under a limit that more than 1F1B's memory fits."""
+    """GPipe under a limit that leaves more memory than 1F1B needs."""
     schedule = db.schedules["gpipe"](devices=costs.stages, micro_batches=4)
     return plan_of(schedule, config, costs=costs, dtype=dtype, sequence_length=12, **options)
 
 
 def assert_order_changes(plan: Any, controller: Any) -> Any:
-    """The run goes on with the searched order, and no bit changes; returns that order."""
+    """Check that the run switches to the searched order and no bit changes; returns that order."""
     losses, plans, parameters = trained(plan, controller=controller)
     assert [running.schedule.name for running in plans] == ["gpipe"] * 3 + ["searched"] * 4
     expected, _, weights = trained(plan)
@@ -51,7 +51,7 @@ def test_a_better_order_is_adopted_and_no_bit_changes(config: Any, dtype: str, t
 
 
 def recomputing_plan(devices: int, **options: Any) -> Any:
-    """A plan that recomputes everything, where the devices have memory for everything."""
+    """A plan that recomputes everything although memory suffices for everything."""
     cluster = db.Cluster.parse(f"{devices}xA100-80GB")
     plan = db.plan(
         db.Model.from_hf(LLAMA), cluster, micro_batches=4, planner="dapple", dtype="fp32", sequence_length=12, **options
@@ -60,7 +60,7 @@ def recomputing_plan(devices: int, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_recomputation_is_given_up_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
+def test_dropping_recomputation_changes_no_bit(devices: int, tmp_path: Path) -> None:
     plan = recomputing_plan(devices)
     assert len(plan.schedule.fused_recompute) == devices
     controller = controlled(plan, tmp_path)
@@ -82,7 +82,7 @@ def test_steps_on_hosts_stay_where_the_order_changes(devices: int, tmp_path: Pat
     assert assert_order_changes(plan, controlled(plan, tmp_path)).host_steps == {*range(devices)}
 
 
-def test_post_validated_steps_go_on_with_the_shorter_span(tmp_path: Path) -> None:
+def test_post_validated_steps_continue_with_a_shorter_span(tmp_path: Path) -> None:
     costs = StageCosts.of(stages=2, activation=2, memory_limit=20)
     plan = bad_plan(LLAMA, "fp32", costs=costs, post_validation=True)
     controller = controlled(plan, tmp_path)
@@ -98,10 +98,10 @@ def test_post_validated_steps_go_on_with_the_shorter_span(tmp_path: Path) -> Non
     answers = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01))
     assert events_of(controller)[:2] == [(3, "search"), (3, "adopted")]
     assert controller.plan.simulate().span < plan.simulate().span
-    # The switch settles the update of the step before it, whose result the next step then does not give.
-    found = {result.step: result.loss for result in answers[0] if result is not None}
+    # The switch settles the previous update, whose result the next step then does not report.
+    losses = {result.step: result.loss for result in answers[0] if result is not None}
     expected = trained(replace(plan, options=replace(plan.options, post_validation=False)))[0]
-    assert [found[step] for step in sorted(found)] == [expected[step] for step in sorted(found)]
+    assert [losses[step] for step in sorted(losses)] == [expected[step] for step in sorted(losses)]
 
 
 @pytest.mark.slow
@@ -113,8 +113,8 @@ def test_replicas_switch_together(zero: int, tmp_path: Path) -> None:
     assert_order_changes(plan, controlled(plan, tmp_path))
 
 
-def test_a_run_measures_what_its_operations_cost(tmp_path: Path) -> None:
-    """The pipeline's own traces do for the controller."""
+def test_run_measures_the_costs_of_its_operations(tmp_path: Path) -> None:
+    """The controller uses the pipeline's traces."""
     plan = bad_plan(LLAMA, "fp32")
     controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p))
 
