@@ -73,6 +73,19 @@ def test_a_points_score_includes_the_optimizer_step() -> None:
     assert time > float(db.simulate(solution.schedule, solution.costs).makespan)
 
 
+def test_only_two_stages_of_a_device_are_gathered_at_a_time() -> None:
+    model, cluster = db.models["llama3-8b"], db.Cluster.parse("8xL40S-48GB")
+    options = RunOptions(sequence_length=4096, data=2, zero=3)
+    problem = problem_of_model(model, cluster, options, micro_batches=4)
+    assert isinstance(problem.workload, ModelUnits)
+    levers = Levers(problem, problem.workload.units, Placement.v_shape(4, 4))
+    point = drawn(levers, 0).best
+    costs = levers.solution(point).costs
+    assert any(costs.gathered)
+    free = [limit - float(costs.static_of(device)) for device, limit in enumerate(problem.limits)]
+    assert levers.table(point)[0].capacity == pytest.approx(free, rel=1e-9)
+
+
 def test_a_model_with_one_very_large_unit_is_planned() -> None:
     """A large vocabulary makes the head large, and the stages of layers long."""
     none = {"none": Strategy(activation=1)}

@@ -47,17 +47,18 @@ COUNT, LEVEL, SHARE, IN_FLIGHT, ON_HOST = range(CHOICES)
 """Per stage: number of units, recomputation level, offloaded quarters of its activations, limit on micro-batches in
 flight, and 1 if its optimizer is on the host."""
 
-ENTRIES = 21
+ENTRIES = 22
 (
     T_FORWARD, T_INPUT, T_WEIGHT, B_RETAINED, B_RECOMPUTED, B_AFTER_INPUT, B_STATES, B_WORKSPACE, B_STATES_HOSTED,
     T_LOAD, T_DRAIN, T_STEP, T_RECOMPUTE, B_DROPPED, T_DEVICE_STEP, B_FULL, T_TRANSFER,
-    S_OFFLOAD, S_RELOAD, S_RECOMPUTE, B_HOST,
+    S_OFFLOAD, S_RELOAD, S_RECOMPUTE, B_HOST, B_GATHERED,
 ) = range(ENTRIES)  # fmt: skip
 """Columns of the cost table: times of F, I and W without recomputation; bytes that F retains, that recomputation adds
 before I, and that remain after it; bytes of states, of workspace, and of states if the optimizer is on the host; times
 of parameter load, gradient drain and optimizer step on the host; time of the recomputation, and bytes allocated by a
 separate R; time of the optimizer step on the device; activation bytes without recomputation, and the time to offload
-them; overlaps of offloads, reloads and recomputations as in StageCosts; bytes on the host if the optimizer is there."""
+them; overlaps of offloads, reloads and recomputations as in StageCosts; bytes on the host if the optimizer is there;
+bytes of gathered parameters."""
 
 ROW_INDICES = 4
 """Number of indices that address a row of the table."""
@@ -173,7 +174,8 @@ def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, host: Floats, 
     """
     S, P = point.shape[1], len(a.limits)
     capacity[:], host[:] = a.limits - a.static, a.host
-    workspace = np.zeros(P)
+    peaks = np.zeros((3, P))
+    workspace, gathered, prefetched = peaks[0], peaks[1], peaks[2]
     begin = 0
     for s in range(S):
         count, level = point[COUNT, s], point[LEVEL, s]
@@ -187,6 +189,9 @@ def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, host: Floats, 
         capacity[d] -= row[B_STATES_HOSTED] if hosted else row[B_STATES]
         host[d] -= row[B_HOST] if hosted else 0.0
         workspace[d] = max(workspace[d], row[B_WORKSPACE])
+        # Only two stages of a device are gathered at a time.
+        prefetched[d] = max(prefetched[d], min(gathered[d], row[B_GATHERED]))
+        gathered[d] = max(gathered[d], row[B_GATHERED])
         before_input = row[B_RETAINED] + row[B_RECOMPUTED]
         fraction = point[SHARE, s] / QUARTERS
         stage = stages[s]
@@ -214,7 +219,7 @@ def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, host: Floats, 
             reload_lead = _streaming_lead(row[T_INPUT] + row[T_RECOMPUTE], transfer, share, row[S_RELOAD])
             stage[RELOAD_LEAD] = min(reload_lead, stage[TRANSFER])
             stage[RECOMPUTE_LEAD] = _recompute_lead(row[T_RECOMPUTE], transfer, share, row[S_RECOMPUTE])
-    capacity -= workspace
+    capacity -= workspace + gathered + prefetched
     lacking: float = max(0.0, -capacity.min(), -host.min())
     return lacking
 

@@ -248,13 +248,13 @@ class Levers:
         row = self.space.rows[type_, level, begin, count]
         row[1:] = (
             sums.backward_input, sums.backward_weight,
-            retained, recompute_bytes, sums.activation_after_input, sums.static + sums.gathered,
-            sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
+            retained, recompute_bytes, sums.activation_after_input, sums.static,
+            sums.workspace, sums.static_on_host, *self._host_times(begin, begin + count),
             sums.recompute if recomputes else 0, dropped,
             sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0), sums.activation,
             0 if self.units.offload_bandwidth is None else sums.activation / self.units.offload_bandwidth,
             *([getattr(sums, name) for name in OVERLAPS] if self.units.streams else [0] * len(OVERLAPS)),
-            states_on_host(self.units.units[begin : begin + count]),
+            states_on_host(self.units.units[begin : begin + count]), sums.gathered,
         )  # fmt: skip
         # A nonnegative first entry marks the row as filled.
         row[0] = sums.forward
