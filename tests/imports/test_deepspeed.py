@@ -36,6 +36,13 @@ def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -
     )
 
 
+def test_deepspeed_bucket_sizes_count_two_bytes_a_number(tmp_path: Path) -> None:
+    zero = '{"stage": 2, "reduce_bucket_size": 5e9, "allgather_bucket_size": "auto"}'
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {zero}, "bf16": {{"enabled": true}}}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
+    assert read.options.framework == "deepspeed,bucket_bytes=11000000000"
+
+
 @pytest.mark.parametrize(("batch", "pipeline", "data"), [("", 1, 4), ('"train_batch_size": 8,', 2, 2)])
 def test_pipeline_follows_from_the_deepspeed_batch(batch: str, pipeline: int, data: int, tmp_path: Path) -> None:
     text = f'{{{batch} "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}}'

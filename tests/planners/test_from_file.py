@@ -31,6 +31,9 @@ def of_two(problem, more):
 
 def dapple(problem):
     return plain(problem)
+
+def nothing(problem):
+    return None
 """
 CALL = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--json")
 
@@ -88,3 +91,11 @@ def test_other_processes_know_a_planner_of_a_file(file: Path) -> None:
 
     assert isinstance(answer, tuple)
     assert answer[0].schedule.name == "1f1b"
+
+
+def test_a_planner_that_returns_nothing_is_refused(file: Path) -> None:
+    name = named_planner(f"{file}:nothing")
+    costs = StageCosts.of(stages=2, forward=1, backward_input=1)
+    problem = Problem(workload=FixedStages(costs), devices=2, micro_batches=2)
+    with pytest.raises(InputError, match="The planner 'nothing' returns no Solution, but NoneType"):
+        planners[name](problem)

@@ -172,6 +172,7 @@ def test_run_without_its_process_has_died(written: Callable[..., Path], run: Any
     [
         ((2.0, 1.0), 0, "it takes 2.00 times as long as planned, the others 1.00 times: look at its clock"),
         ((1.0, 1.05), 1, "the plan gives it the most work"),
+        ((1.05, 1.052), 1, "another computes as long"),
     ],
 )
 def test_the_slowest_device_is_slow_itself_or_by_the_plan(

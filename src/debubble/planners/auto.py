@@ -56,9 +56,10 @@ TARGET_PLANNERS = (*MODEL_PLANNERS, "scope")
 """The planners for frameworks, whose fixed orders leave partition and recomputation open, as SCOPE does."""
 STAGE_PLANNERS = ("joint", "portfolio", "optpipe")
 """The planners for fixed stages; there `joint` only refines the order of the fastest answer."""
-LIBRARY_PLANNER, MAX_LIBRARY_GAP = "portfolio", 0.04
-"""The planner of library schedules, and the gap of the fastest plan above which it is skipped: memory is short then,
-and uniform recomputation is slower.  It always runs for small steps and with little effort."""
+LIBRARY_PLANNER, MAX_LIBRARY_GAP, FAILED_SEARCH_GAP = "portfolio", 0.04, 0.5
+"""The planner of library schedules, and the gaps of the fastest plan between which it is skipped: memory is short then,
+and uniform recomputation is slower.  It always runs for small steps and with little effort, and above the second gap,
+where the search has failed."""
 MIN_HOST_STEP_GAIN = 0.001
 """Fraction of the step that CPU optimizer steps must save to be kept; those of adapters alone save nothing."""
 
@@ -191,7 +192,8 @@ def _skips_library(answers: Answers, problem: Problem) -> bool:
     if problem.compare or problem.levers is not None or not answers.results:
         return False
     asked = problem.effort <= SINGLE_PLANNER_EFFORT or problem.devices * problem.micro_batches <= SMALL_STEP_PAIRS
-    return answers.deadline_passed or (answers.results[0].gap > MAX_LIBRARY_GAP and not asked)
+    short = MAX_LIBRARY_GAP < answers.results[0].gap < FAILED_SEARCH_GAP
+    return answers.deadline_passed or (short and not asked)
 
 
 def _concurrently(answers: Answers, tasks: Mapping[str, Task]) -> Iterator[Solution]:

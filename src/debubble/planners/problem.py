@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from debubble.costs import StepTail
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
-from debubble.errors import HostMemoryError
+from debubble.errors import HostMemoryError, UnsupportedError
 from debubble.ir import (
     DEFAULT_EFFORT,
     CandidateSummary,
@@ -304,10 +304,11 @@ def peer_bandwidth(units: Units) -> Number:
 
 
 def closest(reasons: Sequence[DebubbleError]) -> DebubbleError:
-    """The error that misses the limit by the fewest bytes; the first error if none states them.
+    """The error that misses the limit by the fewest bytes; if none states them, the first of a planner that searched.
 
     Errors about host memory come first, as that is the cheapest to add.
     """
-    known = [reason for reason in reasons if isinstance(reason, InfeasibleError) and reason.missing is not None]
+    searched = [r for r in reasons if isinstance(r, InfeasibleError) and not isinstance(r, UnsupportedError)]
+    known = [reason for reason in searched if reason.missing is not None]
     known = [reason for reason in known if isinstance(reason, HostMemoryError)] or known
-    return min(known, key=lambda reason: reason.missing or 0.0, default=reasons[0])
+    return min(known, key=lambda reason: reason.missing or 0.0, default=[*searched, *reasons][0])

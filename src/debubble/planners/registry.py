@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -190,10 +190,10 @@ class PlannerEntry:
         check_states(problem)
         with guarding_plugins(self.function, name=f"The planner '{self.name}'"):
             answers = self.function(problem)
-            if isinstance(answers, Solution):
-                yield answers
-            else:
-                yield from answers
+            for answer in answers if isinstance(answers, Iterable) else [answers]:
+                if not isinstance(answer, Solution):
+                    raise InputError(f"The planner '{self.name}' returns no Solution, but {type(answer).__name__}.")
+                yield answer
 
 
 def tell_improvement(name: str, problem: Problem, solution: Solution) -> None:

@@ -23,7 +23,9 @@ class OwnOrders:
         """Say what the framework runs instead of an order of F, B, I and W; None if it runs this one."""
         if own_order(schedule, self.names) is not None:
             return None
-        return f"runs its own {' or '.join(self.names)} order"
+        uneven = schedule.placement.chunks > 1 and schedule.micro_batches % schedule.devices
+        condition = f", with chunks only for multiples of {schedule.devices} micro-batches" if uneven else ""
+        return f"runs its own {' or '.join(self.names)} order{condition}"
 
     def as_run(self, schedule: Schedule, recomputing: Collection[int]) -> Schedule:
         """The schedule as it is: these orders split no backward of a stage that recomputes."""

@@ -34,6 +34,7 @@ from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.plan_levers import host_is_full, is_assumed, offload_words, recomputation_words, unit_words
 from debubble.views.rows import configuration_words, fastest_other, where_simpler_wins
 from debubble.views.scene import Scene, planner_of, subject
+from debubble.views.summary import bounded_plans
 
 LABEL_WIDTH = 13
 """Width of the label column, in characters."""
@@ -312,8 +313,8 @@ def _bound(plan: Plan, scene: Scene) -> str:
     if not plan.lower_bound:
         return "none is known"
     gap = plan.gap_at(scene.step_time)
-    which = "no plan" if plan.model is None else "no plan with these degrees"
-    return f"{which} takes less than {time_words(plan.lower_bound, seconds=scene.seconds)} (gap {100 * gap:.1f}%)"
+    bound = time_words(plan.lower_bound, seconds=scene.seconds)
+    return f"{bounded_plans(plan)} takes less than {bound} (gap {100 * gap:.1f}%)"
 
 
 def _changes(plan: Plan, scene: Scene) -> Iterator[str]:

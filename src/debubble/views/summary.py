@@ -180,6 +180,13 @@ def why_not_faster(scene: Scene) -> str:
     return f"The critical path spends {', '.join(words)}."
 
 
+def bounded_plans(plan: Plan) -> str:
+    """The subject of a sentence on the plans that the lower bound holds for."""
+    if plan.target is not None:
+        return f"no such plan for {targets[plan.target].title}"
+    return "no plan" if plan.model is None else "no plan with these degrees"
+
+
 def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
     """Sentences on the lower bound and the gap, and with the argument on what the bound counts.
 
@@ -189,7 +196,8 @@ def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
         return "No lower bound of the step is known."
     gap = plan.gap_at(scene.step_time if scene.cores is None else plan.step_time)
     alone = "" if scene.cores is None else "With a core for each device: "
-    which = f"{alone}No plan" if plan.model is None else f"{alone}No plan with these degrees"
+    plans = bounded_plans(plan)
+    which = f"{alone}{plans[0].upper()}{plans[1:]}"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)
     counted = "" if plan.bound_argument is None or not argument else f"  The bound counts {plan.bound_argument}."
     wide = (

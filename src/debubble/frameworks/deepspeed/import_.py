@@ -146,7 +146,9 @@ def deepspeed(read: SettingsReader, facts: UserFacts) -> ImportedJob:
         master_dtype="bf16" if read.flag(_MASTERS) and dtype == "bf16" else "fp32",
         host_optimizer=float(zero > 0 and _on_host(read, OFFLOADED)),
         lora=trainer.rank_of(read),
-        framework=framework_with("deepspeed", gradient_bytes=4 if gradients == "fp32" else None),
+        framework=framework_with(
+            "deepspeed", gradient_bytes=4 if gradients == "fp32" else None, bucket_bytes=_bucket_bytes(read)
+        ),
     )
     return ImportedJob(
         target="deepspeed",
@@ -379,6 +381,17 @@ def _remarks(read: SettingsReader, facts: UserFacts, *, pipeline: int) -> Iterat
         yield f"Stages are your script's: predicted is partition_method '{_partition(read)}'."
     if read.flag(_MASTERS) and not read.flag(_MOMENTS):
         yield f"{_MASTERS} is on without {_MOMENTS}: moments are predicted in bf16, too."
+
+
+_BUCKETS = ("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size")
+_BUCKET_SIZE, _BUCKET_ELEMENT = 500_000_000, 2
+"""Numbers per bucket by default, and bytes per number."""
+
+
+def _bucket_bytes(read: SettingsReader) -> int | None:
+    """Bytes of the buckets for gradients and parameters; None: the default."""
+    specified = {name: read.size(name) for name in _BUCKETS if read.get(name) not in (None, "auto")}
+    return _BUCKET_ELEMENT * sum(specified.get(name, _BUCKET_SIZE) for name in _BUCKETS) if specified else None
 
 
 _LIVE_PARAMETERS = 10**9

@@ -154,7 +154,7 @@ def _devices(
 
 
 EQUAL_WORK_RATIO = 0.99
-"""Two devices have the same planned work if the ratio is above this."""
+"""Two devices have the same work if the ratio is above this."""
 
 
 def _reason(devices: list[DeviceState], slowest: int, waiting: str | None) -> str:
@@ -176,5 +176,7 @@ def _reason(devices: list[DeviceState], slowest: int, waiting: str | None) -> st
         max_planned = max(device.planned_busy or 0.0 for device in devices)
         same = "others as much" if planned > EQUAL_WORK_RATIO * max_planned else "others more"
         share = "it the most" if planned == max_planned else same
-        words = f"the plan gives {share} work"
+        next_busy = sorted(device.busy for device in devices)[-2]
+        equal = next_busy > EQUAL_WORK_RATIO * devices[slowest].busy
+        words = "another computes as long" if equal else f"the plan gives {share} work"
     return words if waiting is None else f"{words}; {waiting}: look at messages, loading of data and the host"
