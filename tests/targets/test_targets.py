@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.errors import UnsupportedError
 from debubble.exports import exports
-from debubble.ir import ExportError, InputError, RunOptions
+from debubble.ir import ExportError, InfeasibleError, InputError, RunOptions
 from debubble.models import Model, models
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.plans import Plan
@@ -234,3 +235,11 @@ def test_4_bit_weights_are_refused_by_targets_without_them(target: str) -> None:
 
     with pytest.raises(InputError, match="has no frozen weights in 4 bits; plan again without --quantize"):
         targets[target].check(options, models["llama3-8b"], pipeline=1)
+
+
+def test_a_refusal_of_chunks_names_the_micro_batches_they_need() -> None:
+    cluster, model = db.Cluster.parse("4xA100-80GB"), db.models["llama3.2-1b"]
+    words = "with chunks only for multiples of 4 micro-batches"
+    with pytest.raises(InfeasibleError, match=words) as error:
+        db.plan(model, cluster, micro_batches=6, chunks=2, target="megatron", effort=0.01)
+    assert not isinstance(error.value, UnsupportedError)

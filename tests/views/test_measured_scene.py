@@ -49,6 +49,12 @@ def test_bound_assumes_devices_with_dedicated_cores() -> None:
     assert bound_words(plan, predicted).startswith(words)
 
 
+def test_the_bound_of_a_target_is_of_its_own_plans() -> None:
+    plan = replace(small_plan(), lower_bound=10, target="megatron")
+    words = bound_words(plan, Scene.predicted(plan))
+    assert words.startswith("No such plan for Megatron-LM takes less than 10: ")
+
+
 def test_delays_between_operations_are_overhead() -> None:
     plan = small_plan(devices=1)
     events = [TraceEvent(o.name, 0, o.lane, 2.0 * i, 2.0 * i + 1) for i, o in enumerate(plan.simulate().operations)]
