@@ -59,7 +59,7 @@ def test_kernel_is_recompiled_when_its_callee_changes(tmp_path: Path, decorator:
     assert answers == ["42\n", "420\n", "1420\n"]
 
 
-def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
+def test_kernel_compilation_is_logged_once(tmp_path: Path) -> None:
     """In two processes: the second finds the machine code."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
     logging = "import logging\nlogging.basicConfig(level=logging.INFO, format='%(message)s')\n"

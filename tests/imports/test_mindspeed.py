@@ -67,7 +67,7 @@ def test_layers_are_read_by_mindspeeds_names(
         ("--noop-layers 0,7 --num-layers-per-virtual-pipeline-stage 2", [1, 2, 2, 1]),
     ],
 )
-def test_layers_that_do_nothing_are_none(tmp_path: Path, more: str, stages: list[int]) -> None:
+def test_empty_layers_are_not_counted(tmp_path: Path, more: str, stages: list[int]) -> None:
     read = job(tmp_path, more)
     assert (read.model.layers, list(read.layers)) == (6, stages)
 

@@ -296,7 +296,7 @@ def test_a_base_of_primus_that_is_not_there_is_asked_for(tmp_path: Path) -> None
         primus(tmp_path, "llama3_8B.yaml", "extends: [lost.yaml]")
 
 
-def test_models_of_primus_drop_out_as_their_base(tmp_path: Path) -> None:
+def test_primus_models_inherit_dropout_from_their_base(tmp_path: Path) -> None:
     sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 128"
     (tmp_path / "mine.yaml").write_text(f"{{extends: [language_model.yaml], {sizes}}}")
 

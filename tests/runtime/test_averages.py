@@ -84,7 +84,7 @@ def test_averages_match_a_single_process(averaged_model: Any, plan: Any, take: A
     torch.testing.assert_close(answers[0][1], loss_of(averaged_model, tokens).detach(), rtol=1e-9, atol=0)
 
 
-def test_a_step_that_is_skipped_leaves_the_averages() -> None:
+def test_skipped_step_does_not_change_averages() -> None:
     def one(pipeline: Any) -> Any:
         take_steps(pipeline)
         averages = [pipeline.averages.get(p).clone() for p in pipeline.parameters()]

@@ -33,7 +33,7 @@ def trained(pipeline: Any) -> Any:
 @pytest.mark.parametrize(
     ("family", "name"), [("llama-tied", "1f1b"), ("gemma2", "zb-h1"), ("gpt2", "zb-h1"), ("qwen3-moe", "1f1b")]
 )
-def test_adapters_get_pefts_gradients_and_nothing_else_any(family: str, name: str) -> None:
+def test_only_adapters_have_gradients_and_they_match_peft(family: str, name: str) -> None:
     config = FAMILIES[family]
     # peft's "all-linear" includes the experts, which are no linear layers here.
     entries = {"target_modules": ["q_proj", "o_proj"]} if family in ("mixtral", "qwen3-moe") else {}
@@ -56,7 +56,7 @@ def test_adapters_have_the_names_and_scale_of_peft(entries: Any) -> None:
     assert {f"base_model.model.{n}" for _, names in answers for n in names} == adapters
 
 
-def test_steps_lose_like_pefts() -> None:
+def test_losses_match_peft() -> None:
     model = peft_model(LLAMA)
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA, lora=3)
     batches = [tokens_of(LLAMA, rows=4)] * 8
@@ -157,7 +157,7 @@ def test_replicas_with_zero_train_the_same_adapters() -> None:
         ({"r": 4}, "made for LoRA adapters of rank 3 .* but the model has rank 4"),
     ],
 )
-def test_adapters_that_the_runtime_does_not_have_are_refused(entries: Any, message: str) -> None:
+def test_unsupported_adapters_are_refused(entries: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA, lora=3)
     with pytest.raises(InputError, match=message):
         Pipeline(peft_model(LLAMA, **entries), plan)
@@ -170,7 +170,7 @@ def test_adapters_need_a_plan_that_trains_them(tmp_path: Path) -> None:
         Pipeline(None, plan).load_pretrained(tmp_path)
 
 
-def test_saved_adapters_on_layers_that_have_none_are_refused(tmp_path: Path) -> None:
+def test_saved_adapters_on_unexpected_layers_are_refused(tmp_path: Path) -> None:
     peft_model(LLAMA, lora_alpha=6).save_pretrained(tmp_path)
     config = {**LLAMA, "model_type": "llama"}
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), config, lora=3)

@@ -116,9 +116,7 @@ def test_longest_micro_batch_is_in_its_planned_position(steps: LengthSteps) -> N
         assert ranks_of(plan)[lengths.index(max(lengths))] == 0
 
 
-def test_plans_are_read_where_they_were_made_before(
-    steps: LengthSteps, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_plans_are_reused(steps: LengthSteps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_planned", None)
     assert [plan.schedule for plan in steps_of(folder).plans] == [plan.schedule for plan in steps.plans]
 
@@ -145,7 +143,7 @@ def test_lengths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ('{"input_ids": [7]}', "has tokens that are not in the model's vocabulary of 7"),
     ],
 )
-def test_a_file_of_other_things_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_file_without_lengths_is_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "data.jsonl").write_text(content)
     with pytest.raises(InputError, match=message):
         read_sequences(tmp_path / "data.jsonl", longest=3, vocabulary=7)

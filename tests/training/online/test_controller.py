@@ -50,7 +50,7 @@ def test_a_bad_order_is_replaced_by_the_best_and_that_is_logged(plan: Any, tmp_p
     assert Plan.load(tmp_path / "plan.online.json").schedule == controller.plan.schedule
 
 
-def test_a_switch_that_measures_worse_is_taken_back(plan: Any, tmp_path: Path) -> None:
+def test_switch_that_measures_worse_is_reverted(plan: Any, tmp_path: Path) -> None:
     controller = controlled(plan, tmp_path)
     Machine(controller, UNIT, seconds={"gpipe": 15.0, "searched": 16.0}).run(40)
     assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "taken back")]
@@ -163,7 +163,7 @@ def milliseconds() -> StageCosts:
     return UNIT.replace(forward=1e-3, backward_input=1e-3, backward_weight=1e-3)
 
 
-def test_memory_beyond_the_predicted_begins_a_search(tmp_path: Path) -> None:
+def test_memory_above_the_prediction_starts_a_search(tmp_path: Path) -> None:
     plan = ordered(gpipe_plan(UNIT.with_limit(6)), "zb-h2")
     controller = controlled(plan, tmp_path)
     for step in range(1, 12):
