@@ -134,9 +134,7 @@ def test_deepspeed_refuses_a_wrong_value(config: dict[str, Any], message: str, t
         ({"bfloat16": {"enabled": True}, "zero_optimization": {"stage": 2.0}}, "bf16", 2),
     ],
 )
-def test_deepspeed_values_are_converted_like_pydantic(
-    config: dict[str, Any], dtype: str, zero: int, tmp_path: Path
-) -> None:
+def test_deepspeed_values_are_converted(config: dict[str, Any], dtype: str, zero: int, tmp_path: Path) -> None:
     options = deepspeed(tmp_path, train_micro_batch_size_per_gpu=1, **config).options
 
     assert (options.dtype, options.zero) == (dtype, zero)

@@ -136,9 +136,7 @@ def tiny() -> Any:
 
 def stepped_afterwards(plan: Any) -> Any:
     """The same plan with every stage stepped on its device at the end."""
-    orders = tuple(
-        tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders
-    )
+    orders = tuple(tuple(o for o in order if o.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders)
     return replace(plan, schedule=replace(plan.schedule, orders=orders), costs=plan.costs.replace(memory_limit=None))
 
 

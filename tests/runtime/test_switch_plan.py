@@ -45,12 +45,8 @@ def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
 
 def test_changed_recomputation_and_offload_change_no_bit() -> None:
     plan = plan_of(offloading(db.schedules["1f1b"](devices=2, micro_batches=4)), LLAMA, dtype="fp32")
-    next_plans = [
-        keeping(plan, "full"),
-        keeping(plan, "norm+activation", offload=0.5),
-        keeping(plan, "none", offload=0.25),
-    ]
-    assert_same_run(trained(plan, *next_plans), trained(plan, steps=4))
+    later = [keeping(plan, "full"), keeping(plan, "norm+activation", offload=0.5), keeping(plan, "none", offload=0.25)]
+    assert_same_run(trained(plan, *later), trained(plan, steps=4))
 
 
 def test_switch_to_recomputation_frees_activations() -> None:

@@ -105,12 +105,10 @@ def test_rank_holds_only_its_shards_and_activations() -> None:
         return pipeline.measured.static_bytes, pipeline.measured.peak_activation
 
     plans = [plan_of(schedule(devices=1, micro_batches=1), SMALL, tensor=tensor) for tensor in (1, 2)]
-    (undivided, undivided_activation), (divided, divided_activation) = (
-        run_threads(p, one, ranks=p.ranks)[0] for p in plans
-    )
+    (full, full_activation), (shard, shard_activation) = (run_threads(p, one, ranks=p.ranks)[0] for p in plans)
     norms = 9 * SMALL["hidden_size"] * 8 * 2  # parameters and gradients in fp64
-    assert divided - norms == (undivided - norms) / 2
-    assert divided_activation < undivided_activation
+    assert shard - norms == (full - norms) / 2
+    assert shard_activation < full_activation
 
 
 def test_offload_moves_the_ranks_shards() -> None:

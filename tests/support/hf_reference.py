@@ -65,12 +65,10 @@ def loss_of(model: Any, tokens: Any, *, micro_batches: Any) -> Any:
     """Mean loss over all tokens, its gradients left on the model's parameters, micro-batch by micro-batch."""
     total = torch.zeros((), dtype=torch.float64)
     with exactly():
-        for micro_batch in tokens.chunk(micro_batches):
-            answer = model(micro_batch[:, :-1])
+        for rows in tokens.chunk(micro_batches):
+            answer = model(rows[:, :-1])
             loss = (
-                torch.nn.functional.cross_entropy(
-                    answer.logits.flatten(0, 1), micro_batch[:, 1:].flatten(), reduction="sum"
-                )
+                torch.nn.functional.cross_entropy(answer.logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
                 / tokens[:, 1:].numel()
             )
             if getattr(answer, "aux_loss", None) is not None:

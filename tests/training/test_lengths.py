@@ -93,9 +93,7 @@ def test_size_class_fits_all_its_steps() -> None:
     assert 1 < len(size_classes) <= planning.MAX_CLASSES
     for step in range(STEPS):
         tokens = [sum(row) / (2 * LONGEST) for row in data.lengths(step)]
-        assert any(
-            all(t <= size.tokens for t, size in zip(tokens, size_class, strict=True)) for size_class in size_classes
-        )
+        assert any(all(t <= size.tokens for t, size in zip(tokens, sizes, strict=True)) for sizes in size_classes)
 
 
 def test_step_uses_the_fastest_plan_that_fits(steps: LengthSteps) -> None:
@@ -185,9 +183,7 @@ def test_two_ranks_match_gradients_of_one_process(tmp_path: Path, replicas: int)
     data = sequences(replicas=replicas)
     for step, ranks in enumerate(on_two_ranks(tmp_path, replicas=replicas)):
         rows = [row for replica in range(replicas) for row in data.batch(step, replica=replica, ranks=range(4))]
-        alone = [
-            micro_batch for row in rows for micro_batch in unpacked(row) if bool((micro_batch["targets"] != -100).any())
-        ]
+        alone = [batch for row in rows for batch in unpacked(row) if bool((batch["targets"] != -100).any())]
         expected_loss, expected = reference_gradients(LLAMA, alone, micro_batches=8 * replicas)
         for loss, gradients, _, _ in ranks:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)

@@ -61,10 +61,8 @@ def test_switch_that_measures_worse_is_reverted(plan: Any, tmp_path: Path) -> No
 def test_after_a_switch_back_only_a_faster_order_is_tried(plan: Any, tmp_path: Path) -> None:
     better, best = (ordered(plan, name) for name in ("1f1b", "zb-h1"))
     times = {"gpipe": 15.0, "1f1b": 16.0, "zb-h1": 14.0}
-    better_orders = [
-        BetterOrder(order, makespan, 15.0) for order, makespan in ((best, 13.0), (better, 14.0), (better, 14.0))
-    ]
-    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p, better_orders))
+    orders = [BetterOrder(order, makespan, 15.0) for order, makespan in ((best, 13.0), (better, 14.0), (better, 14.0))]
+    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p, orders))
     Machine(controller, UNIT, seconds=times).run(24)
     assert [e.schedule for e in controller.journal.entries if e.event == "adopted"] == ["1f1b", "zb-h1"]
     assert [e.event for e in controller.journal.entries] == ["search", "adopted", "taken back", "adopted", "kept"]
@@ -128,16 +126,15 @@ def refused(_: Any, __: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("search", "message"),
-    [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")],
+    ("search", "cause"), [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")]
 )
 def test_failed_search_is_reported_once_and_the_run_continues(
-    plan: Any, tmp_path: Path, search: Any, message: str
+    plan: Any, tmp_path: Path, search: Any, cause: str
 ) -> None:
     controller = controlled(plan, tmp_path, search=search)
     Machine(controller, UNIT).run(20)
     assert events_of(controller) == [(4, "search"), (4, "search failed")]
-    assert f"the search for a better order failed ({message}" in str(controller.journal.entries[1])
+    assert f"the search for a better order failed ({cause}" in str(controller.journal.entries[1])
     assert controller.plan is plan
 
 
