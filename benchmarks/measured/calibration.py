@@ -99,8 +99,8 @@ def _relation(a: MeasuredRun, b: MeasuredRun, figure: Figure) -> tuple[bool, boo
 def estimated(rows: Sequence[Row], figure: Figure) -> ErrorShares:
     """Shares that minimize the squared remaining deviations of the fit half.
 
-    A deviation is counted in units of its group's (kind of model and generation of hardware), and a run once with each
-    kind of neighbours, however many it has.
+    Deviations are relative to the spread of their group (kind of model and generation of hardware), and a run counts
+    once for each kind of related runs, however many there are.
     """
     fit_rows = [row for row in rows if row["record"].half == "fit"]
     spread = _spreads(fit_rows, figure)
@@ -147,7 +147,7 @@ class Outcome:
     """A prediction with measured runs.
 
     Attributes:
-        weight: What it counts: a run counts once, however many neighbours it is predicted from.
+        weight: Weight of the outcome; those of a run, one per choice of related runs, sum to one.
         error: The share by which the prediction is off.
         inside: Whether what was measured is in the interval.
         width: The interval's upper end over its lower one.

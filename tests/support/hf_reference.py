@@ -87,9 +87,9 @@ def assert_trains_as_alone(
     rounding: float = 0.0,
     only: bool = False,
 ) -> None:
-    """Loss, gradients and norm of a plan's step on the model's own parameters are those of the model alone.
+    """Compare loss, gradients and norm of a plan's step in place with those of the model alone.
 
-    A gradient that is zero may differ by so much `rounding`.  With `only`, no other parameter has a gradient.
+    `rounding`: absolute tolerance for gradients that are zero.  `only`: no other parameter may have a gradient.
     """
     micro_batches = plan.micro_batches * plan.options.data
     expected_loss = loss_of(model, tokens, micro_batches=micro_batches)
