@@ -297,7 +297,7 @@ def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02)
         (search(1.0, 1.01), "  The first is taken: within 2% of the fastest the plan with the fewest"),
         (search(1.01, fastest=1.0), "  The plan has fewer levers than the fastest of these degrees, which takes 1.0%"),
         (search(1.01, 1.0, fastest=1.0), "  The first (1.0% slower) is taken: within 2% of the fastest the plan with"),
-        (search(1.0, 1.005, tolerance=0.0), "  The first is the fastest that was degree_search."),
+        (search(1.0, 1.005, tolerance=0.0), "  The first is the fastest that was found."),
         (search(1.0, 1.02, tolerance=0.0), ""),
     ],
 )
