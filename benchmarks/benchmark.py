@@ -1,4 +1,4 @@
-"""The frame of a benchmark: measures cases one after another, keeps their rows in a result file, and writes docs pages.
+"""Common code of the benchmarks: measures cases, keeps their rows in a result file, and writes docs pages.
 
     python benchmarks/NAME.py [CASE ...] [--again]     # all cases, or those of these names or beginnings
     python benchmarks/NAME.py --docs                   # the pages and pictures, from the results
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """Cases, what is measured of each, and the pages that show the rows.
+    """Cases, how they are measured, and the pages that show the rows.
 
     Attributes:
         name: Of the script and of its result file.
@@ -107,7 +107,7 @@ class Benchmark:
 
 
 def between(page: Path, mark: str) -> tuple[str, str, str]:
-    """A page as what is before a table, the table, and what is after it, the two comments included."""
+    """Split a page into the text before a table, the table, and the text after it; the comments stay outside."""
     text = page.read_text()
     begin = text.index("-->", text.index(f"<!-- {mark}: written by")) + len("-->")
     end = text.index(f"<!-- end of {mark} -->")
@@ -130,13 +130,13 @@ def provenance() -> dict[str, Any]:
         "commit": commit(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "machine": {"cpu": _cpu(), "cores": os.cpu_count()},
-        # `python -m` has the script's whole path.
+        # with `python -m` this is the script's full path
         "command": " ".join(["python", os.path.relpath(sys.argv[0], Path(__file__).parents[1]), *sys.argv[1:]]),
     }
 
 
 def commit() -> str:
-    """The short name of the commit that is checked out, with a `+` if the sources differ from it."""
+    """Short name of the checked-out commit, with a `+` if the sources differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
@@ -146,7 +146,7 @@ def commit() -> str:
 
 
 def _version(package: str) -> str | None:
-    """None if it is not installed."""
+    """Version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Plans in equal runs of units, whose costs say nothing: for what is run, not planned."""
+"""Plans with equal runs of units and meaningless costs, for code that runs plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def even_plan(
     schedule: Schedule, units: Sequence[PlannedUnit], options: RunOptions, *, model: Mapping[str, Any] | None = None,
     costs: StageCosts | None = None, cluster: Cluster | None = None,
 ) -> Plan:  # fmt: skip
-    """A plan of a schedule, with about as many units on every stage; a model's cluster is CPUs unless it is given."""
+    """A plan of a schedule with about as many units on every stage; by default a model's cluster is CPUs."""
     devices = cluster or Cluster.parse(f"{schedule.devices}xCPU")
     described = None if model is None else ModelOnCluster(ModelConfig.from_hf(model), devices)
     bounds = [round(stage * len(units) / schedule.stages) for stage in range(schedule.stages + 1)]

@@ -43,15 +43,15 @@ ENTRIES: Mapping[str, Mapping[str, Any]] = json.loads(
     (Path(__file__).parent / "cases" / "families.json").read_text()
 )  # fmt: skip
 RANDOM = ("dropout", "pdrop", "jitter")
-"""Parts of the names of entries by which a model draws random numbers: they are zero."""
+"""Words in the names of entries that make a model draw random numbers; these entries are set to zero."""
 TOLERANCE = 1e-12
 LARGEST = 3_000_000
-"""Parameters of the largest model that counts as tiny."""
+"""Largest parameter count of a tiny model."""
 RUNS = (("1f1b", "none"), ("zb-v", "none"), ("1f1b", "full"))
 
 
 class Wide(TorchFunctionMode):
-    """A mode in which what is fp64 stays so where transformers computes in fp32."""
+    """Keeps fp64 where transformers computes in fp32."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -99,7 +99,7 @@ def tiny_model(config: Mapping[str, Any]) -> Any:
 
 
 def reference(model: Any, tokens: Tensor, micro_batches: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and gradients of the whole model in one process, micro-batch by micro-batch."""
+    """Loss and gradients of the full model in one process, micro-batch by micro-batch."""
     total, counted = torch.zeros((), dtype=torch.float64), tokens[:, 1:].numel()
     with Wide():
         for rows in tokens.chunk(micro_batches):
@@ -111,7 +111,7 @@ def reference(model: Any, tokens: Tensor, micro_batches: int) -> tuple[Tensor, d
 
 
 def plan_of(name: str, strategy: str, config: Mapping[str, Any]) -> Plan:
-    """A plan for two devices and four micro-batches, in equal runs of units that all recompute so."""
+    """A plan for two devices and four micro-batches, in equal runs of units with the same recomputation."""
     stages = 4 if name == "zb-v" else 2
     schedule = db.schedules[name](devices=2, micro_batches=4, costs=StageCosts.of(stages=stages))
     if strategy != "none":
@@ -121,7 +121,7 @@ def plan_of(name: str, strategy: str, config: Mapping[str, Any]) -> Plan:
 
 
 def error_of(model: Any, plan: Plan, tokens: Tensor, loss: Tensor, gradients: Mapping[str, Tensor]) -> float:
-    """The largest error of a plan's step."""
+    """Largest error of a plan's step."""
 
     def step(transport: Any) -> tuple[Tensor, dict[str, Tensor]]:
         pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
@@ -132,7 +132,7 @@ def error_of(model: Any, plan: Plan, tokens: Tensor, loss: Tensor, gradients: Ma
     answers = ThreadTransport.run(plan.ranks, step)
     actual = {name: gradient for _, gradients in answers for name, gradient in gradients.items()}
     errors = [_relative(answers[0][0], loss)]
-    # Some gradients are zero, as that of a bias of keys: rounding is measured by the size of the others.
+    # Some gradients are zero, such as those of key biases; their rounding is relative to the others.
     floor = 1e-6 * max(float(gradient.abs().max()) for gradient in gradients.values())
     errors += [_relative(actual[name], gradient, floor) for name, gradient in gradients.items()]
     return max(errors)
@@ -155,7 +155,7 @@ def judge(family: str) -> Row:
         model = tiny_model(config)
         tokens = torch.randint(3, config.get("vocab_size", 61), (8, 13), generator=torch.Generator().manual_seed(5))
         loss, gradients = reference(copy.deepcopy(model), tokens, 4)
-    except Exception as error:  # whatever transformers says of a tiny config that it does not build or run
+    except Exception as error:  # any error of a tiny config that transformers does not build or run
         return _row("not built", f"{type(error).__name__}: {_first_line(error)}")
     errors = []
     for name, strategy in RUNS:
@@ -178,7 +178,7 @@ def _first_line(error: Exception) -> str:
 
 
 def page(rows: list[Row]) -> str:
-    """Families by outcome."""
+    """The page: families by outcome."""
     families = {
         outcome: [row["case"] for row in rows if row["outcome"] == outcome]
         for outcome in ("agrees", "refused", "not built")
@@ -196,7 +196,7 @@ def page(rows: list[Row]) -> str:
 
 
 def quiet() -> None:
-    """Leave out what transformers says of tiny configs."""
+    """Silence warnings of transformers about tiny configs."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
 

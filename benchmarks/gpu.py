@@ -1,4 +1,4 @@
-"""Everything about a GPU that this project has to show, in one command.
+"""All GPU measurements of this project in one command.
 
     python benchmarks/gpu.py --output FOLDER                  # on a machine with a CUDA device: under ten minutes
     python benchmarks/gpu.py --dry-run --output FOLDER        # the same code with tiny sizes on a CPU
@@ -36,7 +36,7 @@ RESULTS = FOLDER / "gpu.json"
 SECTIONS = {
     "tests": 70, "machine": 30, "profile": 130, "plans": 170, "rivals": 120, "large": 100, "slices": 40, "torch": 90,
 }  # fmt: skip
-"""In this order, with the seconds that each may take.  `plans` needs the figures of `profile`."""
+"""Sections in order, with the seconds that each may take; `plans` needs the figures of `profile`."""
 MODULES = {"tests": "cuda_tests", "profile": "profiles", "torch": "beside_torch"}
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--take", type=Path, metavar="FILE", help="a gpu.json that a machine with a GPU has made")
     parser.add_argument("--note", help="what a reader has to know of the sections that are taken")
     parser.add_argument("--report", action="store_true", help="write docs/gpu.md and docs/notes/gpu.md")
-    parser.add_argument("--section", help=argparse.SUPPRESS)  # one section, here
+    parser.add_argument("--section", help=argparse.SUPPRESS)  # one section, in this process
     args = parser.parse_args()
     if args.take:
         names = chosen_sections(args, parser)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def everything(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Run the sections one after another, and save after each."""
+    """Run the sections in order, and save after each."""
     names = chosen_sections(args, parser)
     args.output.mkdir(parents=True, exist_ok=True)
     path, end = args.output / "gpu.json", time.monotonic() + args.seconds
@@ -74,7 +74,7 @@ def everything(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
     result |= {"dry_run": args.dry_run, "commit": args.commit or commit(), "command": " ".join(sys.argv)}
     result["at"] = datetime.now(UTC).isoformat(timespec="seconds")
     for name in names:
-        save(path, result)  # a section reads the figures of those before it
+        save(path, result)  # a section reads the figures of earlier ones
         remaining = min(SECTIONS[name], end - time.monotonic())
         result["sections"][name] = {"commit": result["commit"], "at": result["at"], **run(name, remaining, args)}
         save(path, result)
@@ -83,7 +83,7 @@ def everything(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
 
 
 def chosen_sections(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """The sections that `--sections` names, all of which there are."""
+    """Sections that `--sections` names; unknown names are refused."""
     names = [name for name in args.sections.split(",") if name]
     known = report.read(args.take)["sections"] if args.take else SECTIONS
     unknown = [name for name in names if name not in known]
@@ -95,7 +95,7 @@ def chosen_sections(args: argparse.Namespace, parser: argparse.ArgumentParser) -
 def with_sections(
     result: dict[str, Any], taken: dict[str, Any], names: Sequence[str], *, note: str | None = None
 ) -> dict[str, Any]:
-    """The result with sections of another machine's; each keeps when it ran and at which commit."""
+    """The result with sections of another machine's; each keeps its time and commit."""
     more = {} if note is None else {"note": note}
     sections = result["sections"] | {name: taken["sections"][name] | more for name in names}
     ordered = {name: sections[name] for name in SECTIONS if name in sections}
@@ -103,7 +103,7 @@ def with_sections(
 
 
 def run(name: str, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
-    """One section in a process of its own, ended when its time is over; what it had by then is kept."""
+    """Run a section in a separate process, which is ended when its time is over; its figures so far are kept."""
     if seconds < 10:
         return {"status": "left out", "why": "no time was left"}
     path = args.output / f"{name}.json"
@@ -111,7 +111,7 @@ def run(name: str, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
     command += ["--seconds", str(seconds), *(["--dry-run"] if args.dry_run else [])]
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-    # Plans come near the limit: memory that is free in parts is to be of use.
+    # Plans come near the memory limit, so fragments of free memory must be usable.
     environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     start = time.monotonic()
     with (args.output / "gpu.log").open("a") as log:

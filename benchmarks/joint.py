@@ -23,11 +23,11 @@ from debubble.ir import DEFAULT_EFFORT
 from debubble.papers.drawings import Lines, svg
 
 JOBS: dict[str, str] = CALLS["settings"]
-"""Sequences of 4096 tokens, but for the large job."""
+"""Sequences have 4096 tokens, except for the large job."""
 LARGE = "GPT-3"
 SETTINGS = {job: words for job, words in JOBS.items() if job != LARGE}
 NEVER = "--deadline 3600"
-"""A deadline that no search meets, however busy the machine is: steps depend on the effort alone."""
+"""A deadline that no search reaches on any machine, so that steps depend only on the effort."""
 EFFORT, SEEDS, EFFORTS = DEFAULT_EFFORT, (0, 1, 2), (0.5, 1.0, DEFAULT_EFFORT, 10.0)
 
 CASES = {
@@ -45,11 +45,11 @@ CASES = {
     },
     **{f"{job}, others": f"{words} --compare {NEVER}" for job, words in SETTINGS.items()},
 }
-"""The words after `debubble plan`."""
+"""Words after `debubble plan`."""
 
 
 def measure(words: str) -> Row:
-    """The answer of one process, and what it took."""
+    """Answer of one process, and its time."""
     command = [sys.executable, "-m", "debubble", "plan", *words.split(), "--json"]
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     answer = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
@@ -62,12 +62,12 @@ def measure(words: str) -> Row:
 
 
 def rows_of(rows: Sequence[Row], job: str, asked: str) -> list[Row]:
-    """The rows of a job and of what was asked."""
+    """Rows of a job and a kind of call."""
     return [row for row in rows if row["case"].startswith(f"{job}, {asked}")]
 
 
 def gap(row: Row) -> float:
-    """In percent of the step."""
+    """Gap between step and bound in percent of the step."""
     return 100 * float(1 - row["bound"] / row["step"])
 
 
@@ -98,7 +98,7 @@ def settings(rows: list[Row]) -> str:
 
 
 def by_default(rows: list[Row]) -> str:
-    """What the default effort finds."""
+    """Results of the default effort."""
     lines = []
     for job in JOBS:
         chosen = rows_of(rows, job, f"auto, effort {EFFORT:g}")
@@ -120,7 +120,7 @@ def _of_seed_0(rows: Sequence[Row], job: str) -> list[Row]:
 
 
 def by_effort(rows: list[Row]) -> str:
-    """What seed 0 finds by effort."""
+    """Results of seed 0 by effort."""
     lines = [
         (job, *(f"{row['step']:.3f} in {row['clock']:.0f} s" for row in _of_seed_0(rows, job))) for job in SETTINGS
     ]
@@ -128,7 +128,7 @@ def by_effort(rows: list[Row]) -> str:
 
 
 def curves(rows: list[Row]) -> bytes:
-    """How far the steps of seed 0 are above their bounds, by effort."""
+    """Gaps of seed 0 by effort, as curves."""
     return svg(
         Lines(
             title="Steps that auto finds, by effort",
@@ -142,7 +142,7 @@ def curves(rows: list[Row]) -> bytes:
 
 BENCHMARK = Benchmark(
     name="joint", about=__doc__, cases=CASES, measure=measure,
-    prepare=lambda: measure(f"{SETTINGS['E']} --effort 0.5"),  # compiles the kernels, which are kept on disk
+    prepare=lambda: measure(f"{SETTINGS['E']} --effort 0.5"),  # compiles the kernels, which are cached on disk
     pages={
         "joint.md#settings": settings, "joint.md#auto": by_default, "joint.md#efforts": by_effort,
         "pictures/auto-by-effort.svg": curves,

@@ -1,4 +1,4 @@
-"""OptPipe's grid: what each method reaches, how far from the bound, and how long it took.
+"""OptPipe's grid: result, gap to the bound and time of each method.
 
     python benchmarks/optpipe_grid.py [P,M[,TO[,LIMIT]] ...]
     python benchmarks/optpipe_grid.py --docs                    # the table of docs/notes/optpipe.md
@@ -71,7 +71,7 @@ def measure(cell: Cell) -> Row:
 
 
 def baseline(name: str, problem: OrderProblem) -> Schedule | None:
-    """A baseline under the limit; None if it does not fit."""
+    """Schedule of a baseline under the limit; None if it does not fit."""
     try:
         return schedules[name](
             devices=problem.stages, micro_batches=problem.micro_batches, costs=problem.costs, **BASELINES[name]
@@ -81,7 +81,7 @@ def baseline(name: str, problem: OrderProblem) -> Schedule | None:
 
 
 def page(rows: list[Row]) -> str:
-    """The grid, and what it says on average."""
+    """The grid, and its averages."""
     columns = {"adaoffload": "AdaOffload", "pipeoffload": "PipeOffload", "zb": "zb"}
     lines = [
         (
@@ -112,7 +112,7 @@ def page(rows: list[Row]) -> str:
 BENCHMARK = Benchmark(
     name="optpipe_grid", about=__doc__, cases={",".join(map(str, cell[:4])): cell for cell in cells()},
     measure=measure, pages={"notes/optpipe.md#grid": page},
-    prepare=lambda: list(optimize(problem_of(2, 3, 20, 2), effort=2.0)),  # compiles the kernel, which is kept on disk
+    prepare=lambda: list(optimize(problem_of(2, 3, 20, 2), effort=2.0)),  # compiles the kernel, which is cached on disk
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A step of the same modules by debubble and by torch.distributed.pipelining."""
+"""Steps of the same modules by debubble and by torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Block(nn.Module):
-    """A Llama layer without positions, as anybody would write it."""
+    """A Llama layer without positions, in plain torch."""
 
     def __init__(self, hidden: int, ffn: int, heads: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.down = nn.Linear(ffn, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map hidden states [rows, length, hidden] to as many."""
+        """Map hidden states [rows, length, hidden] to the same shape."""
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
         core = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(core.transpose(1, 2).flatten(2))
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 def loss_of(count: int) -> Loss:
-    """The share of a micro-batch in the mean loss of so many tokens."""
+    """Loss of a micro-batch as its share of the mean over this many tokens."""
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum") / count
@@ -50,7 +50,7 @@ def loss_of(count: int) -> Loss:
 
 
 def torchs(kind: str, modules: Mapping[int, nn.Module], stages: int, micro_batches: int, tokens: Tensor) -> Step:
-    """A step by a schedule of torch's, with this rank's modules by stage; its answer is the loss on the last rank."""
+    """A step by a torch schedule, with this rank's modules by stage; returns the loss on the last rank."""
     local = [PipelineStage(module, stage, stages, tokens.device) for stage, module in modules.items()]
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     schedule = get_schedule_class(kind)(
@@ -69,7 +69,7 @@ def torchs(kind: str, modules: Mapping[int, nn.Module], stages: int, micro_batch
 
 
 def debubbles(schedule: Schedule, stages: Sequence[nn.Module], tokens: Tensor, **options: Any) -> Step:
-    """A step by debubble, with the modules of all stages; its answer is the loss."""
+    """A step by debubble, with the modules of all stages; returns the loss."""
     dtype = options.pop("dtype", "fp32")
     units = [PlannedUnit("module", stage) for stage in range(schedule.stages)]
     plan = even_plan(schedule, units, RunOptions(dtype=dtype, sequence_length=tokens.shape[1] - 1))

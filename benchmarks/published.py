@@ -42,32 +42,32 @@ from debubble.simulator import simulate
 CASES = Path(__file__).parent / "cases"
 EFFORT = 10.0
 GOALS = {"dense": 0.10, "MoE": 0.15}
-"""Median errors that are aimed at."""
+"""Target median errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One run: what was trained on which devices, how it was divided, and how long a step took."""
+    """A published run: model, devices, degrees and step time."""
 
     name: str
     model: Model
     cluster: Cluster
     degrees: Degrees
     seconds: float
-    """Of a step, as published."""
+    """Published seconds per step."""
     source: str
     sequence_length: int
     dtype: str = "bf16"
     recompute: str | None = None
-    """A strategy of all units; None: the least that fits."""
+    """Strategy of all units; None: the smallest recomputation that fits."""
     framework: Framework = MEGATRON
-    """What the run's framework fuses and keeps, where it is not what a plan assumes."""
+    """What the run's framework fuses and keeps, if it differs from a plan's assumptions."""
     passes: int = 1
-    """How often the pipeline is filled and drained in one step, of `micro_batches` altogether."""
+    """Number of times that the pipeline is filled and drained per step, with `micro_batches` in total."""
 
     @staticmethod
     def read(entry: Mapping[str, Any]) -> PublishedRun:
-        """A run of the file."""
+        """Parse a run of the file."""
         fields = dict(entry)
         model = model_of(fields.pop("model"))
         if fields.pop("experts_in_turn", False):
@@ -86,7 +86,7 @@ class PublishedRun:
 
     @property
     def job(self) -> Job:
-        """The same model, devices and batch, with nothing fixed."""
+        """The same model, devices and batch with all choices free."""
         return Job(
             model=self.model, cluster=self.cluster, global_batch=self.degrees.global_batch,
             options=RunOptions(sequence_length=self.sequence_length, dtype=self.dtype),
@@ -94,7 +94,7 @@ class PublishedRun:
 
 
 def model_of(entry: str | Mapping[str, Any]) -> Model:
-    """A model by its name, by changes of a named one's config (`of`), or by its own config."""
+    """A model by name, by changes of a named model's config (`of`), or by a full config."""
     if isinstance(entry, str):
         return models[entry]
     base = models[entry["of"]].config if "of" in entry else {}
@@ -102,7 +102,7 @@ def model_of(entry: str | Mapping[str, Any]) -> Model:
 
 
 def in_turn(model: Model) -> Model:
-    """The model, whose tokens take experts in turn."""
+    """The model with tokens routed to experts in turn."""
     layers = tuple(
         replace(layer, mlp=replace(layer.mlp, reach=layer.mlp.per_token / layer.mlp.count))
         if isinstance(layer.mlp, Experts) else layer
@@ -165,7 +165,7 @@ def row(run: PublishedRun) -> Row:
 
 
 def page(rows: list[Row]) -> str:
-    """The page of documentation that the rows make."""
+    """The documentation page of the rows."""
     lines = [
         "# Published runs",
         "",

@@ -1,4 +1,4 @@
-"""Our schedules beside the figures of the zero-bubble authors' own schedulers.
+"""Our schedules compared with the zero-bubble authors' schedulers.
 
     python benchmarks/schedules.py [ROW ...]   # bubble and peak; about a minute
     python benchmarks/schedules.py --docs      # docs/notes/schedules.md
@@ -35,7 +35,7 @@ Cell = tuple[str, int, str, str]
 
 
 def cells() -> Iterator[Cell]:
-    """Every cell that the originals have."""
+    """Every cell with an original figure."""
     for row, entry in ROWS.items():
         for p in DEVICES:
             yield from ((row, p, times, "span") for times in TIMES if times in entry["original"])
@@ -44,7 +44,7 @@ def cells() -> Iterator[Cell]:
 
 
 def costs_of(entry: dict[str, Any], p: int, times: str) -> db.StageCosts:
-    """Costs of the stages of p devices; numbers are of a type that is quick to add where that is exact."""
+    """Costs of the stages of p devices, as integers where possible, else as floats."""
     v = entry["chunks"]
     f, i, w, c = (
         x.numerator if x.denominator == 1 else float(x)
@@ -81,7 +81,7 @@ def measure(cell: Cell) -> Row:
 
 
 def comparison(rows: list[Row]) -> str:
-    """The note: ours beside the original's, cell by cell."""
+    """The note: our figure and the original's for every cell."""
     row_of = {(r["row"], r["devices"], r["times"], r["objective"]): r for r in rows}
     lines = []
     for row in ROWS:

@@ -1,4 +1,4 @@
-"""Steps of one long sequence over CPU ranks, in slices and whole, beside what the simulator says.
+"""Steps of one long sequence over CPU ranks, sliced and unsliced, compared with the simulator.
 
     python benchmarks/sliced_steps.py [CASE ...]
     python benchmarks/sliced_steps.py --docs         # the table of docs/runtime.md
@@ -40,7 +40,7 @@ MODEL: dict[str, Any] = {
 
 
 def pipeline_of(ranks: int, slices: int) -> Pipeline:
-    """One sequence in so many slices, over all ranks."""
+    """One sequence in this many slices, over all ranks."""
     schedule = db.schedules["seq1f1b"](devices=ranks, micro_batches=1, slices=slices)
     options = RunOptions(dtype="fp32", sequence_length=LENGTH, slices=slices)
     plan = even_plan(schedule, ModelConfig.from_hf(MODEL).units, options, model=MODEL)
@@ -48,7 +48,7 @@ def pipeline_of(ranks: int, slices: int) -> Pipeline:
 
 
 def work(rank: int, ranks: int, folder: str) -> None:
-    """One rank; rank 0 writes the medians and the simulated steps into the folder."""
+    """One rank; rank 0 writes the medians and the simulated steps to the folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     tokens = torch.randint(0, 512, (1, LENGTH + 1), generator=torch.Generator().manual_seed(1))
@@ -77,7 +77,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
 
 
 def simulated(ranks: int, slices: int, trace: Trace) -> float:
-    """The step of this order whose operations take what they took on average."""
+    """Simulated step of this order with the mean times of its operations."""
     times: defaultdict[tuple[Kind, int], list[float]] = defaultdict(list)
     for event in trace.steps[0].events:
         op = Op.parse(event.name) if event.name[1:2] in ("F", "B") else None
@@ -90,7 +90,7 @@ def simulated(ranks: int, slices: int, trace: Trace) -> float:
 
 
 def measure(ranks: int) -> Row:
-    """The ratios over so many ranks."""
+    """Ratios for this many ranks."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, args=(ranks, folder), nprocs=ranks)
         row: Row = json.loads(Path(folder, "row.json").read_text())
@@ -98,7 +98,7 @@ def measure(ranks: int) -> Row:
 
 
 def page(rows: list[Row]) -> str:
-    """A line per number of ranks."""
+    """One line per number of ranks."""
     lines = [(str(row["ranks"]), f"{row['measured']:.2f}", f"{row['predicted']:.2f}") for row in rows]
     return table(("ranks", f"step with {SLICES} slices over one without, measured", "predicted"), lines)
 

@@ -1,4 +1,4 @@
-"""Sequences in slices: the best plan with them beside the best without, for long contexts on few devices.
+"""Sliced sequences: the best plan with and without slices, for long contexts on few devices.
 
     python benchmarks/slices.py [CASE ...]
     python benchmarks/slices.py --docs         # docs/notes/slices.md
@@ -48,7 +48,7 @@ CASES = {
 
 
 def step(case: Case, **fixed: int) -> dict[str, object]:
-    """The step and degrees of the best plan; why there is none."""
+    """Step and degrees of the best plan, or the reason why there is none."""
     options = RunOptions(sequence_length=case.tokens)
     cluster = db.Cluster.parse(case.cluster)
     job = Job(
@@ -63,7 +63,7 @@ def step(case: Case, **fixed: int) -> dict[str, object]:
 
 
 def measure(case: Case) -> Row:
-    """The three searches of a job."""
+    """Run the three searches of a job."""
     return {"whole": step(case, slices=1), "sliced": step(case, context=1), "free": step(case)}
 
 

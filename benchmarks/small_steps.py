@@ -1,4 +1,4 @@
-"""Steps of small tensors: what the host needs per operation, beside torch.distributed.pipelining.
+"""Steps with small tensors: host time per operation, compared with torch.distributed.pipelining.
 
     python benchmarks/small_steps.py [CASE ...]
     python benchmarks/small_steps.py --docs         # the table of docs/runtime.md
@@ -30,13 +30,13 @@ import debubble as db
 
 RANKS, LAYERS, MICRO_BATCHES, VOCABULARY, ROUNDS = 2, 8, 8, 256, 40
 SIZES = {"small": (32, 16, 4), "large": (512, 128, 1)}
-"""Hidden size, tokens per micro-batch, and steps that are timed together."""
+"""Hidden size, tokens per micro-batch, and number of steps that are timed together."""
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
-"""By debubble's name, torch's."""
+"""debubble's name of a schedule -> torch's."""
 
 
 def stages_of(hidden: int, count: int) -> list[nn.Sequential]:
-    """A language model in so many stages."""
+    """A language model in this many stages."""
     torch.manual_seed(0)
     blocks = (Block(hidden, 4 * hidden, max(1, hidden // 64)) for _ in range(LAYERS))
     modules = [nn.Embedding(VOCABULARY, hidden), *blocks, nn.Linear(hidden, VOCABULARY)]
@@ -45,7 +45,7 @@ def stages_of(hidden: int, count: int) -> list[nn.Sequential]:
 
 
 def work(rank: int, folder: str, size: str, name: str) -> None:
-    """One rank, which takes a case's steps by both; rank 0 writes the ratios into the folder."""
+    """One rank, which runs a case with both; rank 0 writes the ratios to the folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     hidden, length, steps = SIZES[size]
@@ -65,7 +65,7 @@ def work(rank: int, folder: str, size: str, name: str) -> None:
 
 
 def ratios(pair: Sequence[Step], steps: int) -> dict[str, float]:
-    """Debubble's time over torch's, by CPU and by wall."""
+    """Ratios of debubble's time to torch's, in CPU and wall time."""
     cpu: list[list[float]] = [[], []]
     wall: list[list[float]] = [[], []]
     for number in range(ROUNDS + 2):
@@ -88,7 +88,7 @@ def ratios(pair: Sequence[Step], steps: int) -> dict[str, float]:
 
 
 def measure(case: tuple[str, str]) -> Row:
-    """The ratios of a schedule with tensors of a size."""
+    """Ratios of a schedule with tensors of a size."""
     size, name = case
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, args=(folder, size, name), nprocs=RANKS)
@@ -96,7 +96,7 @@ def measure(case: tuple[str, str]) -> Row:
 
 
 def page(rows: list[Row]) -> str:
-    """A line per schedule."""
+    """One line per schedule."""
     row_of = {(row["size"], row["schedule"]): row for row in rows}
     lines = [
         (name, *(f"{row_of[size, name][key]:.2f}" for size in SIZES for key in ("cpu", "wall"))) for name in SCHEDULES

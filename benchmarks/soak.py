@@ -55,25 +55,25 @@ class Run:
     def finish(self, exit_code):
         pass
 """
-"""A module in place of Weights & Biases' that writes every step down, as the lines of a run tell some steps alone."""
+"""A fake module of Weights & Biases that records every step, as the printed lines omit some."""
 TEXT = "".join(f"{i} green bottles, hanging on the wall;\n" for i in range(2000))
 STEPS = 100
-"""Steps of a run, some seconds: most of what happens at a random point of them is not after the last."""
+"""Steps of a run, which take some seconds; most disturbances come before the last."""
 SEED, DISTURBANCES, TIMEOUT, ORPHAN_SECONDS, HANG_TIMEOUT = 0, 10, 180, 10, 8
 MARK = "DEBUBBLE_SOAK_RUN"
-"""Environment variable by which the processes of a run are found, whoever their parent is."""
+"""Environment variable that marks all processes of a run, whatever their parent."""
 MOMENTS = {"start": 8.0, "step": 0.5, "save": 0.02, "end": 1.5}
-"""The longest wait, in seconds, once the moment has come."""
+"""Longest wait in seconds after the moment has come."""
 KINDS = (
     ("rank", "SIGKILL"), ("rank", "SIGTERM"), ("rank", "SIGSEGV"), ("launcher", "SIGKILL"), ("launcher", "SIGTERM"),
     ("launcher", "SIGINT"), ("launcher", "SIGUSR1"), ("rank", "SIGSTOP"), ("rank", "slow"), ("disk", "full"),
 )  # fmt: skip
-"""Who is disturbed, and how."""
+"""Victim and kind of disturbance."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a small model is trained."""
+    """Parallelism and options of a small model's training."""
 
     schedule: str = "1f1b"
     devices: int = 2
@@ -94,7 +94,7 @@ class Layout:
 
 
 def layout_of(entry: dict[str, Any]) -> Layout:
-    """A layout of the file."""
+    """Parse a layout of the file."""
     options = RunOptions(**entry.get("options", {}))
     return Layout(**{**entry, "options": options, "arguments": tuple(entry.get("arguments", ()))})
 
@@ -106,13 +106,13 @@ LAYOUTS = {
 
 
 def newest(folder: Path) -> int:
-    """Steps of the newest whole checkpoint."""
+    """Step of the newest complete checkpoint."""
     complete = [p for p in folder.glob("step-*") if (p / "manifest.json").exists()]
     return max((int(p.name.removeprefix("step-")) for p in complete), default=0)
 
 
 def processes_of(run: str) -> dict[int, bool]:
-    """The processes of a run, and whether each is a rank."""
+    """Processes of a run, and whether each is a rank."""
     processes = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -124,7 +124,7 @@ def processes_of(run: str) -> dict[int, bool]:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """A file system of 16 MiB at this folder; False if it may not be mounted."""
+    """Mount a file system of 16 MiB at this folder; False if that is not permitted."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
     mounted = os.geteuid() == 0 and not subprocess.run(mount, stderr=subprocess.DEVNULL).returncode
     try:
@@ -135,7 +135,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 class Runs:
-    """Runs of one layout, each of which continues from the checkpoint of the one before it."""
+    """Runs of one layout, each of which continues from the last checkpoint of the previous one."""
 
     def __init__(self, layout: Layout, folder: Path, chance: random.Random) -> None:
         self.layout, self.folder, self.checkpoints, self.chance = layout, folder, folder / "checkpoints", chance
@@ -145,7 +145,7 @@ class Runs:
         self._log, self._taken, self._run, self._steps = folder / "log", folder / "steps", 0, 0
 
     def disturb(self, moment: str, victim: str, how: str) -> Row:
-        """Start a run, disturb it, and look at what is left."""
+        """Start a run, disturb it, and collect the outcome."""
         before = newest(self.checkpoints)
         self._steps = before + STEPS
         process = self._start(self._saving(before))
@@ -169,7 +169,7 @@ class Runs:
         }  # fmt: skip
 
     def finish(self) -> bool:
-        """Run to the end, and tell whether the losses are those of a run that nothing happened to."""
+        """Run to the end; returns whether the losses are those of an undisturbed run."""
         before = newest(self.checkpoints)
         self._steps = before + self.layout.save_every + 12
         resumed, uninterrupted = self._losses(self._saving(before)), self._losses(())
@@ -204,7 +204,7 @@ class Runs:
         return losses
 
     def _await(self, moment: str, process: subprocess.Popen[str], before: int) -> None:
-        """Wait for a random point of this kind."""
+        """Wait for a random point of this moment."""
         reached: dict[str, Callable[[], bool]] = {
             "start": lambda: True,
             "step": lambda: newest(self.checkpoints) > before,
@@ -230,7 +230,7 @@ class Runs:
             time.sleep(0.5 if how == "slow" else 0)
 
     def _end_of(self, process: subprocess.Popen[str]) -> int | None:
-        """The exit code of a run; None if it had to be killed, as it did not end."""
+        """Exit code of a run; None if it did not end and was killed."""
         try:
             return process.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -241,7 +241,7 @@ class Runs:
             return None
 
     def _rank(self, process: subprocess.Popen[str]) -> int | None:
-        """One of the ranks, as soon as there are any; None if the run has ended."""
+        """One of the ranks, once there are any; None if the run has ended."""
         while process.poll() is None:
             if ranks := sorted(p for p, is_rank in processes_of(self._name).items() if is_rank):
                 return self.chance.choice(ranks)
@@ -249,7 +249,7 @@ class Runs:
         return None
 
     def _orphans(self) -> int:
-        """The processes that are left, after some seconds at most."""
+        """Number of remaining processes, after a grace period."""
         begin = time.monotonic()
         while (remaining := len(processes_of(self._name))) and time.monotonic() - begin < ORPHAN_SECONDS:
             time.sleep(0.1)
@@ -257,16 +257,16 @@ class Runs:
 
 
 def certain_checkpoint(steps: int, save_every: int) -> int:
-    """The checkpoint that is whole for certain after so many steps: the one before the last that was begun by then."""
+    """Checkpoint that is certainly complete after this many steps: the last but one that was begun."""
     return max(0, (steps - 1) // save_every - 1) * save_every
 
 
 def explains(messages: Sequence[str], code: int | None, victim: str, how: str, *, began: bool) -> bool:
-    """Tell whether what a run said names the cause of its end, and nothing else."""
+    """Whether the messages of a run name the cause of its end and nothing else."""
     if code == 0 or how == "slow":
-        return code == 0 and not messages  # it had ended before, or went on
+        return code == 0 and not messages  # it had already ended, or continued
     if not messages and how.startswith("SIG") and code == -signal.Signals[how]:
-        return how == "SIGKILL" or not began  # nobody was there to say anything
+        return how == "SIGKILL" or not began  # nobody was left to say anything
     requested = rf"The run was ended by {how}(\.| after step \d+ of \d+: go on from \S+ with --resume\.)"
     sentence = {
         "full": r".*the disk is full.*", "SIGINT": r"debubble: interrupted\.",
@@ -278,7 +278,7 @@ def explains(messages: Sequence[str], code: int | None, victim: str, how: str, *
 
 
 def measure(name: str) -> Row:
-    """What came of a layout's disturbances, and whether all was well."""
+    """Outcome of a layout's disturbances, and whether all is well."""
     chance = random.Random(f"{SEED} {name}")
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Path(folder) / "checkpoints"
@@ -298,7 +298,7 @@ def measure(name: str) -> Row:
 
 
 def page(rows: list[Row]) -> str:
-    """What came of the disturbances, by kind."""
+    """Outcomes of the disturbances by kind."""
     events = [event for row in rows for event in row["events"]]
     lines = []
     for victim, how in KINDS:
@@ -322,6 +322,6 @@ BENCHMARK = Benchmark(
 )  # fmt: skip
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its runs, would ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs and their runs would ignore it
     BENCHMARK.main()
     sys.exit(not all(row["well"] for row in BENCHMARK.rows()))

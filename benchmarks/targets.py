@@ -1,4 +1,4 @@
-"""The plan of every target beside debubble's own: ten models on five clusters.
+"""Plans for every target compared with debubble's own: ten models on five clusters.
 
     python benchmarks/targets.py ["MODEL on CLUSTER" ...]
     python benchmarks/targets.py --docs         # the tables of docs/exports.md and docs/notes/targets.md
@@ -40,7 +40,7 @@ SEQUENCES, LENGTH, PIPELINE, EFFORT = 64, 2048, 8, 1.0
 
 
 def planned(model: str, name: str, target: str | None) -> Plan:
-    """The faster plan of the planners; raises the first one's reason if none has any."""
+    """The faster plan of the planners; raises the first one's error if none has any."""
     cluster = db.Cluster.parse(name)
     pipeline = min(PIPELINE, cluster.count)
     data = cluster.count // pipeline
@@ -62,7 +62,7 @@ def planned(model: str, name: str, target: str | None) -> Plan:
 
 
 def export_of(plan: Plan, target: str) -> str:
-    """What the target's export does with the plan made for it: `taken`, or the sentence that says what is lost."""
+    """What the target's export does with its plan: `taken`, or the sentence that says what is lost."""
     if target not in exports:
         return "taken"
     try:
@@ -73,7 +73,7 @@ def export_of(plan: Plan, target: str) -> str:
 
 
 def row(case: tuple[str, str]) -> Row:
-    """All that a model on a cluster has: the unrestricted step, and what every target does."""
+    """Results of a model on a cluster: the unrestricted step, and those of every target."""
     model, cluster = case
     plans: dict[str | None, Plan] = {}
     cells: dict[str, dict[str, Any]] = {}
@@ -103,7 +103,7 @@ def row(case: tuple[str, str]) -> Row:
 
 
 def cells(row: Row) -> list[str]:
-    """A line of the table: the unrestricted step, and the targets' over it."""
+    """A line of the table: the unrestricted step, and the ratios of the targets' steps to it."""
     free = row["unrestricted"]
 
     def cell(target: str) -> str:
@@ -116,7 +116,7 @@ def cells(row: Row) -> list[str]:
 
 
 def slowdown(row: Row, target: str) -> float | None:
-    """A target's own plan over the fastest with its levers that the row has; None if there is none."""
+    """Ratio of a target's step to the fastest in the row with its levers; None if there is none."""
     cell = row["targets"][target]
     if cell["step"] is None:
         return None
@@ -125,7 +125,7 @@ def slowdown(row: Row, target: str) -> float | None:
 
 
 def levers(all_rows: list[Row]) -> str:
-    """The note's tables, and the sentences before them."""
+    """The note's tables and their introduction."""
     rows = [row for row in all_rows if any(cell["step"] is not None for cell in row["targets"].values())]
     commits = ", ".join(sorted({row["commit"] for row in all_rows}))
     min_effort, max_effort = (choose(row["effort"] for row in all_rows) for choose in (min, max))
@@ -158,7 +158,7 @@ def levers(all_rows: list[Row]) -> str:
 
 
 def ranges(rows: list[Row]) -> str:
-    """A line per target: the least, the mean and the greatest step over the unrestricted plan's."""
+    """One line per target: minimum, mean and maximum of the ratios to the unrestricted step."""
     lines = []
     for target in targets:
         steps = [(row["targets"][target]["step"], row["unrestricted"]) for row in rows]

@@ -1,4 +1,4 @@
-"""Looks up every word of the glossary in the site's search: `make docs`, or `python docs/check_search.py FOLDER`.
+"""Searches the site for every word of the glossary: `make docs`, or `python docs/check_search.py FOLDER`.
 
 It reads the index as the site's own script does: a page is found if its text or titles have every word, by its stem.
 """
@@ -17,19 +17,19 @@ GLOSSARY = Path(__file__).parent / "reference.md"
 
 
 def terms() -> list[str]:
-    """The words that the glossary explains."""
+    """Words that the glossary explains."""
     return re.findall(r"^(\S.*)\n: ", GLOSSARY.read_text(), re.MULTILINE)
 
 
 def index_of(site: Path) -> dict[str, Any]:
-    """The index that the site's script loads."""
+    """Index that the site's script loads."""
     text = (site / "searchindex.js").read_text()
     index: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
     return index
 
 
 def matching_pages(index: dict[str, Any], query: str) -> set[str]:
-    """The pages that a search finds."""
+    """Pages that a search returns."""
     language = SearchEnglish({})
     words = [word for word in language.split(query.lower()) if language.word_filter(word)]
     pages: set[int] | None = None
@@ -44,7 +44,7 @@ def matching_pages(index: dict[str, Any], query: str) -> set[str]:
 
 
 def main(site: Path) -> int:
-    """Look up every word; returns the exit code."""
+    """Search every word; returns the exit code."""
     index = index_of(site)
     missing = [term for term in terms() if GLOSSARY.stem not in matching_pages(index, term)]
     for term in missing:

@@ -18,7 +18,7 @@ version = release = installed("debubble")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["deflist", "colon_fence"]
-myst_heading_anchors = 4  # `page.md#a-heading` links as they work on a forge
+myst_heading_anchors = 4  # `page.md#a-heading` links, as on GitHub
 
 html_theme = "furo"
 html_title = "debubble"
@@ -30,7 +30,7 @@ autodoc_typehints_description_target = "documented_params"
 
 
 def interactive_schedules(app: Any, doctree: Any) -> None:
-    """Put the timeline that the program draws in the place of each schedule's picture."""
+    """Replace each schedule's picture by the interactive timeline."""
     for image in list(doctree.findall(nodes.image)):
         name = Path(image["uri"]).stem.removeprefix("schedule-")
         if app.env.docname == "schedules" and "schedule-" in image["uri"]:
@@ -41,7 +41,7 @@ def interactive_schedules(app: Any, doctree: Any) -> None:
 
 
 def write_gallery(app: Any, error: Exception | None) -> None:
-    """Write the page of every schedule."""
+    """Write a page per schedule."""
     from schedule_page import example
 
     import debubble as db
@@ -55,6 +55,6 @@ def write_gallery(app: Any, error: Exception | None) -> None:
 
 
 def setup(app: Any) -> None:
-    """Connect what this site adds."""
+    """Connect the site's hooks."""
     app.connect("doctree-read", interactive_schedules)
     app.connect("build-finished", write_gallery)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLACEHOLDERS = re.compile(r"path/to|my-text|\bconfig\.json|runs/|cuda|torchrun|HOST|MODEL|PLAN|FILE|NAME|\.\.\.")
-"""What stands for something of the reader's own."""
+"""Placeholders for the reader's files and devices."""
 UNENDING = ("serve",)
 WRITES = ("-o", "--html", "--png", "--svg", "--pdf", "--perfetto", "--trace")
-MOST_SECONDS = 600
+TIMEOUT_SECONDS = 600
 
 
 def pages() -> list[Path]:
@@ -30,14 +30,14 @@ def pages() -> list[Path]:
 
 
 def commands(page: Path) -> list[str]:
-    """The `debubble` calls in a page's blocks of code, without comments."""
+    """`debubble` calls in a page's code blocks, without comments."""
     lines = "\n".join(code(page.read_text())).replace("\\\n", " ").splitlines()
     calls = [re.sub(r"\s+#.*", "", command).strip() for line in lines for command in line.split("; ")]
     return [" ".join(call.split()) for call in calls if call.startswith("debubble ")]
 
 
 def code(text: str) -> Iterator[str]:
-    """The lines of the blocks of code that no language is named for, or a shell."""
+    """Lines of the code blocks without a language, or for a shell."""
     language = None
     for line in text.splitlines():
         if line.startswith("```"):
@@ -47,7 +47,7 @@ def code(text: str) -> Iterator[str]:
 
 
 def runnable(command: str, folder: Path) -> bool:
-    """Whether it needs nothing but what the page's commands have written."""
+    """Whether a command needs only files that the page's commands have written."""
     words = shlex.split(command)
     read = [word for before, word in itertools.pairwise(words) if before not in WRITES]
     missing = [word for word in read if word.endswith((".json", ".sh")) and not (folder / word).exists()]
@@ -55,7 +55,7 @@ def runnable(command: str, folder: Path) -> bool:
 
 
 def main(names: list[str]) -> int:
-    """Run the commands of these pages, or of all; returns 1 if one failed."""
+    """Run the commands of these pages or of all; returns 1 if one failed."""
     failed = 0
     if unknown := {*names} - {page.name for page in pages()}:
         raise SystemExit(f"There is no page {', '.join(sorted(unknown))}; pages are named like start.md.")
@@ -69,7 +69,7 @@ def main(names: list[str]) -> int:
                     print(f"{page.name}: not run: {command}", flush=True)
                     continue
                 call = [sys.executable, "-m", *shlex.split(command)]
-                ended = subprocess.run(call, cwd=folder, capture_output=True, text=True, timeout=MOST_SECONDS)
+                ended = subprocess.run(call, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
                 print(f"{page.name}: {'ran' if ended.returncode == 0 else 'FAILED'}: {command}", flush=True)
                 if ended.returncode:
                     failed += 1

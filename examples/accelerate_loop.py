@@ -1,4 +1,4 @@
-"""A plan inside a loop of Hugging Face's accelerate, which prepares the optimizer and its learning rate's schedule.
+"""A plan in a training loop of Hugging Face's accelerate, which prepares the optimizer and its learning rate schedule.
 
     pip install accelerate
     accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py

@@ -1,4 +1,4 @@
-"""A plan inside a loop of Lightning Fabric, which launches the ranks and prepares the optimizer.
+"""A plan in a training loop of Lightning Fabric, which launches the ranks and prepares the optimizer.
 
     pip install lightning-fabric
     python examples/lightning_loop.py

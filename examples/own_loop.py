@@ -1,4 +1,4 @@
-"""A plan inside a training loop of one's own.
+"""A plan in a custom training loop.
 
     torchrun --nproc-per-node 2 examples/own_loop.py
 

@@ -1,4 +1,4 @@
-"""A planner of one's own: random stages, the fastest of a hundred that fit, under 1F1B.
+"""A custom planner: the fastest of a hundred random partitions that fit, under 1F1B.
 
 `python examples/own_planner.py` compares it with AdaPipe, and `debubble plan llama2-7b --cluster 4xA100-80GB --planner
 examples/own_planner.py:random_stages` plans with it.  In a package of yours an entry point in the group
@@ -15,7 +15,7 @@ from debubble.planners.registry import planner
 
 @planner("random-stages", paper="an example")
 def random_stages(problem: Problem) -> Solution:
-    """Cut the units at random places; the verifier simulates what is answered, so no plan can claim too much."""
+    """Cut the units at random places; the verifier simulates the result, so no plan can claim too much."""
     if not isinstance(problem.workload, ModelUnits):
         raise db.InputError("random-stages cuts the units of a model, or of --units.")
     units, draw = problem.workload.units, random.Random(problem.seed)

@@ -1,4 +1,4 @@
-"""A schedule of one's own: 1F1B that starts with one forward more on every device but the last.
+"""A custom schedule: 1F1B with one more forward at the start on every device but the last.
 
 `python examples/own_schedule.py` compares it with 1F1B where messages take time, and
 `debubble simulate --schedule 1f1b,examples/own_schedule.py:eager` on the command line.
@@ -10,7 +10,7 @@ from debubble.schedules.registry import schedule
 
 @schedule("eager-1f1b", paper="an example", bubble="that of 1f1b or less", memory="p - s + 1 on stage s")
 def eager(*, devices: int, micro_batches: int, costs: db.StageCosts | None = None) -> db.Schedule:
-    """One forward more than 1F1B before a stage's first backward, p - s + 1, then backwards and forwards in turn."""
+    """One forward more than 1F1B before a stage's first backward (p - s + 1), then backwards and forwards in turn."""
     orders = []
     for s in range(devices):
         ahead = min(devices - s if s < devices - 1 else 0, micro_batches)

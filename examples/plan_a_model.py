@@ -1,4 +1,4 @@
-"""Plans a model, says what it does, and writes the plan and its report: `python examples/plan_a_model.py`."""
+"""Plans a model, prints its figures, and writes the plan and its report: `python examples/plan_a_model.py`."""
 
 import debubble as db
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchtitan.tools import utils
 
 if not torch.cuda.is_available():
-    # torchtitan asks a GPU for its name and memory: this one has neither.
+    # torchtitan asks for the GPU's name and memory; here there is no GPU.
     nothing = dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), lambda *_: None)
     utils.device_type, utils.device_module = "cpu", SimpleNamespace(
         **nothing, device_count=lambda: 1, current_device=lambda: 0, get_device_name=lambda _: "CPU",
@@ -27,7 +27,7 @@ if not torch.cuda.is_available():
     )  # fmt: skip
 
 if not hasattr(torch.distributed, "set_timeout"):
-    # torchtitan 0.3.0 is made for a torch after 2.13, and shortens all timeouts after the first step.
+    # torchtitan 0.3.0 is made for a torch newer than 2.13, and shortens all timeouts after the first step.
     torch.distributed.set_timeout = lambda timeout, group: None  # type: ignore[attr-defined]
 
 from torchtitan.components.dataloader import BaseDataLoader
@@ -51,7 +51,7 @@ LAYERS = 6
 
 
 def plan() -> db.Plan:
-    """Six equal layers between a table that takes no time and a head that takes as long as half a layer."""
+    """Six equal layers between a table that takes no time and a head that takes half a layer's time."""
     strategies = {"strategies": {"none": {"activation": 1}}}
     layer = {"type": "layer", "count": LAYERS, "forward": 2, "backward_input": 2, "backward_weight": 2, **strategies}
     ends = {"count": 1, "forward": 1, "backward_input": 1, "backward_weight": 1, **strategies}
@@ -62,7 +62,7 @@ def plan() -> db.Plan:
 
 
 class Layer(nn.Module):
-    """A layer as one tensor to one: it masks and counts positions by itself."""
+    """A layer from one tensor to one tensor, which computes masks and positions itself."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Layer(nn.Module):
 
 
 class PlannedSchedule:
-    """Stands for a schedule of torch's."""
+    """Takes the place of a torch schedule."""
 
     def __init__(self, units: list[nn.Module], plan: db.Plan, device: torch.device) -> None:
         self._units, self._plan, self._device = units, plan, device
@@ -83,7 +83,7 @@ class PlannedSchedule:
     def step(self, *, arg_mbs: Any, target_mbs: list[Tensor], losses: list[Tensor], **rest: Any) -> None:
         """Run a step's forwards and backwards; the gradients are then on the model's parameters."""
         if self._pipeline is None:
-            # Only now does torchtitan have initialised the weights.
+            # torchtitan initializes the weights only now.
             model = nn.Sequential(*self._units)
             self._pipeline = db.Pipeline(model, self._plan, loss=cross_entropy_loss, device=self._device)
         tokens = torch.cat([inputs for (inputs,) in arg_mbs])
@@ -93,7 +93,7 @@ class PlannedSchedule:
 
 
 def pipelining(model: Any, *, device: torch.device, **rest: Any) -> tuple[Any, list[nn.Module], bool, bool]:
-    """What `ModelSpec.pipelining_fn` answers; every rank is told that it has both ends, so each sees batch and loss."""
+    """Replacement of `ModelSpec.pipelining_fn`; every rank reports both ends, so each sees batch and loss."""
     made = plan()
     parts = ["tok_embeddings", *(f"layers.{i}" for i in range(LAYERS)), "norm"]
     units: list[nn.Module] = [model.tok_embeddings, *map(Layer, model.layers.values())]
@@ -108,7 +108,7 @@ def pipelining(model: Any, *, device: torch.device, **rest: Any) -> tuple[Any, l
 
 
 def forget(model: Any, name: str) -> None:
-    """Take a part out of the model that torchtitan initialises, trains and saves on this rank."""
+    """Remove a part from the model that torchtitan initializes, trains and saves on this rank."""
     if name.startswith("layers."):
         del model.layers[name.removeprefix("layers.")]
         return
@@ -118,7 +118,7 @@ def forget(model: Any, name: str) -> None:
 
 
 class Texts(BaseDataLoader):
-    """The same few random texts again and again."""
+    """The same few random texts, repeated."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -140,7 +140,7 @@ class Texts(BaseDataLoader):
 
 
 class NoTokenizer(BaseTokenizer):
-    """The texts are tokens already."""
+    """The texts are already tokens."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -163,7 +163,7 @@ def main() -> None:
     """Train torchtitan's debug model."""
     spec = model_registry("debugmodel")
     for layer in spec.model.layers:
-        layer.attention.inner_attention = ScaledDotProductAttention.Config()  # flex attention has masks as arguments
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()  # flex attention takes masks as arguments
     config = Trainer.Config(
         model_spec=replace(spec, pipelining_fn=pipelining),
         loss=CrossEntropyLoss.Config(),

@@ -77,8 +77,8 @@ def random_schedules(
     """Correct schedules of any order: a random linear extension of the dependencies, so that nothing deadlocks.
 
     Backwards are split or not per operation; activations may be recomputed (fused or explicit) and offloaded.  With
-    `deadlocks` the dependencies between stages are left out, and most schedules deadlock.  With `shares` parts are
-    recomputed and moved, for all micro-batches alike or for each of them apart; with `deeper` some R are deeper, which
+    `deadlocks` the dependencies between stages are left out, and most schedules deadlock.  With `shares` fractions are
+    recomputed and moved, for all micro-batches or per micro-batch; with `deeper` some R are deeper, which
     `stage_costs(deeper=True)` price.
     """
     placement = draw(placements())

@@ -27,9 +27,9 @@ def double(pair):
 
 @pytest.mark.slow
 def test_kernel_cached_by_another_version_is_recompiled(tmp_path: Path) -> None:
-    """In a process of its own, twice: the second one finds a file that names a class that is gone.
+    """In two processes: the second finds a cached file with a class that no longer exists.
 
-    The names differ in length: Python knows a changed source by its second and its size.
+    The names differ in length, as Python detects changed sources by their time in seconds and their size.
     """
     shapes, kernel = tmp_path / "shapes.py", tmp_path / "kernel.py"
     shapes.write_text("from typing import NamedTuple\nclass Former(NamedTuple):\n    x: int\n")
@@ -43,7 +43,7 @@ def test_kernel_cached_by_another_version_is_recompiled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decorator", ["jit", pytest.param("inlined", marks=pytest.mark.slow)])
 def test_kernel_is_recompiled_when_its_callee_changes(tmp_path: Path, decorator: str) -> None:
-    """In a process of its own for each version of the other one and of a constant."""
+    """In a process for each version of the callee and of a constant."""
     head = f"from debubble.kernels import {decorator}\n"
     (tmp_path / "kernel.py").write_text(
         "from debubble.kernels import jit\nfrom other import OFFSET, grow\n\n@jit\ndef twice(x):\n"
@@ -59,7 +59,7 @@ def test_kernel_is_recompiled_when_its_callee_changes(tmp_path: Path, decorator:
     assert answers == ["42\n", "420\n", "1420\n"]
 
 
-def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
+def test_kernel_compilation_is_logged_once(tmp_path: Path) -> None:
     """In two processes: the second finds the machine code."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
     logging = "import logging\nlogging.basicConfig(level=logging.INFO, format='%(message)s')\n"

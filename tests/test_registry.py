@@ -74,7 +74,7 @@ def test_a_module_may_ask_the_registry_that_imports_it(library: Path) -> None:
     assert sys.modules["library.b"].seen == ["a"]
 
 
-def test_a_second_thread_waits_until_all_members_are_there(library: Path) -> None:
+def test_second_thread_waits_for_all_members(library: Path) -> None:
     (library / "b.py").write_text(
         "import threading\n"
         "from concurrent.futures import ThreadPoolExecutor\n"

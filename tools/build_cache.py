@@ -1,4 +1,4 @@
-"""Make the schedules that are shipped with the program: `python tools/build_cache.py [SECONDS]`.
+"""Builds the schedules that are shipped with the package: `python tools/build_cache.py [SECONDS]`.
 
 Uniform costs with a little communication, offload as fast as a forward, limits of half and of all of 1F1B's memory.
 """
@@ -33,7 +33,7 @@ def shipped_problems() -> list[OrderProblem]:
 
 
 def main(seconds: float = 30.0) -> None:
-    """Search every problem and write its entry where the package has them."""
+    """Search every problem and write its entry to the package."""
     for problem in shipped_problems():
         *_, best = optimize(problem, effort=seconds)
         place = cache.write(cache.SHIPPED / cache.name_of(problem), problem, best)

@@ -26,19 +26,19 @@ NO_MODELS = ("diffusion", "base", "primus_megatron")
 LAYERS = re.compile(
     r"--(.*hybrid.*|mamba-.*|window-.*|lfm-.*|index-.*|spec|qk-l2-norm|softmax-type|model-type|.*attention-variant)"
 )
-"""Arguments that describe layers, which importers ask for by patterns."""
+"""Arguments that describe layers, which importers look up by patterns."""
 
 ZERO_BUBBLE = re.compile(r"--(enable-z.*|zero-bubble-.*|enable-exactly-.*|num-seq-splits)")
-"""Arguments that Primus' trainers have on, and that patch_zero_bubble, which is off, makes effective."""
+"""Arguments that are on in Primus' trainers but effective only with patch_zero_bubble, which is off."""
 
 
 def asked(pattern: str) -> set[str]:
-    """The names of settings in the importers' source."""
+    """Names of settings in the importers' source."""
     return {name for path in FRAMEWORKS.glob("*/*.py") for name in re.findall(pattern, path.read_text())}
 
 
 def merged(path: Path) -> dict[str, Any]:
-    """A YAML file of Primus with those that it extends."""
+    """A YAML file of Primus merged with those that it extends."""
     entries = yaml.safe_load(path.read_text()) or {}
     merged_entries: dict[str, Any] = {}
     for base in entries.pop("extends", []):
@@ -47,13 +47,13 @@ def merged(path: Path) -> dict[str, Any]:
 
 
 def arguments(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """Settings as arguments of Megatron-LM, as far as importers ask for them."""
+    """Settings as arguments of Megatron-LM, for those that importers read."""
     named = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
     return {name: value for name, value in sorted(named.items()) if name in names or LAYERS.fullmatch(name)}
 
 
 def primus(folder: Path) -> Iterator[str]:
-    """Trainers, and models as they differ from the base that all language models extend."""
+    """Trainers, and the difference of models from the base of all language models."""
     names, configs = asked(r'"(--[a-z0-9-]+)"'), folder / "primus/configs"
     base = arguments(merged(configs / "models/megatron/language_model.yaml"), names)
     yield f"language_model = {toml({key: value for key, value in base.items() if value not in OFF})}"
@@ -74,12 +74,12 @@ def primus(folder: Path) -> Iterator[str]:
 
 
 def both_off(first: Any, second: Any) -> bool:
-    """Tell whether two values are off alike."""
+    """Whether both values are off."""
     return first in OFF and second in OFF
 
 
 def torchtitan(folder: Path) -> Iterator[str]:
-    """The defaults of JobConfig's parts that are numbers, words or switches that are on."""
+    """Defaults of JobConfig's sections that are numbers, words or enabled switches."""
     names = asked(r'"([a-z_0-9]+\.[a-z_0-9]+)"')
     tree = ast.parse((folder / "torchtitan/config/job_config.py").read_text())
     parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
@@ -99,11 +99,11 @@ SIZES = frozenset(
         "num_shared_experts", "top_k",
     )
 )  # fmt: skip
-"""The arguments of torchtitan's models that are sizes."""
+"""Arguments of torchtitan's models that are sizes."""
 
 
 def flavors(folder: Path) -> Iterator[str]:
-    """The sizes of torchtitan's flavors of the models that are Llama-like, or DeepSeek's or gpt-oss."""
+    """Sizes of torchtitan's flavors of models like Llama, DeepSeek and gpt-oss."""
     models = folder / "torchtitan/models"
     mixture = constants_of(class_of(models / "moe/moe.py", "MoEArgs"), names=False)
     yield "[flavors]"
@@ -122,13 +122,13 @@ def flavors(folder: Path) -> Iterator[str]:
 
 
 def class_of(path: Path, end: str) -> ast.ClassDef:
-    """The last class of a file whose name ends so."""
+    """Last class of a file whose name has this ending."""
     classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
     return next(node for node in reversed(classes) if node.name.endswith(end))
 
 
 def keywords(call: ast.expr) -> dict[str, Any]:
-    """The constant arguments of a call, and of calls in it."""
+    """Constant arguments of a call and of nested calls."""
     values: dict[str, Any] = {}
     for keyword in call.keywords if isinstance(call, ast.Call) else ():
         if isinstance(keyword.value, ast.Call):
@@ -139,7 +139,7 @@ def keywords(call: ast.expr) -> dict[str, Any]:
 
 
 def constants_of(node: ast.ClassDef, *, names: bool) -> dict[str, Any]:
-    """A dataclass's fields -> their classes' names, or their constant defaults."""
+    """Fields of a dataclass -> their classes' names, or their constant defaults."""
     fields = {
         node.target.id: node
         for node in node.body
@@ -151,7 +151,7 @@ def constants_of(node: ast.ClassDef, *, names: bool) -> dict[str, Any]:
 
 
 def plain(node: ast.expr) -> bool:
-    """Tell whether an expression is a number, a word or a negative number."""
+    """Whether an expression is a number, a word or a negative number."""
     return isinstance(node, ast.Constant) or (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant))
 
 

@@ -1,4 +1,4 @@
-"""Writes the names of all entries that frameworks' configurations have or have had, for the importers' remarks.
+"""Writes the names of all past and present entries of frameworks' configurations, for the importers' remarks.
 
     python tools/framework_entries.py TORCHTITAN DEEPSPEED AUTOMODEL MINDFORMERS
 
@@ -27,14 +27,14 @@ DATA = re.compile(r"dataset|dataloader|tokenizer|callbacks|processor|auto_regist
 
 
 def git(folder: str, *words: str) -> str:
-    """What git prints."""
+    """Output of git."""
     return subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True).stdout.decode(
         errors="replace"
     )
 
 
 def versions(folder: str, *paths: str) -> Iterator[str]:
-    """The texts of files at every commit that changed one of them."""
+    """Texts of files at every commit that changed one of them."""
     for commit in git(folder, "log", "--format=%H", "HEAD", "--", *paths).split():
         for path in paths:
             shown = subprocess.run(["git", "-C", folder, "show", f"{commit}:{path}"], capture_output=True)
@@ -43,7 +43,7 @@ def versions(folder: str, *paths: str) -> Iterator[str]:
 
 
 def fields(text: str) -> Mapping[str, Mapping[str, str]]:
-    """The classes of a module -> their fields' names, and aliases -> their types."""
+    """Classes of a module -> names and aliases of their fields -> types."""
     classes: dict[str, dict[str, str]] = {}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef):
@@ -57,7 +57,7 @@ def fields(text: str) -> Mapping[str, Mapping[str, str]]:
 
 
 def nested(classes: Mapping[str, Mapping[str, str]], name: str, prefix: str = "") -> Iterator[str]:
-    """The names of a class's entries, with those of the classes that its fields are."""
+    """Names of a class's entries and of the entries of its fields' classes."""
     for entry, kind in classes[name].items():
         if kind in classes:
             yield from nested(classes, kind, f"{prefix}{entry}.")
@@ -66,7 +66,7 @@ def nested(classes: Mapping[str, Mapping[str, str]], name: str, prefix: str = ""
 
 
 def torchtitan(folder: str) -> Iterator[str]:
-    """The arguments of its first parsers, the fields of JobConfig, and those of today's configurations."""
+    """Arguments of the first parsers, fields of JobConfig, and fields of the current configurations."""
     for text in versions(folder, "torchtitan/config_manager.py", "torchtitan/config/job_config.py"):
         yield from ARGUMENT.findall(text)
         classes = fields(text)
@@ -87,11 +87,11 @@ SECTIONS = {
     "DeepSpeedBF16Config": "bf16.",
     "DeepSpeedFP16Config": "fp16.",
 }
-"""DeepSpeed's classes -> the sections that they are."""
+"""DeepSpeed's classes -> their sections."""
 
 
 def deepspeed(folder: str) -> Iterator[str]:
-    """The names in its constants, in what reads its sections and in its documentation, and the fields that decide."""
+    """Names in the constants, in the code that reads sections, and in the documentation, and the typed fields."""
     runtime = "deepspeed/runtime"
     classes = "precision_config.py zero/config.py zero/offload_config.py zero/leaf_module_config.py"
     for path in (*classes.split(), "zenflow/zenflow_config.py"):
@@ -111,7 +111,7 @@ def deepspeed(folder: str) -> Iterator[str]:
 
 
 def of_files(folder: str, *folders: str) -> Iterator[str]:
-    """The names of the entries of all YAML files that there are or were in these folders."""
+    """Names of the entries of all past and present YAML files in these folders."""
     changes = git(folder, "log", "--format=", "--raw", "--no-abbrev", "HEAD", "--", *folders).splitlines()
     blobs = [line.split()[3] for line in changes if line.endswith((".yaml", ".yml"))]
     for blob in dict.fromkeys(blobs):
@@ -125,7 +125,7 @@ def of_files(folder: str, *folders: str) -> Iterator[str]:
 
 
 def entries(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    """The names of the entries of nested settings, and of those that are tables."""
+    """Names of the entries of nested settings, including tables."""
     for name, value in tree.items():
         if DATA.search(str(name)):
             continue
@@ -135,7 +135,7 @@ def entries(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
 
 
 def automodel(folder: str) -> Iterator[str]:
-    """The entries of its recipes, and the fields of its strategies and pipeline."""
+    """Entries of the recipes, and fields of the strategies and the pipeline."""
     yield from of_files(folder, "examples")
     classes = fields(git(folder, "show", "HEAD:nemo_automodel/components/distributed/config.py"))
     for name in ("FSDP2Config", "MegatronFSDPConfig", "DDPConfig"):
@@ -146,7 +146,7 @@ def automodel(folder: str) -> Iterator[str]:
 
 
 def mindformers(folder: str) -> Iterator[str]:
-    """The entries of its configurations."""
+    """Entries of the configurations."""
     yield from of_files(folder, "configs", "research")
 
 

@@ -1,4 +1,4 @@
-"""Writes the names of all arguments that Megatron-LM's parsers know or have known, for the importer's remarks.
+"""Writes the names of all past and present arguments of Megatron-LM's parsers, for the importer's remarks.
 
     python tools/megatron_flags.py MEGATRON-LM
 
@@ -23,14 +23,14 @@ NAME = re.compile(r"""['"]--([A-Za-z][\w-]*)['"]""")
 
 
 def git(folder: str, *words: str) -> str:
-    """What git prints."""
+    """Output of git."""
     return subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True).stdout.decode(
         errors="replace"
     )
 
 
 def names(folder: str) -> Iterator[str]:
-    """The names without dashes before them."""
+    """The names without leading dashes."""
     added = re.findall(r"^\+.*", git(folder, "log", "-p", "--format=", "HEAD", "--", *PARSERS), re.MULTILINE)
     yield from NAME.findall("\n".join(added))
     yield from NAME.findall(git(folder, "grep", "-h", "-A1", "add_argument(", "HEAD", "--", "*.py"))

@@ -1,4 +1,4 @@
-"""Writes docs/schedules.md, the library with pictures: `python tools/schedule_page.py`.
+"""Writes docs/schedules.md, the schedule library with pictures: `python tools/schedule_page.py`.
 
 A picture that is there stays: delete it to draw it again.
 """
@@ -21,11 +21,11 @@ COMMON = (
     "costs: Times and bytes per stage; all times 1 by default.",
     "recomputing: Stages whose backwards recompute.",
 )
-"""Arguments of most schedules, which the page names once."""
+"""Arguments that most schedules share, which the page explains once."""
 
 
 def page() -> str:
-    """The introduction, one row per schedule of the registry, and a section of each."""
+    """The page: introduction, one row per schedule of the registry, and their sections."""
     lines = ["## The library", "", "| name | what | source | bubble | memory |", "| --- | --- | --- | --- | --- |"]
     for name, entry in sorted(db.schedules.items()):
         lines.append(f"| `{name}` | {entry.summary} | {entry.paper} | {entry.bubble} | {entry.memory} |")
@@ -45,7 +45,7 @@ def section(name: str) -> str:
 
 
 def described(docstring: str) -> str:
-    """A Google docstring as Markdown: its sections' entries as lists, but for arguments that most schedules have."""
+    """A Google docstring as Markdown: entries of sections as lists, without the shared arguments."""
     lines: list[str] = []
     for line in docstring.splitlines():
         text = line.strip()
@@ -58,12 +58,12 @@ def described(docstring: str) -> str:
             lines.append(f"* `{name}`: {rest}")
         else:
             lines.append(f"  {text}" if line.startswith("     ") else line)
-    # A section may have had common arguments alone.
+    # A section may have had only shared arguments.
     return "\n".join(lines).removesuffix("Arguments:\n").rstrip()
 
 
 def example(name: str) -> Scene:
-    """A schedule at p = 4, m = 8, with all times 1; two sequences of four slices where it cuts them."""
+    """A schedule with p = 4, m = 8 and all times 1; sliced schedules have two sequences of four slices."""
     entry = db.schedules[name]
     if "slices" in entry.options:
         costs = db.StageCosts.of(stages=4 * entry.default_chunks, activation=1 / entry.default_chunks)
@@ -73,7 +73,7 @@ def example(name: str) -> Scene:
 
 
 def main() -> None:
-    """Write the page, and the pictures that are missing: those of another machine differ in some pixels."""
+    """Write the page and the missing pictures: pictures of another machine differ in some pixels."""
     for name in db.schedules:
         place = DOCS / "pictures" / f"schedule-{name}.png"
         if not place.exists():

@@ -20,7 +20,7 @@ from debubble.serve import Workbench
 
 PICTURES = Path(__file__).parents[1] / "docs/pictures"
 COLORS = 256
-"""Enough for pages of few colours, and a third of the bytes."""
+"""Number of colors, which suffices for these pages and takes a third of the bytes."""
 
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -30,7 +30,7 @@ COSTS = '{"forward": 0.01, "backward_input": 0.01, "backward_weight": 0.01, "act
 
 
 def main(names: list[str]) -> None:
-    """Draw the pictures of these names, or all."""
+    """Draw the pictures with these names, or all."""
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -47,7 +47,7 @@ def main(names: list[str]) -> None:
 
 
 def draw_workbench(page: Page) -> None:
-    """The workbench with two plans that were found, the report of the second, and figures below the sliders."""
+    """Draw the workbench with two finished plans, the report of the second, and figures below the sliders."""
     with Workbench() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.goto(server.address)
@@ -64,7 +64,7 @@ def draw_workbench(page: Page) -> None:
 
 
 def make_plans(folder: Path, files: set[str]) -> None:
-    """Write the plans and the trace that pictures show."""
+    """Write the plans and the trace of the pictures."""
     for name, call in CASES["plans"].items():
         if f"{name}.json" in files:
             debubble(folder, "plan", *call.split(), "-o", f"{name}.json")
@@ -82,7 +82,7 @@ def debubble(folder: Path, *arguments: str) -> None:
 
 
 def take(page: Page, name: str, *, top: int = 0) -> None:
-    """Write what the page shows below a line, in few colours, and close it."""
+    """Save the part of the page below a line, in few colors, and close it."""
     file = PICTURES / f"{name}.png"
     page.wait_for_timeout(500)
     page.screenshot(path=file)

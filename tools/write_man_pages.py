@@ -13,7 +13,7 @@ from debubble.cli.app import with_all_commands
 
 
 def escaped(text: str) -> str:
-    """Text as roff reads it: no requests at the beginning of a line, and minus signs that can be copied."""
+    """Escape text for roff: no requests at the start of a line, and minus signs that can be copied."""
     return text.replace("\\", r"\e").replace("-", r"\-").replace("\n.", "\n\\&.").strip()
 
 

@@ -1,1 +1,1 @@
-"""The golden corpus: problems whose answers every change of planning is held against."""
+"""The golden corpus: problems whose answers every change of planning is compared with."""

@@ -1,4 +1,4 @@
-"""Holds this version's answers to those of the golden corpus, or writes them: `make golden`.
+"""Compares this version's answers with those of the golden corpus, or writes them: `make golden`.
 
     python -m golden [--only NAME ...] [--exact] [--update] [--list]        (in benchmarks/)
 
@@ -24,9 +24,9 @@ from golden.run import Answer, answer_of
 
 EXPECTED = Path(__file__).with_name("expected.json")
 SLOWER = 1.005
-"""Largest ratio of a case's step to the expected one."""
+"""Largest accepted ratio of a case's step to the expected one."""
 WIDER = 0.01
-"""By how much a setting's gap may become wider."""
+"""Largest accepted increase of a setting's gap."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         start, cpu = time.perf_counter(), time.process_time()
         try:
             answers[case.name] = answer_of(case)
-        except Exception as error:  # the other cases are worth running
+        except Exception as error:  # keep going: the other cases still count
             answers[case.name] = {"error": f"{type(error).__name__}: {error}"}
         step = answers[case.name].get("step")
         print(
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def differences(case: Case, expected: dict[str, Answer], answer: Answer, *, exact: bool) -> list[str]:
-    """What is worse than expected or, if it is to be exact, different; a line each."""
+    """List what is worse than expected or, if `exact`, different."""
     if case.name not in expected:
         return [f"{case.name}: nothing is expected of it (--update)."]
     before, lines = expected[case.name], []
@@ -93,7 +93,7 @@ def differences(case: Case, expected: dict[str, Answer], answer: Answer, *, exac
 
 
 def geometric_mean(expected: dict[str, Answer], answers: dict[str, Answer]) -> float:
-    """Of the ratios of steps to the expected ones."""
+    """Geometric mean of the ratios of steps to the expected ones."""
     ratios = [
         answer["step"] / expected[name]["step"]
         for name, answer in answers.items()

@@ -1,4 +1,4 @@
-"""Switches off mechanisms of planning in turn, and writes what the golden corpus loses without each.
+"""Switches off mechanisms of planning one by one, and writes what the golden corpus loses without each.
 
     python -m golden.ablation [MECHANISM ...]        (in benchmarks/)
 
@@ -27,7 +27,7 @@ from golden.run import called
 
 SETTINGS_EFFORT = "1"
 NOTABLE = 0.005
-"""Share of a step by which a case counts as changed."""
+"""Relative change of a step from which a case counts as changed."""
 
 OF_MODELS = ("A", "E", "model-llama3.2-1b", "model-mistral-7b", "model-llama2-13b-cluster-4x", "units")
 CASES = {
@@ -35,7 +35,7 @@ CASES = {
     "order": ("costs-1", "model-llama2-7b"),
     "degrees": ("model-llama3-8b-cluster-8xA100-80GB-global", "model-qwen3", "model-llama3.2-3b"),
 }  # fmt: skip
-"""Beginnings of the names of the cases that mechanisms of a kind can change."""
+"""Prefixes of the names of cases that mechanisms of a kind can change."""
 
 
 MECHANISMS: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_name("mechanisms.json").read_text())
@@ -43,7 +43,7 @@ MECHANISMS: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_nam
 
 
 def off(mechanism: Mapping[str, Any]) -> Any:
-    """What replaces a mechanism: a value, or a function that returns one, an argument, or `known_bound`."""
+    """Replacement of a mechanism: a value, or a function that returns one, an argument, or `known_bound`."""
     if "is" in mechanism:
         return mechanism["is"]
 
@@ -75,7 +75,7 @@ def replaced(place: str, value: Any) -> Iterator[None]:
 
 
 def planned(case: PlanCase) -> tuple[float, float]:
-    """Step and bound of a case; infinite and zero if nothing fits."""
+    """Step and bound of a case; infinity and zero if nothing fits."""
     with (
         TemporaryDirectory() as folder,
         replaced("debubble.planners.process_pool:_is_worth_a_worker", off({"gives": False})),
@@ -92,7 +92,7 @@ def as_it_is(name: str) -> tuple[float, float]:
 
 
 def measure(name: str) -> Row:
-    """How the cases of a mechanism change without it."""
+    """Measure how the cases of a mechanism change without it."""
     chosen = [c for c in cases() if isinstance(c, PlanCase) and c.name.startswith(CASES[name.partition(":")[0]])]
     before = {case.name: as_it_is(case.name) for case in chosen}
     with replaced(MECHANISMS[name]["place"], off(MECHANISMS[name])):

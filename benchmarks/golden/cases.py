@@ -15,30 +15,30 @@ from typing import Any
 from debubble.exports import exports
 
 NEVER = ("--deadline", "3600")
-"""A deadline that no search meets: answers depend on the effort alone."""
+"""A deadline that no search reaches, so that answers depend only on the effort."""
 FASTEST = (*NEVER, "--fastest")
-"""Searches of degrees are judged by the fastest plan that they find, not by the simpler one that they recommend."""
+"""Searches of degrees are judged by the fastest plan, not by the simpler recommended one."""
 EFFORT = 0.5
-"""The effort of all cases but the settings and the searches of degrees."""
+"""Effort of all cases except for the settings and the searches of degrees."""
 CALLS = json.loads(Path(__file__).with_name("calls.json").read_text())
 TARGETS = tuple(exports)
 
 
 @dataclass(frozen=True)
 class PlanCase:
-    """A call of `debubble plan`, and what is asked of its plan file."""
+    """A call of `debubble plan`, and what is read from its plan file."""
 
     name: str
     words: tuple[str, ...]
     files: dict[str, Any] = field(default_factory=dict)
     """JSON files that the call reads, by name."""
     fits: tuple[str, ...] | None = None
-    """The words of `debubble fits` about the same run."""
+    """Words of `debubble fits` for the same run."""
     is_setting: bool = False
-    """Whether its bound may not become wider by more than a point."""
+    """Whether its gap to the bound may not grow by more than a point."""
 
     def write(self, folder: Path) -> tuple[str, ...]:
-        """Write the files, and return the call's words with their places."""
+        """Write the files, and return the call's words with their paths."""
         for name, content in self.files.items():
             (folder / name).write_text(json.dumps(content))
         return tuple(str(folder / word) if word in self.files else word for word in self.words)
@@ -46,16 +46,16 @@ class PlanCase:
 
 @dataclass(frozen=True)
 class PublishedCase:
-    """A published run, whose step is predicted."""
+    """A published run whose step is predicted."""
 
     name: str
     number: int
-    """Its place in `cases/published.json`."""
+    """Index in `cases/published.json`."""
 
 
 @dataclass(frozen=True)
 class PaperCase:
-    """A paper's tables and figures, by `debubble reproduce`."""
+    """Tables and figures of a paper, by `debubble reproduce`."""
 
     name: str
     paper: str
@@ -80,12 +80,12 @@ def _settings() -> Iterator[PlanCase]:
 
 
 def _models() -> Iterator[PlanCase]:
-    """Ordinary jobs, each with another lever, degree or target."""
+    """Ordinary jobs, each with a different lever, degree or target."""
     for words in CALLS["models"]:
         model, *rest = words.split()
         name = "-".join((model, *(word.lstrip("-") for word in rest if not word.startswith("--micro"))))
         run = [word for word in rest if word not in ("--planner", "--swap", "--for", "--chunks")]
-        # The corpus holds searches, whatever a framework's own kernels are found to cost.
+        # The corpus tests searches, whatever a framework's kernels are measured to cost.
         priced = ("--framework", "target") if "--for" in rest else ()
         search = FASTEST if "--global-batch" in rest else ("--effort", str(EFFORT), *NEVER)
         fits = (model, *rest) if len(run) == len(rest) else None
@@ -93,7 +93,7 @@ def _models() -> Iterator[PlanCase]:
 
 
 def _problems() -> Iterator[PlanCase]:
-    """Random costs of stages, with two chunks in every other one, and random units, whose partition is open."""
+    """Random costs of stages, with two chunks in every other problem, and random units with a free partition."""
     for name, entry in CALLS["problems"].items():
         files = {file: content for file, content in entry.items() if file != "words"}
         yield PlanCase(name, (*entry["words"].split(), "--effort", str(EFFORT), *NEVER), files)

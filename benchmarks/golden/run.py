@@ -1,4 +1,4 @@
-"""Runs cases of the golden corpus, and notes their answers."""
+"""Runs cases of the golden corpus and records their answers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import debubble.cli
 from golden.cases import TARGETS, Case, PaperCase, PlanCase, PublishedCase
 
 Answer = dict[str, Any]
-"""`step`, `bound`, `peak`, the step of every planner that answered, and `hashes` of what a move must leave as it is."""
+"""`step`, `bound`, `peak`, the step of every planner that answered, and `hashes` of what must not change."""
 
 VOLATILE = frozenset(("solve_seconds", "cut_off", "origin", "seconds", "files", "version"))
-"""Entries that differ between two runs of one version."""
+"""Entries that differ between runs of the same version."""
 
 
 def answer_of(case: Case) -> Answer:
@@ -59,14 +59,14 @@ def _planned(case: PlanCase, folder: Path) -> Answer:
 
 
 def _exported(plan_file: Path, target: str, folder: Path) -> dict[str, Any]:
-    """The files that are exported, the losses, or the refusal."""
+    """Exported files and losses, or the refusal."""
     answer = called("export", str(plan_file), "--to", target, "-o", str(folder), "--json")
     written = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.exists() else []
     return answer | {str(file.relative_to(folder)): file.read_text() for file in written}
 
 
 def called(*words: str) -> dict[str, Any]:
-    """The JSON that a call of `debubble` prints; what it says of its progress is dropped."""
+    """JSON that a call of `debubble` prints, without its progress."""
     printed, before = io.StringIO(), sys.argv
     sys.argv = ["debubble", *words]
     try:
@@ -87,7 +87,7 @@ def _digest(content: Any) -> str:
 
 
 def _lasting(content: Any) -> Any:
-    """The content without what differs between two runs."""
+    """The content without entries that differ between runs."""
     if isinstance(content, Mapping):
         return {key: _lasting(value) for key, value in content.items() if key not in VOLATILE}
     if isinstance(content, Sequence) and not isinstance(content, str):

@@ -1,1 +1,1 @@
-"""Measured runs that no cost was fitted to, and how far off their predictions are."""
+"""Measured runs that no cost was fitted to, and the errors of their predictions."""

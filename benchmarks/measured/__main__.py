@@ -1,4 +1,4 @@
-"""Predicts measured runs, and says how far off the predictions are.
+"""Predicts measured runs, and reports the errors of the predictions.
 
     python -m measured [RECORD ...]           (in benchmarks/) errors of runs that costs may be fitted to, and a summary
     python -m measured --command RECORD       the `debubble` command line of a run's prediction
@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 
 def row_of(record: Record) -> Row:
-    """A run's prediction beside what was measured, with the relative errors of step and memory."""
+    """A run's prediction and measurement, with the relative errors of step and memory."""
     row: Row = {"record": record}
     try:
         plan = record.job.plan(record.cluster)
@@ -57,7 +57,7 @@ def row_of(record: Record) -> Row:
 
 
 def of_group(rows: Iterable[Row], figure: str, half: Half, group: str = ALL) -> list[float]:
-    """The errors of a half's runs in a group."""
+    """Errors of the runs of a half in a group."""
     return [
         row[f"{figure}_error"]
         for row in rows
@@ -66,12 +66,12 @@ def of_group(rows: Iterable[Row], figure: str, half: Half, group: str = ALL) -> 
 
 
 def groups_of_record(record: Record) -> tuple[str, ...]:
-    """The groups that a run is in, the narrowest first."""
+    """Groups of a run, the narrowest first."""
     return tuple(groups_of(record.model, record.device, record.entries.get("dtype", "bf16")))
 
 
 def stated(errors: Sequence[float], group: str) -> Accuracy:
-    """The accuracy that these errors show."""
+    """Accuracy that these errors show."""
     sizes, ratios = sorted(map(abs, errors)), sorted(1 / (1 + error) for error in errors)
 
     def quantile(values: Sequence[float], share: float) -> float:
@@ -84,7 +84,7 @@ def stated(errors: Sequence[float], group: str) -> Accuracy:
 
 
 def accuracies(rows: Sequence[Row], half: Half = "test") -> dict[str, dict[str, Accuracy]]:
-    """What is said of accuracy: of every group with enough runs."""
+    """Stated accuracy of every group with enough runs."""
     names = dict.fromkeys(name for row in rows for name in groups_of_record(row["record"]))
     result: dict[str, dict[str, Accuracy]] = {}
     for figure in FIGURES:
@@ -94,7 +94,7 @@ def accuracies(rows: Sequence[Row], half: Half = "test") -> dict[str, dict[str, 
 
 
 def lines(rows: Iterable[Row]) -> Iterator[str]:
-    """The runs that costs may be fitted to."""
+    """Lines of the runs that costs may be fitted to."""
     for row in rows:
         if row["record"].half == "fit":
             errors = "  ".join(f"{row[key]:+8.1%}" if key in row else " " * 8 for key in ERROR_KEYS)
@@ -102,7 +102,7 @@ def lines(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """The errors of groups of both halves."""
+    """Errors by group of both halves."""
     for half in ("fit", "test"):
         for figure in FIGURES:
             names = sorted({name for row in rows for name in groups_of_record(row["record"])})
@@ -166,7 +166,7 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def sentence(stated_of: Mapping[str, Mapping[str, Accuracy]]) -> str:
-    """What the README says."""
+    """The sentence of the README."""
     step, memory = stated_of["step"], stated_of["memory"]
     return (
         f"On {step[ALL].runs} published runs that no cost was fitted to, half of the steps are predicted within"
@@ -177,11 +177,11 @@ def sentence(stated_of: Mapping[str, Mapping[str, Accuracy]]) -> str:
 
 
 def write(rows: Sequence[Row]) -> None:
-    """Write what the package states, the page with every run, and the figures of docs/costs.md and the README."""
+    """Write the data of the package, the page with every run, and the figures of docs/costs.md and the README."""
     by_figure = accuracies(rows)
     data = {figure: {name: asdict(a) for name, a in groups.items()} for figure, groups in by_figure.items()}
     for entry in (entry for groups in data.values() for entry in groups.values()):
-        del entry["of_hardware"]  # that depends on the devices of which the accuracy is asked
+        del entry["of_hardware"]  # depends on the devices for which accuracy is asked
     Path(accuracy.__file__).with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
     shares = {figure: msgspec.to_builtins(calibration.estimated(rows, figure)) for figure in FIGURES}
     Path(corrections.__file__).with_suffix(".json").write_text(json.dumps(shares, indent=1) + "\n")

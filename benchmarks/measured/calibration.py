@@ -1,4 +1,4 @@
-"""How much a measured run says of runs like it: the shares that `debubble calibrate` uses, and what it gains.
+"""How much a measured run says about similar runs: the shares that `debubble calibrate` uses, and their gain.
 
 The shares are estimated on the half of the records that is there to fit costs to; what is gained is told of the other
 half alone.  Runs are compared with those of the same source, on the same devices and with the same framework.
@@ -34,18 +34,18 @@ KINDS: Mapping[tuple[bool, bool, bool], str] = {
     (True, False, False): "the same model, another dtype",
     (False, True, False): "another model, the same dtype",
 }
-"""Whether a measured run has the model, kind and dtype, and options and degrees of the predicted one -> its words."""
+"""Whether a measured run has the model, kind and dtype, and options and degrees of the predicted one -> description."""
 HEAD = ("what", "measured", "runs", "half within", "nine in ten within", "in the interval", "its ends' ratio")
-"""The columns of the table."""
+"""Columns of the table."""
 SHARES = ("model", "dtype", "job")
-MOST_SHARED = 0.9
-"""The most that runs of one job are taken to share: those whose memory is alike are of one source."""
+MAX_SHARED = 0.9
+"""Upper limit of the error shared by runs of one job: those with the same memory are of one source."""
 UNIT = {name: ErrorShares(**{other: float(other == name) for other in SHARES}) for name in SHARES}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A run whose figure is predicted with the help of others of its source.
+    """A run whose figure is predicted with the help of other runs of its source.
 
     Attributes:
         row: The run.
@@ -59,7 +59,7 @@ class Target:
 
 
 def measured_run(row: Row, figure: Figure) -> MeasuredRun:
-    """A record as `debubble calibrate` writes it; one with other switches counts as another job here."""
+    """A record as `debubble calibrate` writes it; other switches count as another job here."""
     record = row["record"]
     measured = record.seconds if figure == "step" else record.memory
     run = described_run(record.model, record.cluster, record.options, run=record.name)
@@ -69,7 +69,7 @@ def measured_run(row: Row, figure: Figure) -> MeasuredRun:
 
 
 def targets(rows: Sequence[Row], figure: Figure, half: str | None = None) -> Iterator[Target]:
-    """The runs of a half that others of their source have something in common with, of that half or of both.
+    """Runs of a half that have related runs of their source, in that half or in both.
 
     Args:
         rows: All runs.
@@ -91,16 +91,16 @@ def targets(rows: Sequence[Row], figure: Figure, half: str | None = None) -> Ite
 
 
 def _relation(a: MeasuredRun, b: MeasuredRun, figure: Figure) -> tuple[bool, bool, bool]:
-    """Whether two runs are of the same model, of the same kind and dtype, and of the same job."""
+    """Whether two runs have the same model, the same kind and dtype, and the same job."""
     model, dtype, job = (bool(UNIT[name].between(a, b, figure)) for name in SHARES)
     return model, dtype, job
 
 
 def estimated(rows: Sequence[Row], figure: Figure) -> ErrorShares:
-    """The shares that give the least squares of what is left of the deviations of the half to fit costs to.
+    """Shares that minimize the squared remaining deviations of the fit half.
 
-    A deviation is counted in units of its group's (kind of model and generation of hardware), and a run once with each
-    kind of neighbours, however many it has.
+    Deviations are relative to the spread of their group (kind of model and generation of hardware), and a run counts
+    once for each kind of related runs, however many there are.
     """
     fit_rows = [row for row in rows if row["record"].half == "fit"]
     spread = _spreads(fit_rows, figure)
@@ -117,18 +117,18 @@ def estimated(rows: Sequence[Row], figure: Figure) -> ErrorShares:
     model, dtype, job = (
         round(max(0.0, float(share)), 2) for share in np.linalg.lstsq(np.array(lhs), np.array(rhs), rcond=None)[0]
     )
-    return ErrorShares(model=model, dtype=dtype, job=round(min(job, MOST_SHARED - model - dtype), 2))
+    return ErrorShares(model=model, dtype=dtype, job=round(min(job, MAX_SHARED - model - dtype), 2))
 
 
 def _relative(run: MeasuredRun, target: MeasuredRun, figure: Figure) -> float:
-    """A run's deviation, as a share of the target's measured memory."""
+    """A run's deviation, relative to the target's measured memory."""
     value = run.deviation(figure)
     assert value is not None
     return value if figure == "step" else value / (target.memory or Deviation(predicted=1, measured=1)).measured
 
 
 def _spreads(rows: Sequence[Row], figure: Figure) -> dict[tuple[str, ...], float]:
-    """Group -> the root of the mean square of its deviations."""
+    """Group -> root mean square of its deviations."""
     squares: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
         if f"{figure}_error" in row:
@@ -147,7 +147,7 @@ class Outcome:
     """A prediction with measured runs.
 
     Attributes:
-        weight: What it counts: a run counts once, however many neighbours it is predicted from.
+        weight: Weight of the outcome; those of a run, one per choice of related runs, sum to one.
         error: The share by which the prediction is off.
         inside: Whether what was measured is in the interval.
         width: The interval's upper end over its lower one.
@@ -162,7 +162,7 @@ class Outcome:
 def outcomes(
     target: Target, figure: Figure, stated: Stated, chosen: Sequence[Sequence[MeasuredRun]]
 ) -> Iterator[Outcome]:
-    """The predictions of a run from each choice of measured runs."""
+    """Predictions of a run from each choice of measured runs."""
     record = target.row["record"]
     groups = groups_of(record.model, record.device, record.entries.get("dtype", "bf16"))
     accuracy = next(stated[figure][name] for name in groups if name in stated[figure])
@@ -178,7 +178,7 @@ def outcomes(
 
 
 def lines(rows: Sequence[Row], stated: Stated) -> Iterator[tuple[str, ...]]:
-    """What calibration gains on the half that is kept for testing: from one neighbour of each kind, and from all."""
+    """Gain of calibration on the test half: from one related run of each kind, and from all."""
     for figure in FIGURES:
         test_targets = [target for target in targets(rows, figure) if target.row["record"].half == "test"]
         for kind, words in KINDS.items():
@@ -194,7 +194,7 @@ def _line(
     figure: Figure, words: str, test_targets: Sequence[Target], stated: Stated,
     choices: Callable[[Target], Sequence[Sequence[MeasuredRun]]],
 ) -> Iterator[tuple[str, ...]]:  # fmt: skip
-    """A line of the table; none if no run has such neighbours."""
+    """A line of the table; none if no run has such related runs."""
     having = [target for target in test_targets if choices(target)]
     if not having:
         return

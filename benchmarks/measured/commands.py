@@ -12,7 +12,7 @@ from debubble.models import models
 from measured.records import Record
 
 AMPLE = "100TiB"
-"""A memory limit that refuses nothing: runs are predicted whether they fit or not."""
+"""A memory limit that refuses nothing, as runs are predicted even if they do not fit."""
 
 
 def command_of(record: Record) -> str:
@@ -27,7 +27,7 @@ def command_of(record: Record) -> str:
 
 
 def _files(record: Record) -> Iterator[str]:
-    """Lines that write the files of a model and a cluster that are described."""
+    """Shell lines that write the files of a custom model and cluster."""
     if record.entries["model"] not in models:
         yield f"cat > model.json <<'END'\n{json.dumps(record.model.config)}\nEND"
     if not isinstance(record.entries["cluster"], str):

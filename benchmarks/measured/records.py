@@ -1,4 +1,4 @@
-"""Records of measured runs, and the job that each one is.
+"""Records of measured runs, and the job of each.
 
 `runs/*.toml` has a table of runs per source: `source`, defaults of all its runs, and `runs`, one line each.  A run has
 its model (by name, or of `runs/models.toml`), devices, the sequences of a step (`batch`), degrees, what it recomputes
@@ -34,7 +34,7 @@ RUNS = Path(__file__).with_name("runs")
 MODELS = "models.toml"
 SCALE = ("batch", "step_seconds", "tokens_per_second", "memory_gib", "memory_reserved_gib", "memory_process_gib",
          "source", "passes", "recompute_assumed")  # fmt: skip
-"""Entries that do not tell one configuration from another."""
+"""Entries that do not distinguish configurations."""
 OPTIONS = (
     "micro_batch_size",
     "tensor",
@@ -54,7 +54,7 @@ TORCHTITAN_OP = (("norm", "norm+mlp"), ("norm", "norm+activation+multiply"))
 every second product, which is the up-projection or the gate of each MLP, so that half of the layers recompute both."""
 
 RESERVED = 1.06
-"""Memory that torch reserves over what it allocates at most (3 to 9% in SimuMax' and Megatron-Kwai's tables)."""
+"""Ratio of reserved to allocated memory of torch (3 to 9% more in SimuMax' and Megatron-Kwai's tables)."""
 
 CONTEXT = {"V100-32GB": 1113 / 1024, "A100-80GB": 1573 / 1024}
 """GiB of CUDA's context as nvidia-smi shows them (BigScience, experiments/tr3m-1B3.md and chronicles-prequel.md)."""
@@ -76,7 +76,7 @@ class Record:
 
     @cached_property
     def half(self) -> Half:
-        """What the record is there for, by a hash of its configuration."""
+        """The half of the record, fit or test, by a hash of its configuration."""
         hashed: dict[str, Any] = {name: entry for name, entry in self.entries.items() if name not in SCALE}
         hashed["framework"] = hashed["framework"].partition("@")[0]
         hashed["cluster"] = self.device
@@ -91,12 +91,12 @@ class Record:
 
     @property
     def device(self) -> str:
-        """The type of its devices."""
+        """Type of its devices."""
         return self.devices.rpartition("x")[2]
 
     @property
     def cluster(self) -> Cluster:
-        """Its devices."""
+        """Its devices as a cluster."""
         cluster = self.entries["cluster"]
         return Cluster.of(cluster) if isinstance(cluster, str) else Cluster.from_dict(cluster)
 
@@ -108,7 +108,7 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, as measured; None: it was not."""
+        """Measured seconds per step, or None."""
         if (step_seconds := self.entries.get("step_seconds")) is not None:
             return float(step_seconds)
         if (tokens := self.entries.get("tokens_per_second")) is None:
@@ -117,7 +117,7 @@ class Record:
 
     @property
     def memory(self) -> float | None:
-        """GiB allocated on the fullest device, as measured; None: it was not."""
+        """Measured GiB allocated on the fullest device, or None."""
         if (reserved := self.entries.get("memory_reserved_gib")) is not None:
             return float(reserved) / RESERVED
         if (process := self.entries.get("memory_process_gib")) is not None:
@@ -126,7 +126,7 @@ class Record:
 
     @property
     def words(self) -> str:
-        """The run in a few words."""
+        """Short description of the run."""
         e = self.entries
         degrees = [f"{name} {e[name]}" for name in ("tensor", "pipeline", "chunks", "context", "expert") if name in e]
         size = f"{e.get('micro_batch_size', 1)} x {e['sequence_length']}"
@@ -135,12 +135,12 @@ class Record:
 
     @property
     def stages(self) -> int:
-        """Stages of its pipeline."""
+        """Number of pipeline stages."""
         return int(self.entries.get("pipeline", 1) * self.entries.get("chunks", 1))
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers of each stage."""
+        """Layers per stage."""
         layers = self.entries.get("layers")
         if layers is None:
             return even_layers(self.model.layers, self.stages)
@@ -155,7 +155,7 @@ class Record:
         divided = data * e.get("context", 1) > 1
         zero = e.get("zero", 1)
         if zero == 3 and "pipeline" in e:
-            zero = 1  # parameters stay gathered over a step, and gradients are summed once
+            zero = 1  # parameters stay gathered during a step, and gradients are summed once
         return RunOptions(
             sequence_length=e["sequence_length"], data=data, zero=zero if divided else 0,
             framework=e["framework"], **{name: e[name] for name in OPTIONS if name in e},
@@ -163,7 +163,7 @@ class Record:
 
     @property
     def job(self) -> ImportedJob:
-        """The job, as if a configuration file had described it."""
+        """The job, as if it had been imported from a configuration file."""
         e, options = self.entries, self.options
         return ImportedJob(
             target="megatron", model=self.model, options=options, pipeline=e.get("pipeline", 1),
@@ -174,7 +174,7 @@ class Record:
 
     @property
     def _strategies(self) -> dict[int, tuple[str, str]]:
-        """What each layer recomputes."""
+        """Recomputation of each layer."""
         layers = self.model.layers
         recompute = self.entries.get("recompute", self.entries.get("recompute_assumed"))
         if recompute is None:

@@ -1,1 +1,1 @@
-"""The sections of `benchmarks/gpu.py`: what each measures, in a process of its own."""
+"""Sections of `benchmarks/gpu.py`, each measured in a separate process."""

@@ -1,4 +1,4 @@
-"""What an operation costs beside plain autograd: debubble's runtime and torch.distributed.pipelining, on one device.
+"""Cost of an operation beyond plain autograd: debubble's runtime and torch.distributed.pipelining on one device.
 
 All run the same modules on the same micro-batches, in shuffled rounds: a loop over micro-batches with autograd alone,
 one stage under 1F1B, and four stages of one device under interleaved 1F1B, each with and without torch.compile.  What a
@@ -96,7 +96,7 @@ def overheads(config: Config, length: int, settings: Settings, *, compiler: str 
 
 
 def first_losses(made: dict[str, Step]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The loss of each way's first step, which compiles; of the ways that fail, why."""
+    """Loss of the first step, which compiles, for each way; the error of those that fail."""
     losses, failed = {}, {}
     for name, step in made.items():
         try:
@@ -107,7 +107,7 @@ def first_losses(made: dict[str, Step]) -> tuple[dict[str, float], dict[str, Any
 
 
 def fresh(chunks: Sequence[nn.Module], compiler: str | None) -> list[nn.Module]:
-    """Copies of their own, which share nothing."""
+    """Copies that share nothing."""
     copies = [copy.deepcopy(chunk) for chunk in chunks]
     for chunk in copies:
         if compiler is not None:
@@ -131,7 +131,7 @@ def loop(chunks: Sequence[nn.Module], tokens: Tensor) -> Step:
 
 
 def rounds(made: dict[str, Step], device: torch.device, count: int) -> dict[str, list[float]]:
-    """Seconds of every step, round after round in shuffled order."""
+    """Seconds of every step, in rounds of shuffled order."""
     order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The figures of one section: written whenever one is added, so that nothing is lost if the section is ended."""
+"""Figures of a section, written on every addition, so that nothing is lost if the section is ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Figures:
         return self._until - time.monotonic()
 
     def add(self, *path: str, figures: Any) -> None:
-        """Put figures at a place in the tree."""
+        """Put figures at a path in the tree."""
         place = self.tree
         for name in path[:-1]:
             place = place.setdefault(name, {})
@@ -42,7 +42,7 @@ class Figures:
         self._write()
 
     def run(self, work: Callable[[], None], *path: str, needs: float = 0.0) -> None:
-        """Do one part of a section, which adds its own figures.
+        """Do one part of a section, which adds its figures.
 
         If it fails the traceback stands in its place, and the rest goes on; if there is no time for it, that does.
         """
@@ -55,11 +55,11 @@ class Figures:
             self.add(*path, figures={"failed": traceback.format_exc()})
 
     def measure(self, work: Callable[[], Any], *path: str, needs: float = 0.0) -> None:
-        """Do one part of a section, whose answer is the figures at its place."""
+        """Do one part of a section, whose return value is the figures at its path."""
         self.run(lambda: self.add(*path, figures=work()), *path, needs=needs)
 
     def fail(self, reason: str) -> None:
-        """The section ends with this traceback."""
+        """End the section with this traceback."""
         self._write(traceback=reason)
 
     def _write(self, **more: str) -> None:
@@ -69,7 +69,7 @@ class Figures:
 
 
 def finite(figures: Any) -> Any:
-    """Figures as JSON can hold them: inf and NaN as text."""
+    """Figures that JSON can hold, with inf and NaN as text."""
     if isinstance(figures, dict):
         return {str(name): finite(value) for name, value in figures.items()}
     if isinstance(figures, list | tuple):
@@ -80,6 +80,6 @@ def finite(figures: Any) -> Any:
 
 
 def pair(predicted: Number, measured: Number) -> dict[str, float | None]:
-    """A prediction beside its measurement."""
+    """A prediction and its measurement."""
     ratio = float(measured) / float(predicted) if predicted else None
     return {"predicted": float(predicted), "measured": float(measured), "ratio": ratio}

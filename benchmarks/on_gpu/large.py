@@ -1,4 +1,4 @@
-"""A model that does not fit without offload or recomputation, and trains with either.
+"""A model that needs offload or recomputation to fit, and trains with either.
 
 Everything is on the one device: four stages, one micro-batch.  Kept whole it ends for want of memory; then the same
 model learns sequences that count, with all stages recomputed, and with the first three offloaded.
@@ -26,7 +26,7 @@ from on_gpu.settings import Settings
 
 STAGES = 4
 BYTES_OF_A_ROW = 16e9
-"""Of the device's memory, for each sequence: activations and logits of one are as much where all is kept."""
+"""Device memory per sequence: its activations and logits if everything is kept."""
 
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def train(way: str, settings: Settings) -> dict[str, Any]:
 
 
 def counting(settings: Settings, step: int) -> torch.Tensor:
-    """Sequences that count up from a random token: each token says which is next."""
+    """Sequences that count up from a random token, so that each token determines the next."""
     rows, length = settings.large_rows, settings.large_length
     vocab: int = settings.large["vocab_size"]
     starts = torch.randint(vocab, (rows, 1), generator=torch.Generator().manual_seed(step))

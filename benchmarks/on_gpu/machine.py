@@ -1,4 +1,4 @@
-"""What the machine itself does: matrix products, memory, kernel launches, and the link to its host."""
+"""Performance of the machine: matrix products, memory, kernel launches, and the host link."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from on_gpu.figures import Figures, pair
 from on_gpu.settings import Settings
 
 SIDES = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Smallest sides of matrix products; the others have 8192."""
+"""Smallest side of the matrix products; the other sides have 8192."""
 ATTENTION_TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
 """Lengths of the sequences whose attention cores are timed, with 32 heads of 128 numbers."""
 
@@ -37,7 +37,7 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
 
 
 def compared_hardware(settings: Settings) -> Hardware:
-    """The costs' own entry for this device; a dry run takes any."""
+    """The costs' entry for this device; a dry run accepts any."""
     names = {"H100": "H100-80GB", "H200": "H200-141GB"}
     device = "H100" if settings.dry else torch.cuda.get_device_name()
     return hardware[next(name for fragment, name in names.items() if fragment in device)]
@@ -57,7 +57,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def seconds_of(lanes: Lanes, work: Callable[[], object], *, repetitions: int, warm_up: int = 3) -> float:
-    """Median time of some work on the device's clock, once it is warm."""
+    """Median time of some work on the device's clock after warm-up."""
     for _ in range(warm_up):
         work()
     lanes.start_step()
@@ -71,7 +71,7 @@ def seconds_of(lanes: Lanes, work: Callable[[], object], *, repetitions: int, wa
 
 
 def compute(lanes: Lanes, settings: Settings) -> dict[str, Any]:
-    """Operations and bytes per second, beside what the costs take them to be."""
+    """Operations and bytes per second, compared with the costs."""
     speed = Speed(compared_hardware(settings), 2)
     size = 128 if settings.dry else 8192
     dtype = torch.float32 if settings.dry else torch.bfloat16
@@ -87,7 +87,7 @@ def compute(lanes: Lanes, settings: Settings) -> dict[str, Any]:
 
 
 def products(lanes: Lanes, settings: Settings) -> dict[str, Any]:
-    """Seconds of products by their smallest side: of rows (few tokens), or of what is summed over (few weights)."""
+    """Seconds of products by their smallest side, which is rows (few tokens) or the summed side (few weights)."""
     speed, large = Speed(compared_hardware(settings), 2), 128 if settings.dry else 8192
     dtype = torch.float32 if settings.dry else torch.bfloat16
     results: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def products(lanes: Lanes, settings: Settings) -> dict[str, Any]:
 
 
 REPEATED = 10
-"""Products between two marks, so that those of the smallest are not lost in the marks' own time."""
+"""Products between two marks, which makes the time of the marks negligible for the smallest."""
 
 
 def repeated_product(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -134,7 +134,7 @@ def attention(lanes: Lanes, settings: Settings) -> dict[str, Any]:
 
 
 def launch(lanes: Lanes, settings: Settings) -> dict[str, Any]:
-    """Seconds of a kernel that has nothing to do, one after another."""
+    """Seconds per empty kernel, one after another."""
     count = 100 if settings.dry else 2000
     x = torch.zeros(1, device=lanes.device)
 
@@ -147,7 +147,7 @@ def launch(lanes: Lanes, settings: Settings) -> dict[str, Any]:
 
 
 def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
-    """Bytes per second of both directions, alone and together."""
+    """Bytes per second in both directions, separate and concurrent."""
     size, device = settings.copied, lanes.device
     down, up = (torch.randint(0, 256, (size,), dtype=torch.uint8, device=device) for _ in range(2))
     to_host, from_host = (lanes.host.take(size) for _ in range(2))
@@ -171,7 +171,7 @@ def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
 
 
 def alongside(lanes: Lanes, works: dict[Lane, Callable[[], None]], repetitions: int) -> dict[Lane, float]:
-    """Median seconds of each when all run at the same time, each on its lane and a thread of its own."""
+    """Median seconds of concurrent works, each on its lane in a separate thread."""
     times_of_lane: dict[Lane, list[float]] = {lane: [] for lane in works}
 
     def one(lane: Lane, work: Callable[[], None]) -> None:

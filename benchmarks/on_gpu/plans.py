@@ -1,4 +1,4 @@
-"""Plans for 4 and 8 devices from the measured profile: each device's program alone on this one, beside its prediction.
+"""Plans for 4 and 8 devices from the measured profile: each device's program runs alone here, next to its prediction.
 
 A device has its real parameters, gradients and activations; the others' messages come at their predicted times.  The
 devices' traces together are the pipeline as it would be if every message were on time.
@@ -50,7 +50,7 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
 
 @dataclass
 class Many:
-    """The plans for so many devices."""
+    """The plans for one number of devices."""
 
     settings: Settings
     figures: Figures
@@ -64,11 +64,11 @@ class Many:
         self.options = RunOptions(dtype=self.settings.dtype, sequence_length=self.length)
         self.name = f"{self.devices}-devices"
         units = units_from_dict(self.profile)
-        # What stays on the device is counted apart: the runtime's optimizer is the caller's.
+        # Bytes that stay on the device are counted separately: the runtime's optimizer belongs to the caller.
         self.units = replace(units, units=tuple(replace(unit, static=0.0) for unit in units.units))
 
     def run(self) -> None:
-        """1F1B, ZB-H1 and 1F1B with offload: orders of the same stages, so each device is made once."""
+        """1F1B, ZB-H1 and 1F1B with offload have the same stages, so each device is built once."""
         one_f_one_b = db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches)
         split = db.schedules["zb-h1"](devices=self.devices, micro_batches=self.micro_batches)
         plans = {"1f1b": self.plan(one_f_one_b), "zb-h1": self.plan(split), "offloaded": self.offloaded(one_f_one_b)}
@@ -88,7 +88,7 @@ class Many:
                 self.joined(name, plans[name], parts)
 
     def in_arena(self, plan: Plan, device: int) -> dict[str, Any]:
-        """The plan held to the addresses of the device, where those are enough: what the allocator says beside it."""
+        """Run a plan at the addresses of its arena, where these suffice, and report the allocator's figures."""
         try:
             ((figures, _),) = run_device({"": plan}, device, self.settings, arena=True).values()
         except ArenaError as error:
@@ -96,7 +96,7 @@ class Many:
         return figures
 
     def chosen(self) -> None:
-        """What `auto` plans for the states, and 60% of the activations that 1F1B keeps; its busiest device alone."""
+        """Plan with `auto` for the states and 60% of 1F1B's activations; run only the busiest device."""
         one_f_one_b = self.plan(db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches))
         states = sum(float(unit.static) for unit in units_from_dict(self.profile).units) / self.devices
         limit = 1.2 * states + 0.6 * float(max(one_f_one_b.simulate().peak_memory))
@@ -116,7 +116,7 @@ class Many:
         return ModelOnCluster(Model.from_hf(self.config), cluster)
 
     def plan(self, schedule: Schedule) -> Plan:
-        """The schedule with as many layers on every stage."""
+        """The schedule with equally many layers per stage."""
         layers = self.config["num_hidden_layers"]
         bounds = [0, *(1 + 2 * round(layers * s / schedule.stages) for s in range(1, schedule.stages)), 2 + 2 * layers]
         partition = [[(i, "none") for i in range(a, b)] for a, b in itertools.pairwise(bounds)]
@@ -127,7 +127,7 @@ class Many:
         )  # fmt: skip
 
     def offloaded(self, schedule: Schedule) -> Plan:
-        """Under the tightest limit that offload can keep, of 1F1B's peak on the first device."""
+        """1F1B with offload under the tightest limit that it can keep on the first device."""
         plan = self.plan(offloading(schedule))
         peak = float(max(self.plan(schedule).simulate().peak_memory))
         for share in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
@@ -140,7 +140,7 @@ class Many:
         return plan
 
     def joined(self, name: str, plan: Plan, parts: Sequence[TraceStep]) -> None:
-        """All devices' programs together beside the plan; the pictures of one plan are kept."""
+        """Compare all devices' programs together with the plan; save the pictures of one plan."""
         trace = Trace.join([Trace(devices=self.devices, steps=(step,)) for step in parts])
         self.figures.add(self.name, "together", name, figures=as_dict(compare(plan, trace)))
         if name == "offloaded" and self.devices == 4:
@@ -152,7 +152,7 @@ class Many:
 
 
 def offloading(schedule: Schedule) -> Schedule:
-    """What waits for long leaves after its forward, and comes back beside the operation before its backward."""
+    """Offload what waits long after its forward, and reload it next to the operation before its backward."""
     orders = []
     for order in schedule.orders:
         place = {op: i for i, op in enumerate(order)}
@@ -168,12 +168,12 @@ def offloading(schedule: Schedule) -> Schedule:
 
 
 def operations_of(plan: Plan, device: int, *lanes: Lane) -> list[Any]:
-    """The predicted operations on some lanes of a device."""
+    """Predicted operations on some lanes of a device."""
     return [o for o in plan.simulate().operations if o.device == device and o.lane in lanes]
 
 
 def supply_of(settings: Settings, hidden: int, length: int) -> Any:
-    """Messages such as others would send: random numbers of about the size of activations and of gradients."""
+    """Random messages with about the size of activations and gradients."""
     shape = (1, length, hidden)
     forward = torch.randn(shape, device=settings.device, dtype=DTYPES[settings.dtype])
     backward = 1e-4 * torch.randn_like(forward)
@@ -187,7 +187,7 @@ def supply_of(settings: Settings, hidden: int, length: int) -> Any:
 def run_device(
     plans: dict[str, Plan], device: int, settings: Settings, *, trains: bool = False, arena: bool = False
 ) -> dict[str, tuple[dict[str, Any], TraceStep]]:
-    """One device's part of several plans that are orders of the same stages: figures, and the typical step's trace.
+    """Run one device's part of several plans with the same stages: figures, and the typical step's trace.
 
     Where it `trains`, AdamW steps the parameters after every step, or inside it where the plan says so.  With an
     `arena` steps are held to the device's address plan.
@@ -228,7 +228,7 @@ def run_device(
 
 
 def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings, *, trains: bool) -> dict[str, float]:
-    """One step, and what torch's allocator says of it."""
+    """One step, and the figures of torch's allocator."""
     memory: dict[str, float] = {}
     if settings.device == "cuda":
         before = torch.cuda.memory_allocated()
@@ -249,7 +249,7 @@ Interval = tuple[float, float]
 
 
 def figures_of(plan: Plan, device: int, step: TraceStep) -> dict[str, Any]:
-    """Times of a device's program: of its operations by kind, its span, and how much of its transfers is hidden."""
+    """Times of a device's program: operations by kind, span, and the hidden fraction of transfers."""
     predicted = operations_of(plan, device, Lane.COMPUTE, *TRANSFERS)
     kinds: dict[str, Any] = {}
     for kind in dict.fromkeys(o.op.kind for o in predicted):
@@ -269,7 +269,7 @@ def figures_of(plan: Plan, device: int, step: TraceStep) -> dict[str, Any]:
 
 
 def hidden(transfers: Sequence[Interval], compute: Sequence[Interval]) -> float:
-    """The share of the transfers' time at which an operation computes; 1 if nothing is transferred."""
+    """Fraction of the transfers' time during which an operation computes; 1 without transfers."""
     total = sum(end - start for start, end in transfers)
     overlaps = (
         max(0.0, min(end, other_end) - max(start, other_start))

@@ -1,4 +1,4 @@
-"""`debubble profile` on this device, and every operator by itself, beside the costs that are computed."""
+"""`debubble profile` on this device, and every operator separately, compared with computed costs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from on_gpu.settings import Config, Settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NAMES = {"mlp": "projections", "rotary": "projections"}
-"""Operators of the costs that the runtime has in another one."""
+"""Operators of the costs that are part of another one in the runtime."""
 RUNTIME = replace(MEGATRON, whole_layers=False)
-"""What debubble's own runtime keeps: of a layer that is recomputed in full, the input of either half."""
+"""debubble's runtime keeps the input of either half of a layer that is recomputed in full."""
 
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def cases(settings: Settings) -> list[tuple[str, Config, int]]:
 
 
 def units(config: Config, length: int, settings: Settings, figures: Figures, name: str) -> None:
-    """The command's own measurement, and each kind of unit beside its computed costs."""
+    """Measurement by the command, and each kind of unit with its computed costs."""
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "config.json", Path(folder) / "profile.json"
         source.write_text(json.dumps(config))
@@ -70,7 +70,7 @@ def units(config: Config, length: int, settings: Settings, figures: Figures, nam
 
 
 def alongside(computed: Units, measured: Units) -> dict[str, Any]:
-    """Of each type of unit: seconds and bytes, predicted and measured."""
+    """Predicted and measured seconds and bytes by type of unit."""
     results: dict[str, Any] = {}
     for one, other in zip(computed.units, measured.units, strict=True):
         if one.type in results:
@@ -93,7 +93,7 @@ def alongside(computed: Units, measured: Units) -> dict[str, Any]:
 
 
 def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]:
-    """Of each half of a layer: every operator's forward and backward, predicted and measured."""
+    """Predicted and measured forward and backward of every operator, by half of a layer."""
     lanes = lanes_of(torch.device(settings.device))
     options = RunOptions(dtype=settings.dtype, sequence_length=length)
     speed = Speed(compared_hardware(settings), element_bytes(settings.dtype))
@@ -121,7 +121,7 @@ def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]
 def timed(
     unit: UnitModule, length: int, hidden: int, lanes: CpuLanes | CudaLanes, settings: Settings
 ) -> dict[str, tuple[float, float]]:
-    """Seconds of the forward and of the backward of every operator that a unit calls, by name."""
+    """Seconds of forward and backward of every operator that a unit calls, by name."""
     calls: list[tuple[str, Any, tuple[torch.Tensor, ...]]] = []
 
     def note(name: str, function: Any, *inputs: torch.Tensor) -> Any:
@@ -142,7 +142,7 @@ def timed(
 def both(
     function: Any, inputs: tuple[torch.Tensor, ...], lanes: CpuLanes | CudaLanes, settings: Settings
 ) -> tuple[float, float]:
-    """Seconds of one operator's forward, and of the backward of all its results that have one."""
+    """Seconds of one operator's forward, and of the backward of its differentiable results."""
     operands = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
     forward = seconds_of(lanes, lambda: function(*operands), repetitions=settings.repetitions)
     results = function(*operands)

@@ -63,7 +63,7 @@ def _standing(result: Result) -> Iterator[str]:
 
 
 def headlines(result: Result) -> Iterator[str]:
-    """What came of it in a few lines, each computed from the figures."""
+    """Main results in a few lines, each computed from the figures."""
     tests, profile, large = (_figures(result, name) for name in ("tests", "profile", "large"))
     if "passed" in tests:
         yield f"* **Tests**: {tests['passed']} passed, {len(tests.get('failed', {}))} failed."
@@ -100,7 +100,7 @@ def _sum(units: Sequence[Figures], way: str, quantity: str) -> float:
 
 
 def _kept_errors(profile: Figures) -> Iterator[tuple[str, float]]:
-    """Of every figure of bytes that a unit keeps, how far the computed one is off."""
+    """Relative errors of all figures for bytes that a unit saves."""
     for case, figures in profile.items():
         for kind, unit in figures.get("units", {}).items():
             saved_bytes = {"activation": unit["activation"]} | {n: s["kept"] for n, s in unit["strategies"].items()}
@@ -135,7 +135,7 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
 
 
 def _profile(figures: Figures) -> Iterator[str]:
-    """A line for every type of unit, and one for every operator of a half-layer."""
+    """Lines of unit types, and of the operators of half-layers."""
     lines = []
     for case, profile in figures.items():
         lines += [(case, f"**{kind}**", *_both_ways(unit)) for kind, unit in profile.get("units", {}).items()]
@@ -178,7 +178,7 @@ def _overheads(figures: Figures) -> Iterator[str]:
 
 
 def _paces(figures: Figures) -> Iterator[str]:
-    """A line for every way to train the same layers."""
+    """Lines of all ways to train the same layers."""
     lines = []
     for length, ways in figures.items():
         for way, one in ways.items():
@@ -192,7 +192,7 @@ def _paces(figures: Figures) -> Iterator[str]:
 
 
 def _programs(figures: Figures) -> Iterator[str]:
-    """A line for every program of a device."""
+    """Lines of the programs of a device."""
     lines = []
     for plan, devices in figures.items():
         for device, programs in devices.items() if isinstance(devices, dict) else ():
@@ -222,7 +222,7 @@ def _ratio(figure: Figures | None) -> str:
 
 
 def _pairs(figures: Figures) -> Iterator[str]:
-    """A line for every pair of a prediction and a measurement."""
+    """Lines of all pairs of prediction and measurement."""
     pairs = {
         path: tree for path, tree in _trees("", {k: v for k, v in figures.items() if k != "machine"})
         if tree.keys() == {"predicted", "measured", "ratio"}
@@ -234,7 +234,7 @@ def _pairs(figures: Figures) -> Iterator[str]:
 
 
 def _trees(path: str, tree: Any) -> Iterator[tuple[str, Figures]]:
-    """All parts of the figures but the units file itself."""
+    """All parts of the figures except for the units file."""
     if isinstance(tree, dict):
         yield path, tree
         for name, value in tree.items():
@@ -243,7 +243,7 @@ def _trees(path: str, tree: Any) -> Iterator[tuple[str, Figures]]:
 
 
 def _remarks(path: str, tree: Any) -> Iterator[str]:
-    """A line for what failed, was left out, or is said in words."""
+    """Lines of parts that failed, were left out, or have a remark."""
     for place, subtree in _trees(path, tree):
         if "failed" in subtree or "left_out" in subtree:
             yield f"* {place}: {_last(subtree)}"

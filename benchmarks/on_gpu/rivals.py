@@ -1,4 +1,4 @@
-"""Tokens per second of one device that trains a few layers of Llama: plain transformers beside debubble.
+"""Tokens per second of one device that trains a few layers of Llama: transformers alone and debubble.
 
 All train the same weights' shapes in bf16 on the same micro-batches with AdamW: transformers' model with torch's
 attention, one stage under debubble's 1F1B, each with and without `torch.compile`.  transformers sums gradients in bf16
@@ -40,7 +40,7 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
         for name, make in (("transformers", transformers_step), ("debubble", debubble_step)):
             for way, compiled in (("eager", False), ("compiled", True)):
                 if settings.dry and compiled:
-                    continue  # compilers take minutes, and tests compile units
+                    continue  # compilers take minutes, and tests already compile units
                 work = partial(measured, make, config, length, settings, compiled=compiled)
                 figures.measure(work, f"{length} tokens", f"{name}, {way}", needs=2 if settings.dry else 25)
                 gc.collect()
@@ -51,7 +51,7 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
 def measured(
     make: Callable[..., Step], config: Config, length: int, settings: Settings, *, compiled: bool
 ) -> dict[str, Any]:
-    """Losses, the median step in seconds, tokens per second, utilization, and the most memory."""
+    """Losses, median step in seconds, tokens per second, utilization, and peak memory."""
     on_gpu = settings.device == "cuda"
     torch.manual_seed(0)
     tokens = torch.randint(config["vocab_size"], (MICRO_BATCHES, length + 1)).to(settings.device)

@@ -1,4 +1,4 @@
-"""What is measured: full size on a GPU, or a dry run of the same code on a CPU."""
+"""Sizes of the measurements: full size on a GPU, or a dry run of the same code on a CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY_MIXTURE: Config = {**MIXTRAL, **{k: TINY[k] for k in TINY if k != "model_ty
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Sizes of everything."""
+    """All sizes of a run."""
 
     dry: bool
     device: str
@@ -28,11 +28,11 @@ class Settings:
     dense: Config
     mixture: Config
     lengths: tuple[int, ...]
-    """Tokens of a sequence: the first is that of the plans for 4 devices, the last of those for 8."""
+    """Tokens per sequence: the first is for the plans for 4 devices, the last for those for 8."""
     micro_batches: tuple[int, ...]
-    """Of the plans for 4 and for 8 devices."""
+    """Micro-batches of the plans for 4 and for 8 devices."""
     measured_devices: dict[int, tuple[int, ...]]
-    """Of plans for so many devices, those whose programs run; all where it does not say."""
+    """Devices whose programs run, by number of devices of the plan; all if absent."""
     compiler: str
     """Backend of torch.compile."""
     repetitions: int
@@ -41,15 +41,15 @@ class Settings:
     copied: int
     """Bytes of a copy over the host link."""
     large: Config
-    """The model that does not fit."""
+    """Config of the model that does not fit."""
     large_rows: int
-    """In a dry run; a GPU has as many as do not fit in its memory when they are kept."""
+    """Rows of a dry run; a GPU takes as many as do not fit in its memory."""
     large_length: int
     large_limit: float | None
-    """Bytes at which a dry run says that it does not fit; a GPU says so itself."""
+    """Bytes from which a dry run reports that it does not fit; a GPU reports it itself."""
     large_steps: int
     overhead: tuple[tuple[str, Config, int], ...]
-    """Models whose operations are timed beside torch.distributed.pipelining's: name, config, tokens of a sequence."""
+    """Models whose operations are compared with torch.distributed.pipelining: name, config, tokens of a sequence."""
 
 
 FULL = Settings(

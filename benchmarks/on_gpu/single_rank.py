@@ -1,4 +1,4 @@
-"""One rank of a plan without the others: what they would send it is supplied, and what it sends goes nowhere.
+"""One rank of a plan without its peers: their messages are supplied, and its own messages are dropped.
 
 So one device's program runs with its real memory and its real operations on a machine that has one device: to measure
 it, and to compare it with its prediction, before there are all of them.  Sums over ranks have this rank's part alone:
@@ -18,11 +18,11 @@ from debubble.ir import InputError, Kind, Op, Program
 from debubble.runtime.distributed.transport import Channel, SingleProcessTransport
 
 Supply = Callable[[Op, Tensor], None]
-"""Fills the buffer of a receive, such as `2RECV_F5`, with what the other device would have sent."""
+"""Fills the buffer of a receive, such as `2RECV_F5`, with what the peer would have sent."""
 
 
 class SingleRankTransport(SingleProcessTransport):
-    """The transport of one rank that runs without the others of its pipeline.
+    """The transport of one rank that runs without the other ranks of its pipeline.
 
     Args:
         program: What all devices of the plan run.
@@ -42,7 +42,7 @@ class SingleRankTransport(SingleProcessTransport):
         self.follow(program, arrivals=arrivals)
 
     def follow(self, program: Program, *, arrivals: Mapping[Op, float] | None = None) -> None:
-        """Go on with this program, as `Pipeline.follow` does."""
+        """Continue with this program, as `Pipeline.follow` does."""
         if program.schedule.peers:
             raise InputError("A device that offloads to another one, or holds what one offloads, cannot run alone.")
         self._arrivals = arrivals or {}
@@ -53,7 +53,7 @@ class SingleRankTransport(SingleProcessTransport):
         """Drop the message."""
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
-        """The next message of this source in the program's order, when it has arrived."""
+        """The next message of this source in the program's order, once it has arrived."""
         assert channel is Channel.MESSAGE, "alone, a rank settles no update with others"
         expected = self._expected[source]
         op = expected[self._received[source] % len(expected)]
@@ -65,17 +65,17 @@ class SingleRankTransport(SingleProcessTransport):
     def all_to_all(
         self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:
-        """Return rows of zeros: a device alone has no replicas whose tokens could arrive."""
+        """Rows of zeros: a single device has no replicas that could send tokens."""
         return tensor.new_zeros((sum(received), *tensor.shape[1:]))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return this rank's value for every rank; a step begins now, because ranks meet so before every step."""
+        """This rank's value for every rank; a step begins now, as ranks synchronize here before every step."""
         self._began = time.perf_counter()
         return super().gather(value)
 
 
 def _receives(program: Program, device: int) -> Mapping[int, list[Op]]:
-    """The messages that the device receives from each source, in order."""
+    """Messages that the device receives from each source, in order."""
     receives: defaultdict[int, list[Op]] = defaultdict(list)
     for queue in program.queues_of[device]:
         for instruction in (program.instructions[i] for i in queue.instructions):

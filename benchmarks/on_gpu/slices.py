@@ -1,4 +1,4 @@
-"""One device's program of a long sequence, whole and in slices: what slicing costs, and what it saves.
+"""One device's program of a long sequence, in full and in slices: the cost and the savings of slicing.
 
 A few layers with head and loss train on one sequence.  Both ways have the same loss; slices take more launches and
 smaller products, and keep as much, as a device alone has nobody to hand slices on to.

@@ -77,7 +77,7 @@ def test_a_step_beyond_the_devices_peak_is_refused(run: Any, tmp_path: Path, mon
     assert "% of the devices' peak FLOPs: check that the plan" in " ".join(error.split())
 
 
-def test_its_cluster_file_has_the_run_and_notes(run: Any, plan: db.Plan) -> None:
+def test_cluster_file_has_the_run_and_notes(run: Any, plan: db.Plan) -> None:
     run("calibrate", "plan.json", "--step", slower(plan, 1.1), "--memory", "1GiB")
     text = Path("cluster.yaml").read_text()
 

@@ -38,7 +38,7 @@ def test_chunks_of_a_compared_schedule_are_a_number(run: Any) -> None:
     assert (code, error) == (2, "debubble: --schedule interleaved:x: write NAME:CHUNKS, such as interleaved:4.\n")
 
 
-def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) -> None:
+def test_messages_of_compared_schedules_take_equal_time(run: Any, tmp_path: Path) -> None:
     full, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
     (tmp_path / "whole.json").write_text(json.dumps(full))
     (tmp_path / "halves.json").write_text(json.dumps(halves))
@@ -145,7 +145,7 @@ def test_abstract_costs_out_of_memory_suggest_a_remedy(run: Any, tmp_path: Path)
     assert (code, error.endswith("; raise the memory limit, or take another schedule.\n")) == (1, True)
 
 
-def test_a_file_that_is_no_text_is_called_so(run: Any, tmp_path: Path) -> None:
+def test_binary_file_is_reported(run: Any, tmp_path: Path) -> None:
     picture = tmp_path / "t.png"
     picture.write_bytes(b"\x89PNG\xff")
     refused = {

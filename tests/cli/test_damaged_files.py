@@ -81,12 +81,8 @@ def damaged(content: Any, dice: random.Random) -> bytes:
         case 0:
             text = text[: dice.randrange(len(text))]
         case 1:
-            index = dice.randrange(len(text))
-            text = (
-                text[:index]
-                + dice.choice(("[" * 3000, "NaN", "Infinity", "\x00", "}", ",", "é", "\ud83d"))
-                + text[index:]
-            )
+            i = dice.randrange(len(text))
+            text = text[:i] + dice.choice(("[" * 3000, "NaN", "Infinity", "\x00", "}", ",", "é", "\ud83d")) + text[i:]
         case 2:
             return text.encode().replace(b"1", b"\xff", 1)
         case _:
@@ -111,10 +107,8 @@ def change(node: Any, key: Any, dice: random.Random) -> None:
             node.insert(key, value)
         case "words" if isinstance(value, str) and value:
             words = value.split(" ")
-            index = dice.randrange(len(words))
-            words[index] = dice.choice(
-                ("", words[index] * 2, words[0], words[index][:-1], words[index] + " " + words[-1], "0F99")
-            )
+            i = dice.randrange(len(words))
+            words[i] = dice.choice(("", words[i] * 2, words[0], words[i][:-1], words[i] + " " + words[-1], "0F99"))
             node[key] = " ".join(words)
         case _:
             node[key] = value * 2 if isinstance(value, str | list) else value

@@ -66,7 +66,7 @@ def test_repeated_options_show_the_type_of_one_value(run: Any) -> None:
     assert "  LOG <path> " in run("calibrate", "-h")[1]
 
 
-def test_an_empty_path_is_no_working_directory(run: Any) -> None:
+def test_empty_path_is_refused(run: Any) -> None:
     call = ("export", "plan.json", "--to", "torchtitan", "-o", "")
     assert run(*call) == (2, "", "debubble: -o is empty: give a path, or leave -o out.\n")
 
@@ -218,7 +218,7 @@ def test_slow_command_reports_what_it_does(monkeypatch: pytest.MonkeyPatch) -> N
     assert printed == ["Counting ...\n"]
 
 
-def test_a_command_loads_no_other() -> None:
+def test_command_does_not_import_other_commands() -> None:
     program = "import sys; from debubble.cli.app import with_command; with_command('plan'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert "debubble.cli.plan" in loaded

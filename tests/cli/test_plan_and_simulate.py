@@ -300,7 +300,7 @@ def test_the_next_command_names_the_file_that_was_written(
     assert "Next         debubble train mine.json · " in run(*call, "-o", "mine.json")[1]
 
 
-def test_a_plan_that_only_debubble_runs_names_for(run: Any) -> None:
+def test_plan_for_debubble_only_suggests_for(run: Any) -> None:
     call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4")
     named = "--for megatron plans what it runs"
 
@@ -516,7 +516,7 @@ def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str,
     assert ("--memory-limit " in out) == ("likely" in fits)
 
 
-def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:
+def test_cpus_are_called_devices(run: Any) -> None:
     _, out, _ = run(
         "plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "4", "--sequence-length", "128", "--dtype",
         "fp32", "--planner", "dapple",
@@ -569,7 +569,7 @@ def test_model_that_does_not_fit_suggests_recomputation(run: Any) -> None:
         ),
     ],
 )
-def test_a_limit_of_nothing_is_refused(run: Any, options: tuple[str, str], sentence: str) -> None:
+def test_zero_limit_is_refused(run: Any, options: tuple[str, str], sentence: str) -> None:
     code, _, error = run("plan", "llama-tiny", "--cluster", "2xL40S-48GB", *options)
 
     assert code == 2

@@ -33,7 +33,7 @@ def test_sweep_reports_the_value_it_plans(run: Any) -> None:
     assert progress.splitlines() == ["micro-batches 2: planning ...", "micro-batches 4: planning ..."]
 
 
-def test_its_json_has_the_figures_of_every_value(run: Any, tmp_path: Path) -> None:
+def test_json_has_the_figures_of_every_value(run: Any, tmp_path: Path) -> None:
     _, out, _ = run(*TINY, "--over", "micro-batches=2,4", "--json", "--html", str(tmp_path / "page.html"))
     answer = json.loads(out)
     assert [(point["levers"], point["host_memory"]) for point in answer["points"]] == [(["pipeline 2"], [0.0, 0.0])] * 2
@@ -61,7 +61,7 @@ def test_a_sweep_takes_a_job_file(json_of: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "over", ["micro-batches=2,8", "micro_batches=2,8", "cluster=2xL4,4xL4", "model=llama-tiny,gpt2-tiny"]
 )
-def test_over_wins_over_the_job_files_entry(json_of: Any, tmp_path: Path, over: str) -> None:
+def test_over_option_overrides_the_job_file(json_of: Any, tmp_path: Path, over: str) -> None:
     entries = 'model = "llama-tiny"\ncluster = "2xA100-80GB"\nmicro_batches = 4\nsequence_length = 256\n'
     (tmp_path / "job.toml").write_text(entries)
     answer = json_of("sweep", str(tmp_path / "job.toml"), "--planner", "dapple", "--over", over)

@@ -64,9 +64,7 @@ def test_targets_are_of_models_alone(run: Any, option: tuple[str, ...], tmp_path
         ),
     ],
 )
-def test_missing_framework_features_are_refused_with_a_remedy(
-    run: Any, options: tuple[str, ...], sentence: str
-) -> None:
+def test_missing_features_are_refused_with_a_remedy(run: Any, options: tuple[str, ...], sentence: str) -> None:
     code, _, error = run(*TINY, "--for", "deepspeed", *options)
 
     assert code == 2

@@ -18,5 +18,5 @@ def test_workspace_is_what_an_operation_frees(device: torch.device) -> None:
 
 
 @pytest.mark.cuda
-def test_a_context_takes_memory() -> None:
+def test_context_memory_is_measured() -> None:
     assert context_bytes(torch.device("cuda", 0)) > 0

@@ -37,7 +37,7 @@ def test_lane_that_waits_for_a_mark_sees_earlier_work(device: Any) -> None:
     assert (value + 1).eq(2).all()
 
 
-def test_a_wait_for_memory_returns_when_the_device_is_there(device: Any) -> None:
+def test_wait_for_memory_returns_when_the_device_arrives(device: Any) -> None:
     lanes = lanes_of(device)
     with lanes.lane(Lane.D2H, None):
         lag(device)

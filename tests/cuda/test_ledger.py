@@ -1,7 +1,7 @@
-"""The ledger beside torch's allocator, which counts what was asked of it (`requested_bytes`) and what it gave.
+"""The ledger compared with torch's allocator, which counts requested bytes (`requested_bytes`) and allocated bytes.
 
-It gives whole blocks of 512 bytes, so `memory_allocated` is what was asked for plus less than 512 bytes for each
-tensor, as long as no tensor is larger than a megabyte: larger ones may be given a whole cached block.
+It allocates multiples of 512 bytes, so `memory_allocated` exceeds the requested bytes by less than 512 bytes per
+tensor, if no tensor is larger than a megabyte: larger ones may get a full cached block.
 """
 
 from typing import Any

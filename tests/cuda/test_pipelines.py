@@ -34,7 +34,7 @@ def test_step_has_the_gradients_of_one_process(device: Any, name: Any, lagging: 
 
 
 @pytest.mark.parametrize("config", [on_gpu(GPT2), MIXTRAL], ids=["gpt2", "mixtral"])
-def test_other_families_too(device: Any, config: Any) -> None:
+def test_other_families_have_the_gradients_of_one_process(device: Any, config: Any) -> None:
     plan = planned("zb-v", config)
     tokens = tokens_of(config, rows=plan.micro_batches)
     assert_same(

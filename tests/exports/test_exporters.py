@@ -399,7 +399,7 @@ class TestTorchHosts:
         assert f"COMPILE = {compiling}" in made.files["plan.py"]
         assert not any("times are those of" in loss for loss in made.losses)
 
-    def test_a_v_is_named_by_a_schedule_that_places_stages_so(self) -> None:
+    def test_v_placement_is_exported_as_a_v_schedule(self) -> None:
         orders = [[], []]  # type: ignore[var-annotated]
         for j in range(2):
             for kind, stages in ((Kind.F, range(4)), (Kind.B, reversed(range(4)))):
@@ -479,7 +479,7 @@ class TestTorchHosts:
         with pytest.raises(ExportError, match="does not train tied embeddings over a pipeline"):
             exports["torchtitan"](tied)
 
-    def test_as_many_layers_recompute_wholly_as_it_takes_and_no_more(self) -> None:
+    def test_fewest_layers_recompute_in_full(self) -> None:
         """Full layers drop more than their modules, so fewer of them are needed."""
         made = exports["torchtitan"](priced(lambda layer: ("none", "norm"), layers=(8, 8)))
 
@@ -542,7 +542,7 @@ class TestOffload:
             "With that the step is predicted to take 1.000 times as long.",
         )
 
-    def test_a_plan_that_needs_it_to_fit_is_refused(self) -> None:
+    def test_plan_that_needs_offload_to_fit_is_refused(self) -> None:
         needs_it = offloading(memory_limit=1)
         needs_it.simulate()
 

@@ -163,7 +163,7 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
     assert "TOKENIZER: is the name or the folder of a tokenizer" in launched(alone).stderr
 
 
-def test_nodes_of_unlike_sizes_start_a_rank_per_gpu() -> None:
+def test_nodes_of_different_sizes_start_a_rank_per_gpu() -> None:
     assert "--nproc-per-node gpu\n    --nnodes 2\n" in launch_script(Cluster.parse("12xA100-80GB"), 12)
 
 

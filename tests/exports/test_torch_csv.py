@@ -138,7 +138,7 @@ def test_torch_orders_are_read_and_simulated(
     assert 48 < timeline.makespan <= 48 + 7 * 3
 
 
-def test_torchs_gpipe_is_ours(tmp_path: Path, stages_on_rank_0: Any) -> None:
+def test_gpipe_of_torch_has_our_order(tmp_path: Path, stages_on_rank_0: Any) -> None:
     from torch.distributed.pipelining import ScheduleGPipe
 
     made = ScheduleGPipe(stages_on_rank_0(4, [0], 4)[0], 6, loss_fn=torch.nn.MSELoss())

@@ -38,7 +38,7 @@ def test_layer_shared_by_two_stages_moves_to_one() -> None:
     assert made.losses[0].startswith("One stage ends within a layer; with whole layers the step is predicted to take ")
 
 
-def test_it_moves_to_the_side_that_is_faster() -> None:
+def test_shared_layer_moves_to_the_faster_side() -> None:
     shared = plan(6)
     moved, _ = to_whole_layers(shared)
 
@@ -47,7 +47,7 @@ def test_it_moves_to_the_side_that_is_faster() -> None:
     assert to_whole_layers(plan(5)) == (plan(5), ())
 
 
-def test_it_never_moves_to_where_memory_does_not_suffice() -> None:
+def test_shared_layer_never_moves_beyond_memory() -> None:
     """Device 0 has two micro-batches in flight and memory for two and a half layers, but not for three."""
     limit = float(max(plan(6).simulate().peak_memory))
     assert max(plan(5).simulate().peak_memory) <= limit < max(plan(7).simulate().peak_memory)

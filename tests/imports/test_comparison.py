@@ -157,11 +157,9 @@ def test_gain_within_the_interval_is_reported() -> None:
         for step in (1.0, 0.95, 0.8)
     )  # fmt: skip
     change = SettingChange(name="--a", now=None, then=True)
-    sentences = [
-        " ".join(JobComparison(yours=yours, planned=planned, changes=(change,)).sentences()) for planned in (near, far)
-    ]
+    texts = [" ".join(JobComparison(yours=yours, planned=p, changes=(change,)).sentences()) for p in (near, far)]
 
-    assert ["less than the interval: measure both" in words for words in sentences] == [True, False]
+    assert ["less than the interval: measure both" in words for words in texts] == [True, False]
 
 
 def test_interrupted_search_is_reported() -> None:

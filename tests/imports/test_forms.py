@@ -395,7 +395,7 @@ def test_accumulating_pipeline_drains_after_every_pass(tmp_path: Path) -> None:
     assert two == pytest.approx(2 * one)
 
 
-def test_a_job_that_is_predicted_not_to_fit_is_exported(tmp_path: Path) -> None:
+def test_job_that_does_not_fit_is_still_exported(tmp_path: Path) -> None:
     plan = Form("megatron", "run.yaml", BRIDGE).job(tmp_path).plan(db.Cluster.parse("4xRTX3060-12GB"))
 
     made = exports["megatron"](plan)

@@ -26,7 +26,7 @@ def read(folder: Path, text: str) -> MeasuredFigures:
     return read_figures([folder / "log.txt"], priced())
 
 
-def test_megatrons_log_has_the_median_step_and_the_peak(tmp_path: Path) -> None:
+def test_megatron_log_gives_median_step_and_peak(tmp_path: Path) -> None:
     assert read(tmp_path, MEGATRON) == MeasuredFigures(step=1.0, memory=2 * 2**30)
 
 

@@ -163,7 +163,7 @@ def test_the_gradients_of_fsdp_have_its_dtype(arguments: str, dtype: str, tmp_pa
     assert job(tmp_path, text, cluster="4xH100-80GB").options.gradient_dtype == dtype
 
 
-def test_gradients_of_fsdp_concern_no_other_optimizer(tmp_path: Path) -> None:
+def test_fsdp_gradient_dtype_affects_only_fsdp(tmp_path: Path) -> None:
     text = SCRIPT.replace("EXTRA", "--megatron-fsdp-main-grads-dtype bf16")
     assert job(tmp_path, text).options.gradient_dtype == "fp32"
 
@@ -463,7 +463,7 @@ def test_dropout_unlike_the_models_is_reported(tmp_path: Path, script: str, rema
         ("--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5", 6),
     ],
 )
-def test_remainders_of_masters_take_two_bytes(tmp_path: Path, flags: str, optimizer: int) -> None:
+def test_master_remainders_take_two_bytes(tmp_path: Path, flags: str, optimizer: int) -> None:
     read = job(tmp_path, SCRIPT.replace("EXTRA", flags))
     framework = framework_of_options(read.options.framework)
 
@@ -480,7 +480,7 @@ def test_free_arguments_do_not_change_the_model(tmp_path: Path, arguments: str, 
     assert (model.norm_eps, model.initializer_range) == (norm, range_)
 
 
-def test_biases_that_a_log_turns_off_are_none(tmp_path: Path) -> None:
+def test_biases_disabled_in_a_log_are_not_read(tmp_path: Path) -> None:
     plain = "\n".join(line for line in LOG.splitlines() if "swiglu" not in line and "normalization" not in line)
 
     assert not job(tmp_path, f"{plain}\n  add_bias_linear ............. False\n").model.mlp_bias

@@ -67,7 +67,7 @@ def test_layers_are_read_by_mindspeeds_names(
         ("--noop-layers 0,7 --num-layers-per-virtual-pipeline-stage 2", [1, 2, 2, 1]),
     ],
 )
-def test_layers_that_do_nothing_are_none(tmp_path: Path, more: str, stages: list[int]) -> None:
+def test_empty_layers_are_not_counted(tmp_path: Path, more: str, stages: list[int]) -> None:
     read = job(tmp_path, more)
     assert (read.model.layers, list(read.layers)) == (6, stages)
 
@@ -139,9 +139,7 @@ def test_switches_leave_out_the_swap(tmp_path: Path) -> None:
 
 def test_stages_that_do_more_than_train_are_warned_of(tmp_path: Path) -> None:
     assert not any("--stage" in warning for warning in job(tmp_path, "--stage sft").warnings)
-    assert any(
-        "--stage dpo: training alone is predicted" in warning for warning in job(tmp_path, "--stage dpo").warnings
-    )
+    assert any("--stage dpo: training alone is predicted" in line for line in job(tmp_path, "--stage dpo").warnings)
 
 
 def test_mindspeed_arguments_are_not_treated_as_typos(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_primus_model_inherits_from_its_base(word: str, tmp_path: Path) -> None:
     assert primus(tmp_path, f"{word}, {SIZES}", other="ffn_hidden_size: 96").model.ffn == 96
 
 
-def test_the_first_of_several_bases_of_primus_holds(tmp_path: Path) -> None:
+def test_first_of_several_primus_bases_takes_precedence(tmp_path: Path) -> None:
     first, second = "ffn_hidden_size: 96", "ffn_hidden_size: 32"
     words = "bases: [first.yaml, second.yaml], includes: [second.yaml]"
 
@@ -38,7 +38,7 @@ def test_a_lost_base_of_a_model_of_primus_is_asked_for(tmp_path: Path) -> None:
         primus(tmp_path, f"bases: [lost.yaml], {SIZES}")
 
 
-def test_ratios_of_no_hybrid_layers_describe_none(tmp_path: Path) -> None:
+def test_zero_hybrid_ratios_describe_no_hybrid_layers(tmp_path: Path) -> None:
     assert primus(tmp_path, f"hybrid_attention_ratio: 0.0, hybrid_mlp_ratio: 0.0, {SIZES}").model.layers == 2
 
 

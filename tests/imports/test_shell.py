@@ -215,7 +215,7 @@ def test_arguments_and_environment_of_a_script_are_used() -> None:
     assert command.words == ("run", "4", "8", "2")
 
 
-def test_an_option_is_no_argument_by_place() -> None:
+def test_option_is_not_a_positional_argument() -> None:
     script = "TP=${1:-4}\nPP=$2\nrun --tensor $TP"
 
     with pytest.raises(InputError, match=r"--cp of --args would be TP: .* in this order: TP PP"):

@@ -50,7 +50,7 @@ def test_recomputation_that_is_off_by_name_is_no_warning(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("value", ["True", "yes"])
-def test_a_switch_is_on_in_any_word_for_it(value: str, tmp_path: Path) -> None:
+def test_switch_accepts_all_words_for_true(value: str, tmp_path: Path) -> None:
     text = f"{SFT} --tensor_model_parallel_size 2 --sequence_parallel"
 
     assert job(tmp_path, f"{text} {value}").options.sequence_parallel

@@ -43,7 +43,7 @@ def test_hub_name_of_a_tokenizer_sets_the_vocabulary(tmp_path: Path) -> None:
     assert job(tmp_path, "pretrain_gpt.py", f"{TOKENIZER} mistralai/Mistral-Nemo-Base-2407").model.vocab == 131072
 
 
-def test_adam_of_habanas_fork_is_adam(tmp_path: Path) -> None:
+def test_habana_adam_is_read_as_adam(tmp_path: Path) -> None:
     read = job(tmp_path, "pretrain_gpt.py", "--vocab-size 32000 --deepspeed --zero-stage 1 --optimizer fusedadamw")
 
     assert (read.options.optimizer, read.warnings) == ("adamw", ())
@@ -69,7 +69,7 @@ def test_a_named_model_needs_no_vocabulary(tmp_path: Path) -> None:
     assert imported_jobs.job("megatron", tmp_path, "a.yaml", text).model.layers > 0
 
 
-def test_a_dtype_of_bridge_is_that_of_its_model(tmp_path: Path) -> None:
+def test_bridge_dtype_is_that_of_its_model(tmp_path: Path) -> None:
     text = "model: {hf_model_id: gpt2-tiny, seq_length: 64, bf16: true}\ntrain: {global_batch_size: 4}\n"
     read = imported_jobs.job("megatron", tmp_path, "a.yaml", f"{text}optimizer: {{bf16: false}}\n")
 

@@ -27,7 +27,7 @@ COSTLY = (
 
 
 @pytest.mark.parametrize("framework", list(imports))
-def test_nothing_that_may_cost_is_taken_to_be_free(framework: str) -> None:
+def test_costly_entries_are_not_listed_as_free(framework: str) -> None:
     assert [name for name in COSTLY if is_harmless(name, "x", imports[framework].harmless)] == []
 
 
@@ -51,7 +51,7 @@ def test_harmless_entries_are_free(framework: str, name: str, value: Any) -> Non
 
 
 @pytest.mark.parametrize("name", ["--overlap-grad-reduce", "--ddp-bucket-size", "reshard_after_forward"])
-def test_off_is_a_choice_where_it_costs_something(name: str) -> None:
+def test_disabling_a_costly_entry_is_not_harmless(name: str) -> None:
     assert not is_harmless(name, False, imports["megatron"].harmless)
 
 

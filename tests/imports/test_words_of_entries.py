@@ -134,9 +134,7 @@ def test_deepspeed_refuses_a_wrong_value(config: dict[str, Any], message: str, t
         ({"bfloat16": {"enabled": True}, "zero_optimization": {"stage": 2.0}}, "bf16", 2),
     ],
 )
-def test_deepspeed_values_are_converted_like_pydantic(
-    config: dict[str, Any], dtype: str, zero: int, tmp_path: Path
-) -> None:
+def test_deepspeed_values_are_converted(config: dict[str, Any], dtype: str, zero: int, tmp_path: Path) -> None:
     options = deepspeed(tmp_path, train_micro_batch_size_per_gpu=1, **config).options
 
     assert (options.dtype, options.zero) == (dtype, zero)
@@ -296,7 +294,7 @@ def test_a_base_of_primus_that_is_not_there_is_asked_for(tmp_path: Path) -> None
         primus(tmp_path, "llama3_8B.yaml", "extends: [lost.yaml]")
 
 
-def test_models_of_primus_drop_out_as_their_base(tmp_path: Path) -> None:
+def test_primus_models_inherit_dropout_from_their_base(tmp_path: Path) -> None:
     sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 128"
     (tmp_path / "mine.yaml").write_text(f"{{extends: [language_model.yaml], {sizes}}}")
 

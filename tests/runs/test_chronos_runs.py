@@ -112,7 +112,7 @@ def test_host_steps_all_chunks_during_compute(plan: Any, trained: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_host_steps_bit_for_bit_as_the_device_does(plan: Any, trained: Any) -> None:
+def test_host_steps_match_device_steps_bitwise(plan: Any, trained: Any) -> None:
     orders = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D)) for order in plan.schedule.orders)
     on_device = replace(
         plan, schedule=replace(plan.schedule, orders=orders), costs=plan.costs.replace(memory_limit=None)
@@ -136,9 +136,7 @@ def tiny() -> Any:
 
 def stepped_afterwards(plan: Any) -> Any:
     """The same plan with every stage stepped on its device at the end."""
-    orders = tuple(
-        tuple(op for op in order if op.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders
-    )
+    orders = tuple(tuple(o for o in order if o.kind not in (Kind.P, Kind.D, Kind.S)) for order in plan.schedule.orders)
     return replace(plan, schedule=replace(plan.schedule, orders=orders), costs=plan.costs.replace(memory_limit=None))
 
 

@@ -77,7 +77,7 @@ def test_gradients_and_optimizer_states_are_halved(divided: Any) -> None:
         assert states * 2 == all_states > 0
 
 
-def test_dividing_changes_no_bit() -> None:
+def test_sharding_changes_no_bit() -> None:
     """The table of 61 rows has no even halves and is tied over two devices."""
     undivided, divided = (on_threads(plan_with(LLAMA_TIED, zero=zero, dtype="bf16")) for zero in (0, 2))
     for (losses, _, _, state), (expected, _, _, parameters) in zip(divided, undivided, strict=True):
@@ -87,7 +87,7 @@ def test_dividing_changes_no_bit() -> None:
 
 
 @pytest.mark.slow
-def test_divided_states_may_be_the_hosts() -> None:
+def test_sharded_states_may_be_on_hosts() -> None:
     plans = [plan_of(host_stepped(schedule_1f1b()), EVEN, data=2, zero=zero, dtype="fp32") for zero in (0, 2)]
     (undivided, *_), (divided, *_) = (on_threads(plan) for plan in plans)
     assert divided[0] == pytest.approx(undivided[0], rel=1e-6)  # replicas are summed before micro-batches

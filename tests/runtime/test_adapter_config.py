@@ -36,9 +36,7 @@ def saved_adapters(config: Any, folder: Path) -> Any:
         (LLAMA, {"r": "three"}, "is no config of peft's adapters"),
     ],
 )  # fmt: skip
-def test_saved_adapters_of_another_model_or_kind_are_refused(
-    config: Any, entries: Any, message: str, tmp_path: Path
-) -> None:
+def test_adapters_of_another_model_or_kind_are_refused(config: Any, entries: Any, message: str, tmp_path: Path) -> None:
     saved_adapters(LLAMA, tmp_path)
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
@@ -46,7 +44,7 @@ def test_saved_adapters_of_another_model_or_kind_are_refused(
         Pipeline(None, plan_for(config)).load_pretrained(tmp_path)
 
 
-def test_the_family_of_saved_adapters_is_read_from_their_model(tmp_path: Path) -> None:
+def test_family_of_saved_adapters_comes_from_their_model(tmp_path: Path) -> None:
     plan = saved_adapters(LLAMA, tmp_path)
     file, base = tmp_path / "adapter_config.json", tmp_path / "base"
     base.mkdir()

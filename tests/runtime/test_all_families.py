@@ -23,7 +23,7 @@ RECURRENT = (
 
 
 @pytest.mark.parametrize("family", SHOWN)
-def test_a_kind_of_layers_trains_as_alone(family: str) -> None:
+def test_family_with_several_layer_kinds_matches_one_process(family: str) -> None:
     assert families.judge(family)["outcome"] == "agrees"
 
 
@@ -34,7 +34,7 @@ def test_family_outcomes_match_the_table(family: str) -> None:
     assert families.judge(family)["outcome"] == ROWS[family]["outcome"]
 
 
-def test_the_table_has_every_family_and_ninety_that_train() -> None:
+def test_table_has_all_families_and_ninety_train() -> None:
     assert tuple(ROWS) == families.FAMILIES
     assert sum(row["outcome"] == "agrees" for row in ROWS.values()) >= 90
     assert {row["outcome"] for row in ROWS.values()} == {"agrees", "refused", "not built"}
@@ -56,7 +56,7 @@ def test_the_page_shows_the_results() -> None:
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-def test_a_recurrence_is_priced_with_all_its_parameters(family: str) -> None:
+def test_recurrent_layers_are_priced_with_all_parameters(family: str) -> None:
     config = families.tiny_config(family)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))

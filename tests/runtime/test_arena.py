@@ -110,7 +110,7 @@ def test_a_reload_is_placed_at_its_planned_offset() -> None:
     assert [t.untyped_storage().nbytes() for t in (first, second)] == [10, 100]
 
 
-def test_more_than_a_planned_tensor_has_no_place() -> None:
+def test_tensor_larger_than_planned_is_not_placed() -> None:
     place = reloaded().placer(Op.parse("0L1"))
     assert place(UNIT + 1) is None
     assert place(UNIT) is not None
@@ -124,7 +124,7 @@ def test_freed_by_w_and_gpu_bytes_get_no_address() -> None:
     assert arena.placer(Op.parse("0L0"))(1) is on_gpu.placer(Op.parse("0L1"))(1) is None
 
 
-def test_a_paused_ledger_asks_no_arena() -> None:
+def test_paused_ledger_does_not_use_the_arena() -> None:
     ledger = Ledger()
     ledger.arena = arena_of_units()
     with ledger.pause():

@@ -36,7 +36,7 @@ def inputs(length: int) -> tuple[torch.Tensor, ...]:
     ("length", "packed", "cap"),
     [(6, False, None), (7, True, 2.0), (18, True, None), (23, False, 2.0), (23, True, None)],
 )
-def test_attention_within_a_window_is_that_of_masked_scores(length: int, packed: bool, cap: float | None) -> None:
+def test_windowed_attention_matches_masked_scores(length: int, packed: bool, cap: float | None) -> None:
     q, k, v = inputs(length)
     place = torch.arange(length)
     documents = (place // 9).expand(2, -1) if packed else None
@@ -85,7 +85,7 @@ def test_masked_backward_does_not_recompute_attention(mask: str) -> None:
     assert scores.count == 0
 
 
-def test_under_autocast_masked_attention_computes_in_that_dtype() -> None:
+def test_masked_attention_uses_the_autocast_dtype() -> None:
     wide = [tensor.detach().float() for tensor in inputs(18)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = attention(*wide, window=6)

@@ -69,7 +69,7 @@ def test_documents_start_where_positions_restart() -> None:
     assert rows.documents.tolist() == [[0, 0, 1, 1]] * 2
 
 
-def test_with_a_mask_positions_begin_no_documents() -> None:
+def test_masked_positions_do_not_start_documents() -> None:
     positions = torch.tensor([[0, 1, 0, 1]])
     batch = {"input_ids": TOKENS, "labels": TOKENS, "position_ids": positions, "attention_mask": ONES}
     rows = read(batch, has_positions=True, has_masks=True)
@@ -87,7 +87,7 @@ def test_custom_modules_take_inputs_of_any_shape() -> None:
         step_batch({"inputs": images, "targets": labels[:3]})
 
 
-def test_a_tensor_of_real_numbers_is_no_batch_of_tokens() -> None:
+def test_float_tensor_is_refused_as_tokens() -> None:
     with pytest.raises(InputError, match="which are whole numbers"):
         read(torch.zeros(2, 4))
 
@@ -176,7 +176,7 @@ def packed(rows: int = 4, length: int = 8) -> Any:
     ],
     ids=["right", "left", "packed", "masked"],
 )
-def test_padded_and_packed_rows_give_transformers_gradients(config: Any, batch: Any) -> None:
+def test_padded_and_packed_rows_match_transformers_gradients(config: Any, batch: Any) -> None:
     pytest.importorskip("transformers")
     from tests.support.hf_reference import exactly, hf_model
 

@@ -118,7 +118,7 @@ def outcome(family: str, changes: dict[str, Any]) -> str:
     ],
     ids=str,
 )
-def test_an_entry_is_computed_by_as_transformers_does(family: str, changes: dict[str, Any]) -> None:
+def test_entry_is_computed_as_in_transformers(family: str, changes: dict[str, Any]) -> None:
     assert outcome(family, changes) == "trained"
 
 
@@ -136,7 +136,7 @@ def test_drawn_entries_train_as_transformers_does(family: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", TINY)
-def test_every_entry_trains_as_transformers_or_is_refused(family: str) -> None:
+def test_every_entry_matches_transformers_or_is_refused(family: str) -> None:
     outcomes = [outcome(family, changes) for changes in single_changes(family)]
     outcomes += [outcome(family, changes) for changes in random_changes(family, 60, seed=1)]
     assert outcomes.count("trained") > len(outcomes) / 3
@@ -157,7 +157,7 @@ def test_models_known_by_name_run_with_the_units() -> None:
     assert {name: model.beyond_units for name, model in known_models.items()} == dict.fromkeys(known_models)
 
 
-def test_a_plan_names_the_entry_that_takes_it_from_the_units() -> None:
+def test_plan_names_the_entry_that_prevents_units() -> None:
     remark = ModelConfig.from_hf({**LLAMA, "hidden_act": "mish"}).remark
     assert remark is not None
     assert "because debubble's own do not know the entry 'hidden_act: 'mish''" in remark

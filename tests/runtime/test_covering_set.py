@@ -83,5 +83,5 @@ def test_every_schedule_trains_like_transformers(case: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_twenty_steps_of_every_case_are_transformers(case: Any) -> None:
+def test_twenty_steps_of_every_case_match_transformers(case: Any) -> None:
     check(case, steps=20)

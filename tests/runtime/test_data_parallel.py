@@ -68,7 +68,7 @@ def test_full_parameter_optimizers_are_refused_with_zero(make: Any) -> None:
         losses(plan(data=2, zero=1), make)
 
 
-def test_the_users_optimizer_is_refused_before_its_first_step() -> None:
+def test_unsupported_optimizer_is_refused_before_its_first_step() -> None:
     def one(pipeline: Any) -> None:
         optimizer = muon(pipeline.parameters())
         pipeline.step(tokens_of(LLAMA, rows=2, seed=pipeline.ranks.replica))
@@ -85,7 +85,7 @@ def test_elementwise_optimizers_step_shards_correctly(make: Any) -> None:
     assert losses(plan(data=2, zero=1), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=1e-5)
 
 
-def test_of_a_class_that_nothing_is_known_of_there_is_a_warning() -> None:
+def test_unknown_optimizer_class_is_warned_about() -> None:
     with pytest.warns(UserWarning, match="Sign is right only if it treats every element by itself"):
         losses(plan(data=2, zero=1), Sign)
 
@@ -134,7 +134,7 @@ def test_counted_peak_matches_the_prediction(zero: int) -> None:
     run_threads(planned, one, optimizer=AdamW)
 
 
-def test_a_pipeline_may_be_made_while_an_optimizer_steps() -> None:
+def test_pipeline_may_be_created_during_an_optimizer_step() -> None:
     parameter, owner = torch.nn.Parameter(torch.ones(2)), torch.nn.Identity()
     parameter.grad = torch.ones(2)
     made = register_optimizer_step_pre_hook(lambda *_: check_before_steps(owner, [parameter]))

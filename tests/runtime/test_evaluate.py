@@ -49,7 +49,7 @@ def schedule(name: str, devices: int) -> Any:
 
 
 @pytest.mark.parametrize(("name", "devices"), [("zb-v", 2), ("pipeoffload", 4)])
-def test_the_loss_is_transformers_in_evaluation_mode(name: str, devices: int) -> None:
+def test_loss_matches_transformers_in_evaluation_mode(name: str, devices: int) -> None:
     model, batches = hf_model(DROPPING), batches_of(DROPPING, rows=4)
     plan = plan_of(schedule(name, devices), DROPPING)
     losses = run_threads(plan, lambda pipeline: float(pipeline.evaluate(batches)), model=model)
@@ -78,7 +78,7 @@ def test_replicas_and_tensor_ranks_evaluate_all_batches(options: Any) -> None:
     ids=["bf16", "host steps", "experts"],
 )
 @pytest.mark.parametrize("ahead", [False, True], ids=["updated", "pending"])
-def test_after_an_update_the_loss_is_that_of_the_next_step(plan: Plan, ahead: bool) -> None:
+def test_evaluation_after_an_update_uses_new_parameters(plan: Plan, ahead: bool) -> None:
     tokens = tokens_of(plan.model, rows=4)
 
     def work(pipeline: Any) -> tuple[float, float]:
@@ -124,7 +124,7 @@ def test_evaluation_saves_nothing_for_a_backward() -> None:
     assert run_threads(plan, work) == [(0, 0)] * 2
 
 
-def test_modules_evaluate_in_their_mode_and_are_then_as_before() -> None:
+def test_training_mode_of_modules_is_restored() -> None:
     model = nn.Sequential(nn.Embedding(16, 8), nn.Dropout(0.9), nn.Linear(8, 8), nn.Linear(8, 16)).double()
     model[1].eval()
     plan = Plan(
@@ -147,6 +147,6 @@ def test_modules_evaluate_in_their_mode_and_are_then_as_before() -> None:
     assert [modes for _, modes in answers] == [[True, False, True, True]] * 2
 
 
-def test_without_a_batch_there_is_nothing_to_evaluate() -> None:
+def test_evaluation_without_batches_is_refused() -> None:
     with pytest.raises(InputError, match="no batch to evaluate"):
         run_threads(plan_of(schedule_1f1b(), LLAMA), lambda pipeline: pipeline.evaluate([]))

@@ -57,7 +57,7 @@ def test_expert_parallelism_combines_with_other_kinds(options: Any) -> None:
     assert_as_alone(plan, FOUR, tokens_of(FOUR, rows=2 * plan.options.data))
 
 
-def test_a_rank_has_its_experts_alone() -> None:
+def test_rank_holds_only_its_experts() -> None:
     def parameters(pipeline: Any) -> Any:
         return {name: tuple(p.shape) for name, p in pipeline.named_parameters() if "experts" in name}
 
@@ -112,7 +112,7 @@ def test_rows_travel_to_their_experts_and_back() -> None:
 
 
 @pytest.mark.slow
-def test_every_step_equals_that_of_undivided_experts() -> None:
+def test_steps_match_unsharded_experts() -> None:
     """With clipping, AdamW, ZeRO and the routers' auxiliary loss."""
     config = {**FOUR, "output_router_logits": True, "router_aux_loss_coef": 0.3}
     batches = [tokens_of(config, rows=8, seed=seed) for seed in range(3)]

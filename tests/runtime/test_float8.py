@@ -82,7 +82,7 @@ def reference(config: Any, tokens: Any) -> Any:
         (GPT2_UNTIED, "zb-h1", 2, "none"),
     ],
 )
-def test_gradients_are_those_of_torchaos_layers(config: Any, name: str, devices: int, strategy: str) -> None:
+def test_gradients_match_torchao(config: Any, name: str, devices: int, strategy: str) -> None:
     tokens = tokens_of(config, rows=4, length=16)
     expected_loss, expected = reference(config, tokens)
     plan = plan_of(schedule(name, devices), config, dtype="fp32", strategy=strategy)
@@ -133,7 +133,7 @@ def test_torchao_converts_custom_modules() -> None:
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_device_without_such_products_is_refused(monkeypatch: Any) -> None:
+def test_device_without_fp8_products_is_refused(monkeypatch: Any) -> None:
     monkeypatch.setattr(float8, "find_spec", lambda name: object())
     with pytest.raises(InputError, match=r"fp8 needs a GPU that multiplies in 8 bits .*, not cpu: use bf16"):
         run_threads(plan_of(schedule("1f1b", 1), LLAMA), lambda _: None, fp8=True)

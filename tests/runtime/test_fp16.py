@@ -31,7 +31,7 @@ def test_the_scale_halves_on_overflow_and_doubles_without() -> None:
 
 
 @pytest.mark.parametrize("options", [{"data": 2, "zero": 2}, {"config": MIXTRAL}, {"config": GENERIC["olmo2"]}])
-def test_losses_and_the_first_norm_are_near_those_of_fp32(options: Any) -> None:
+def test_losses_and_first_norm_are_close_to_fp32(options: Any) -> None:
     def train(pipeline: Any) -> Any:
         if pipeline.loss_scale is not None:
             pipeline.loss_scale.value = 2.0**8  # the model's gradients are so large that a larger scale would overflow

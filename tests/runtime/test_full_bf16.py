@@ -55,7 +55,7 @@ def test_losses_are_those_of_torch_in_bf16(options: Any, torch_losses: list[floa
     assert losses == pytest.approx(torch_losses, rel=2e-2)
 
 
-def test_a_parameter_takes_the_bytes_that_plans_count() -> None:
+def test_bytes_per_parameter_match_the_plan() -> None:
     plan = plan_for()
 
     def bytes_per_parameter(pipeline: Any) -> set[float]:

@@ -25,7 +25,7 @@ BALANCED = {**MIXTRAL, "output_router_logits": True}
         (GENERIC["olmo2"], "1f1b", {}),
     ],
 )
-def test_the_likeliest_tokens_are_those_of_transformers(config: Any, name: str, options: Any) -> None:
+def test_greedy_tokens_match_transformers(config: Any, name: str, options: Any) -> None:
     prompts = tokens_of(config, rows=3, length=4)
     plan = plan_of(db.schedules[name](devices=2, micro_batches=4), config, **options)
     model = hf_model(config).eval()
@@ -43,7 +43,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(config: Any, name: str, 
         assert tokens.tolist() == expected.tolist()
 
 
-def test_samples_follow_from_their_seed_and_leave_training_alone() -> None:
+def test_sampling_is_seeded_and_does_not_change_training() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
     batch, prompts = tokens_of(LLAMA, rows=4), tokens_of(LLAMA, rows=1, length=2)
 

@@ -176,7 +176,7 @@ def test_a_config_fetches_no_kernels(entry: str) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_that_is_no_row_of_layers_is_refused() -> None:
+def test_model_that_is_no_sequence_of_layers_is_refused() -> None:
     with pytest.raises(InputError, match="its base model has no single list of layers"):
         ModelParts(transformers.AutoConfig.for_model("hrm_text").to_dict())
 
@@ -206,7 +206,7 @@ BIAS = "mlp.gate.e_score_correction_bias"
 
 
 @pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 3}], ids=str)
-def test_a_constant_is_fp32_in_a_bf16_run_and_never_stepped(options: dict[str, Any]) -> None:
+def test_constant_stays_fp32_in_a_bf16_run_and_is_not_stepped(options: dict[str, Any]) -> None:
     config = GENERIC["deepseek_v3"]
     plan = plan_of(
         db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="bf16",

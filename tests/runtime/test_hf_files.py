@@ -126,7 +126,7 @@ def test_tied_tables_that_differ_are_refused(devices: int, tmp_path: Path) -> No
         loaded(config, tmp_path, devices=devices)
 
 
-def test_a_tied_checkpoint_begins_an_untied_model(tmp_path: Path) -> None:
+def test_tied_checkpoint_initializes_an_untied_model(tmp_path: Path) -> None:
     table = written(FAMILIES["llama-tied"], tmp_path).model.embed_tokens.weight
     state = loaded(LLAMA, tmp_path)
     assert torch.equal(state["lm_head.weight"], table)
@@ -142,7 +142,7 @@ def test_a_tied_checkpoint_begins_an_untied_model(tmp_path: Path) -> None:
     ],
     ids=["gpt2", "llama", "olmo2", "bloom"],
 )
-def test_a_base_models_names_are_taken(config: Any, tmp_path: Path) -> None:
+def test_names_of_a_base_model_are_accepted(config: Any, tmp_path: Path) -> None:
     model = written(config, tmp_path / "whole")
     model.base_model.save_pretrained(tmp_path / "base")
     state = loaded(config, tmp_path / "base")
@@ -156,7 +156,7 @@ def test_base_model_has_no_head_for_untied_embeddings(tmp_path: Path) -> None:
         loaded(LLAMA, tmp_path / "base")
 
 
-def test_an_index_names_files_of_its_folder_alone(tmp_path: Path) -> None:
+def test_index_may_name_only_files_of_its_folder(tmp_path: Path) -> None:
     index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(InputError, match=r"names '../model.safetensors', which is no file of its folder"):
@@ -170,7 +170,7 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path) -> None:
         ("model.safetensors.index.json", "is no index of a checkpoint"),
     ],
 )
-def test_a_checkpoint_that_is_cut_short_is_named(name: str, message: str, tmp_path: Path) -> None:
+def test_truncated_checkpoint_is_named(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"{")
     with pytest.raises(InputError, match=f"{name} {message}"):
         checkpoint_files(tmp_path)

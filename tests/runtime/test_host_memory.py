@@ -49,7 +49,7 @@ def test_buffer_keeps_its_content_and_is_reused(tmp_path: Path) -> None:
     assert files.bytes == 40_000
 
 
-def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
+def test_new_sizes_reuse_existing_buffers(tmp_path: Path) -> None:
     """Uneven routing gives such sizes: the file grows with the largest size, not with every new one."""
     files = DiskMemory(tmp_path)
     for size in (10_000, 9_000, 7_001, 9_999):

@@ -33,7 +33,7 @@ def trained(pipeline: Any) -> Any:
 @pytest.mark.parametrize(
     ("family", "name"), [("llama-tied", "1f1b"), ("gemma2", "zb-h1"), ("gpt2", "zb-h1"), ("qwen3-moe", "1f1b")]
 )
-def test_adapters_get_pefts_gradients_and_nothing_else_any(family: str, name: str) -> None:
+def test_only_adapters_have_gradients_and_they_match_peft(family: str, name: str) -> None:
     config = FAMILIES[family]
     # peft's "all-linear" includes the experts, which are no linear layers here.
     entries = {"target_modules": ["q_proj", "o_proj"]} if family in ("mixtral", "qwen3-moe") else {}
@@ -56,7 +56,7 @@ def test_adapters_have_the_names_and_scale_of_peft(entries: Any) -> None:
     assert {f"base_model.model.{n}" for _, names in answers for n in names} == adapters
 
 
-def test_steps_lose_like_pefts() -> None:
+def test_losses_match_peft() -> None:
     model = peft_model(LLAMA)
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA, lora=3)
     batches = [tokens_of(LLAMA, rows=4)] * 8
@@ -140,10 +140,8 @@ def test_replicas_with_zero_train_the_same_adapters() -> None:
     batches = [tokens_of(LLAMA_TIED, rows=4, seed=seed) for seed in range(2)]
     make = partial(torch.optim.AdamW, lr=1e-2)
     plans = [plan_of(schedule, LLAMA_TIED, lora=4, data=2, zero=zero) for zero in (0, 1)]
-    undivided, divided = (
-        run_threads(plan, lambda p: train(p, batches, max_norm=1.0), optimizer=make)[0] for plan in plans
-    )
-    assert divided == pytest.approx(undivided, rel=1e-12)
+    full, divided = (run_threads(plan, lambda p: train(p, batches, max_norm=1.0), optimizer=make)[0] for plan in plans)
+    assert divided == pytest.approx(full, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +155,7 @@ def test_replicas_with_zero_train_the_same_adapters() -> None:
         ({"r": 4}, "made for LoRA adapters of rank 3 .* but the model has rank 4"),
     ],
 )
-def test_adapters_that_the_runtime_does_not_have_are_refused(entries: Any, message: str) -> None:
+def test_unsupported_adapters_are_refused(entries: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA, lora=3)
     with pytest.raises(InputError, match=message):
         Pipeline(peft_model(LLAMA, **entries), plan)
@@ -170,7 +168,7 @@ def test_adapters_need_a_plan_that_trains_them(tmp_path: Path) -> None:
         Pipeline(None, plan).load_pretrained(tmp_path)
 
 
-def test_saved_adapters_on_layers_that_have_none_are_refused(tmp_path: Path) -> None:
+def test_saved_adapters_on_unexpected_layers_are_refused(tmp_path: Path) -> None:
     peft_model(LLAMA, lora_alpha=6).save_pretrained(tmp_path)
     config = {**LLAMA, "model_type": "llama"}
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), config, lora=3)

@@ -55,7 +55,7 @@ def test_gradients_match_a_single_process(config: Any, schedule: str, strategy: 
     check(config, plan_of(made, config, strategy=strategy))
 
 
-def test_replicas_are_averaged_by_their_numbers_of_targets() -> None:
+def test_replicas_are_weighted_by_their_targets() -> None:
     check(LLAMA, plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, data=2))
 
 
@@ -87,7 +87,7 @@ def distilled(logits: Any, targets: Any, *, teacher: Any) -> Any:
     return flat + 0.5 * (divergence * counted).sum()
 
 
-def test_a_teachers_logits_are_entries_of_the_batch() -> None:
+def test_teacher_logits_may_be_entries_of_the_batch() -> None:
     model = hf_model(LLAMA)
     batch = batch_of(LLAMA, rows=4)
     teacher = torch.randn(4, 12, LLAMA["vocab_size"], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -158,7 +158,7 @@ def test_preferences_are_learned_in_two_passes() -> None:
         ({"teacher": torch.zeros(4), "pupil": torch.zeros(4)}, "an entry 'pupil'"),
     ],
 )
-def test_entries_that_the_loss_cannot_have_are_refused(entries: Any, message: str) -> None:
+def test_missing_loss_entries_are_refused(entries: Any, message: str) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda p: p.step({**batch_of(LLAMA, rows=4), **entries}), loss=distilled)

@@ -43,7 +43,7 @@ def test_a_linear_layer_has_the_product_and_the_bias(bias: Tensor | None) -> Non
 @pytest.mark.parametrize(
     ("a", "b"), [(GRADIENT, WEIGHT), (GRADIENT.t(), X.flatten(0, 1)), (X.flatten(0, 1).t(), GRADIENT)]
 )
-def test_products_are_made_or_added_where_they_are_to_be(a: Tensor, b: Tensor) -> None:
+def test_products_are_written_or_accumulated_in_place(a: Tensor, b: Tensor) -> None:
     exact = a.double() @ b.double()
     assert_near(product(a, b), exact)
     total = torch.ones(exact.shape)

@@ -125,7 +125,7 @@ def activation_of(units: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["zb-h2", "interleaved"])
-def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
+def test_measured_peaks_match_the_simulation(name: str) -> None:
     """Within one boundary tensor, which a unit's input backward still holds before it frees."""
     chunks = db.schedules[name].default_chunks
     schedule = db.schedules[name](devices=2, micro_batches=6)
@@ -157,7 +157,7 @@ def test_offload_lowers_the_peak_as_simulated() -> None:
     assert elsewhere == 2 * saved_bytes
 
 
-def test_a_steps_peak_has_gradients_that_have_been_cleared() -> None:
+def test_peak_of_a_step_includes_cleared_gradients() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
 
     def one(pipeline: Any) -> tuple[int, int, int]:

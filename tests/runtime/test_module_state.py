@@ -146,7 +146,7 @@ def test_buffers_and_gradients_are_those_of_plain_torch(name: str, strategy: str
         torch.testing.assert_close(actual[key], value, rtol=1e-12, atol=1e-14)
 
 
-def test_a_step_leaves_the_generators_as_they_were() -> None:
+def test_step_does_not_change_random_generators() -> None:
     before = torch.get_rng_state(), random.getstate()
     model = sequence(RANDOM["AlphaDropout"])
     torch.set_rng_state(before[0])
@@ -172,7 +172,7 @@ class Forgets(nn.Module):
         return torch.tanh(x * self.calls)
 
 
-def test_state_that_is_no_buffer_is_refused_with_recomputation() -> None:
+def test_non_buffer_state_is_refused_with_recomputation() -> None:
     step(sequence(Forgets))
     with pytest.raises(InputError, match="Residual computes something else when it is called again"):
         step(sequence(Forgets), strategy="full")

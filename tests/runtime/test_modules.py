@@ -102,7 +102,7 @@ def test_gradients_are_those_of_plain_autograd(name: str, devices: int, counts: 
     check(sequential(), plan_for(schedule, counts, strategy=strategy))
 
 
-def test_a_split_backward_leaves_linear_weights_for_later() -> None:
+def test_split_backward_defers_linear_weight_gradients() -> None:
     module = Attention().double()
     planned, ledger = PlannedUnit("dense", 0), Ledger()
     stage = Stage([ModuleUnit(module, prefix="0.", salt=0)], [planned], ledger)
@@ -204,13 +204,13 @@ def test_modules_that_do_not_fit_the_plan_are_refused(make: Any, counts: Any, op
         step(make(), plan)
 
 
-def test_stages_that_hand_on_different_shapes_are_refused() -> None:
+def test_stage_outputs_of_different_shapes_are_refused() -> None:
     plan = plan_for(db.schedules["1f1b"](devices=3, micro_batches=2), [2, 1, 5])
     with pytest.raises(InputError, match=r"shapes \[2, 6, 8\] and \[2, 6, 16\]"):
         step(widening(), plan)
 
 
-def test_modules_are_no_hugging_face_checkpoint(tmp_path: Path) -> None:
+def test_custom_modules_cannot_be_saved_as_hugging_face(tmp_path: Path) -> None:
     plan = plan_for(db.schedules["gpipe"](devices=1, micro_batches=2), [8])
     with pytest.raises(InputError, match="Modules of your own are no Hugging Face model"):
         Pipeline(sequential(), plan).save_pretrained(tmp_path)
@@ -333,7 +333,7 @@ def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_masks_of_compiled_modules_follow_from_the_micro_batch() -> None:
+def test_dropout_of_compiled_modules_is_seeded_by_micro_batch() -> None:
     unrecomputed, (loss, gradients, _) = (
         step_alone(compiled(dropout=0.5)[0], "interleaved", strategy) for strategy in ("none", "full")
     )

@@ -84,7 +84,7 @@ def test_moved_units_continue_in_every_kind_of_run(config: Any, options: Any) ->
 
 
 @pytest.mark.slow
-def test_parameters_that_replicas_divide_move_as_they_are() -> None:
+def test_sharded_parameters_move_as_shards() -> None:
     costs = StageCosts.of(stages=2, offload=1, parameter_gather=1, gathered=1, static=2)
     assert_goes_on_alike(*divisions(2, dtype="fp32", data=2, zero=3, costs=costs))
 
@@ -94,7 +94,7 @@ def test_two_chunks_of_a_device_exchange_units() -> None:
     assert_goes_on_alike(before, after)
 
 
-def test_a_stage_that_the_host_steps_takes_and_gives_units() -> None:
+def test_host_stepped_stage_exchanges_units() -> None:
     hosted = schedule_for(2).with_host_steps({0})
     assert_goes_on_alike(*divisions(2, schedule=hosted, dtype="bf16"))
 
@@ -115,7 +115,7 @@ def test_averages_of_the_weights_move_with_them() -> None:
     assert_goes_on_alike(*divisions(2, dtype="fp32"), state_of=averages, ema_decay=0.9)
 
 
-def test_an_update_that_is_not_validated_yet_is_finished_first() -> None:
+def test_pending_update_is_finished_before_a_move() -> None:
     before, after = divisions(2, dtype="fp32")
 
     def one(pipeline: Any) -> Any:
@@ -133,7 +133,7 @@ def test_an_update_that_is_not_validated_yet_is_finished_first() -> None:
     assert [n for _, state in answers for n, p in state.items() if not torch.equal(p, expected[n])] == []
 
 
-def test_gradients_that_add_up_over_steps_move() -> None:
+def test_accumulated_gradients_move() -> None:
     before, after = divisions(2, dtype="fp32")
 
     def gradients(plan: Any, *next_plans: Any) -> Any:
@@ -151,7 +151,7 @@ def test_gradients_that_add_up_over_steps_move() -> None:
     assert [name for name in expected if not torch.equal(moved[name], expected[name])] == []
 
 
-def test_a_learning_rates_schedule_holds_on_to_its_optimizers() -> None:
+def test_learning_rate_schedule_keeps_its_optimizers() -> None:
     before, after = divisions(2, dtype="fp32")
 
     def one(pipeline: Any) -> Any:
@@ -261,7 +261,7 @@ def test_move_without_memory_is_reported() -> None:
         run_threads(before, lambda pipeline: pipeline.switch_plan(after), optimizer=make)
 
 
-def test_units_stay_where_models_or_optimizers_are_the_users() -> None:
+def test_user_models_and_optimizers_cannot_move() -> None:
     before, after = divisions(2, dtype="fp32")
     model = pytest.importorskip("tests.support.hf_reference").hf_model(LLAMA).float()
     for arguments in ({}, {"model": model, "optimizer": partial(AdamW, lr=0.01)}):

@@ -52,7 +52,7 @@ def test_a_linear_operator_has_torchs_gradients(transposed: bool, trained: str) 
 
 
 @pytest.mark.parametrize("operator", [lambda w: linear(X, w), lambda w: look_up(TOKENS, w)], ids=["linear", "look-up"])
-def test_gradients_add_up_where_they_are(operator: Any) -> None:
+def test_gradients_accumulate_in_place(operator: Any) -> None:
     weight = parameter(6, 4)
     operator(weight).sum().backward()
     address = gradient_of(weight).data_ptr()
@@ -61,7 +61,7 @@ def test_gradients_add_up_where_they_are(operator: Any) -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_operators_on_the_same_input_keep_it_once(frozen: bool) -> None:
+def test_operators_share_a_saved_input(frozen: bool) -> None:
     weights = parameter(5, 4), parameter(3, 4).requires_grad_(not frozen), parameter(4, 6)
     saved: list[Tensor] = []
 

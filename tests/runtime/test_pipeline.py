@@ -98,7 +98,7 @@ def test_dropout_depends_on_the_step_and_not_on_how_it_runs() -> None:
     assert losses[0] == loss != losses[1]
 
 
-def test_gradients_add_up_over_steps_until_they_are_cleared() -> None:
+def test_gradients_accumulate_over_steps_until_cleared() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA_TIED)
     _, once = gradients_of(plan, tokens_of(LLAMA_TIED, rows=4))
 

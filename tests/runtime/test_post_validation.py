@@ -23,7 +23,7 @@ LLAMA, LLAMA_TIED, GPT2 = (with_layers(tiny_models.FAMILIES[family], 2) for fami
 STEPS = 4
 
 
-def test_the_sum_of_squares_has_every_number_once() -> None:
+def test_sum_of_squares_counts_every_number_once() -> None:
     gradients = [torch.full((3, CHUNK_SIZE - 1), 0.5), torch.full((7,), 2.0, dtype=torch.bfloat16), torch.empty(0)]
     assert sum_of_squares(gradients) == 3 * (CHUNK_SIZE - 1) / 4 + 7 * 4
     for bad in (math.inf, math.nan):
@@ -46,7 +46,7 @@ class HeldBack:
         self.may_go.wait()
 
 
-def test_a_rank_that_knows_the_total_has_handed_it_on() -> None:
+def test_rank_passes_the_total_on_before_using_it() -> None:
     transport: Any = HeldBack()
     _, total = NormRelay(transport, [0, 1]).take_turn(PartialSums(2.0), steps_ahead=lambda _: False)
     transport.sending.wait()
@@ -122,7 +122,7 @@ def plans() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("plan", [*plans()])
-def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
+def test_post_validated_steps_match_synchronous_ones(plan: Any) -> None:
     max_norm = middle_norm(plan)
     actual, expected = (run(plan, work, max_norm=max_norm) for work in (ahead, synchronous))
     norms = expected[0][1]
@@ -139,7 +139,7 @@ def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
     ],
     ids=["host, ZeRO-2", "device", "device, ZeRO-2"],
 )
-def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped: Any, options: Any, dtype: Any) -> None:
+def test_inner_steps_are_clipped_like_steps_at_the_end(stepped: Any, options: Any, dtype: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype=dtype, **options) for s in (stepped(schedule_1f1b()), schedule_1f1b()))
     max_norm = middle_norm(after)
     actual = run(inside, ahead, max_norm=max_norm)
@@ -158,7 +158,7 @@ def test_a_step_with_an_inf_or_nan_gradient_changes_nothing(stepped: Any) -> Non
         assert [s.step for s in settled if s.rolled_back] == [1, 3]
 
 
-def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
+def test_devices_roll_back_steps_taken_before_the_norm() -> None:
     """1F1B's last device finishes first, so it steps before it learns from the first that the norm is too large."""
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
@@ -215,7 +215,7 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_a_step_that_is_taken_back_is_not_counted_in_groups() -> None:
+def test_rolled_back_step_is_not_counted_in_groups() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
     def work(pipeline: Any) -> Any:
@@ -228,7 +228,7 @@ def test_a_step_that_is_taken_back_is_not_counted_in_groups() -> None:
     assert run_threads(plan, work, optimizer=Counting) == [[2], [2]]
 
 
-def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
+def test_rollback_copies_are_counted_on_their_device() -> None:
     """AdamW's parameter, two moments and step count; copies of stages on the host are on the host."""
     on_device, on_host = (
         plan_of(stepped(schedule_1f1b()), LLAMA, dtype="fp32") for stepped in (device_stepped, host_stepped)
@@ -268,7 +268,7 @@ def test_offloads_to_a_peer_do_not_run_ahead() -> None:
     assert not {Kind.O, Kind.L} & {program.instructions[i].op.kind for i in speculative_instructions(program)}
 
 
-def test_batches_of_another_shape_need_to_be_settled_first() -> None:
+def test_batches_of_a_new_shape_need_a_finished_update() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA)
 
     def work(pipeline: Any) -> Any:

@@ -115,7 +115,7 @@ def test_adapters_train_on_dequantized_weights(
             assert torch.equal(actual[n], as_quantized(weight, options["quantize"]) if is_linear else weight), n
 
 
-def test_codes_are_of_the_nearest_numbers_times_a_blocks_largest() -> None:
+def test_codes_are_nearest_values_scaled_by_the_block_maximum() -> None:
     weight = torch.randn(6, 2 * NF4_BLOCK, generator=torch.Generator().manual_seed(0))
     codes, scales = quantized(weight)
     assert (codes.shape, codes.dtype, scales.shape) == ((6, NF4_BLOCK), torch.uint8, (6, 2))
@@ -135,7 +135,7 @@ def test_quantising_twice_changes_nothing_and_zeros_stay() -> None:
 
 @given(rows=st.integers(1, 40), blocks=st.integers(1, 12), seed=st.integers(0, 99), spread=st.floats(0, 3))
 @settings(max_examples=25)
-def test_quantised_scales_are_of_the_nearest_numbers(rows: int, blocks: int, seed: int, spread: float) -> None:
+def test_quantized_scales_are_rounded_to_nearest(rows: int, blocks: int, seed: int, spread: float) -> None:
     random = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, blocks * NF4_BLOCK, generator=random)
     weight *= torch.exp(spread * torch.randn(rows, 1, generator=random))
@@ -155,7 +155,7 @@ def test_quantised_scales_are_of_the_nearest_numbers(rows: int, blocks: int, see
         torch.testing.assert_close(chosen, off.amin(0), atol=1e-6 * float(largest), rtol=0)
 
 
-def test_double_quantisation_gives_bitsandbytes_weights() -> None:
+def test_double_quantization_matches_bitsandbytes() -> None:
     library = pytest.importorskip("bitsandbytes.functional")
     weight = torch.randn(48, 5 * NF4_BLOCK, generator=torch.Generator().manual_seed(0))
     for double in (False, True):
@@ -184,7 +184,7 @@ def test_the_device_holds_the_bytes_of_codes_and_scales(config: Any, format: str
         assert plain - small == sum(2 * weights - quantized_bytes(format, weights) for weights in matrices)
 
 
-def test_a_checkpoint_of_floats_is_quantised_as_it_is_read(tmp_path: Path) -> None:
+def test_float_checkpoint_is_quantized_when_loaded(tmp_path: Path) -> None:
     format = "nf4-dq"
     model = hf_model(LLAMA).float()
     model.save_pretrained(tmp_path)

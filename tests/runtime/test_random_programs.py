@@ -71,7 +71,7 @@ def in_bytes(costs: Any) -> Any:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
-def test_random_programs_find_their_addresses_free(plan: Any) -> None:
+def test_random_programs_fit_their_address_plans(plan: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Arena, "count", lambda *_: None)  # bytes are drawn, not counted
         check(replace(plan, costs=in_bytes(plan.costs)), arena=True)

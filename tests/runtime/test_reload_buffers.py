@@ -73,7 +73,7 @@ def test_buffer_is_allocated_when_its_reload_may_start() -> None:
             assert seen.index(buffer) < seen.index(program.instructions[max(waits)].op.name)
 
 
-def test_a_buffer_takes_the_next_message_once_the_first_is_owned() -> None:
+def test_message_buffer_is_reused_after_the_first_is_consumed() -> None:
     buffers = ReusedBuffers(CPU)
     buffer, other = buffers.take((4, 3), DTYPE), buffers.take((4, 3), DTYPE)
     assert buffer.data_ptr() != other.data_ptr()

@@ -64,7 +64,7 @@ def test_ring_attention_matches_one_rank(size: int, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_ring_rounds_as_its_dtype_does(dtype: torch.dtype) -> None:
+def test_ring_rounds_in_its_dtype(dtype: torch.dtype) -> None:
     exact, rounded = (by_ranks(3, whole_sequences(dtype=d), attention) for d in (torch.float64, dtype))
     assert {t.dtype for t in rounded} == {dtype}
     assert_equal(rounded, exact, 4 * torch.finfo(dtype).eps)
@@ -101,7 +101,7 @@ def test_keys_circulate_once_and_again_with_gradients(size: int) -> None:
     assert ThreadTransport.run(size, one) == [((size - 1) * share, 2 * (size - 1) * share)] * size
 
 
-def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
+def test_ring_saves_inputs_result_and_one_number_per_query() -> None:
     sequences = whole_sequences()
 
     def one(transport: ThreadTransport) -> int:
@@ -120,7 +120,7 @@ def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
     assert ThreadTransport.run(2, one) == [4 * SIZE * of_one + of_one] * 2
 
 
-def test_under_autocast_a_ring_computes_in_that_dtype() -> None:
+def test_ring_uses_the_autocast_dtype() -> None:
     def attend(*inputs: Tensor, context: ContextGroup) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return attention(*inputs, context=context).float()

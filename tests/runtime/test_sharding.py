@@ -69,7 +69,7 @@ def test_optimizer_of_full_matrices_gets_them(answers: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 2}, {"dtype": "bf16"}], ids=["whole", "zero", "bf16"])
-def test_training_with_dtensors_is_training_without(options: Any, tmp_path: Path) -> None:
+def test_training_with_dtensors_matches_plain_shards(options: Any, tmp_path: Path) -> None:
     """Parameters are DTensors over Gloo and plain shards over threads."""
     schedule, batches = (
         db.schedules["1f1b"](devices=2, micro_batches=2),

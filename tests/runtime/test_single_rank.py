@@ -93,7 +93,7 @@ def zero(op: Op, buffer: torch.Tensor) -> None:
     buffer.zero_()
 
 
-def test_a_message_is_received_no_earlier_than_it_arrives() -> None:
+def test_message_is_not_received_before_it_arrives() -> None:
     plan = plans()["1f1b"]
     arrivals = {Op.parse("1RECV_F0"): 0.2}
     alone = SingleRankTransport(lower(plan.schedule, plan.costs), 1, zero, arrivals=arrivals)

@@ -80,7 +80,7 @@ def test_recomputation_uses_the_keys_of_earlier_slices(schedule: Schedule, strat
     assert_as_whole(plan_for(schedule, LLAMA, strategy=strategy), LLAMA)
 
 
-def test_slices_leave_for_the_host_without_their_keys() -> None:
+def test_slices_are_offloaded_without_their_keys() -> None:
     moved = replace(offloading(sliced(slices=3)), offload_fraction={0: 0.5, 1: 1.0})
     assert_as_whole(plan_for(moved, LLAMA), LLAMA)
 

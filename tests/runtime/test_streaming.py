@@ -61,7 +61,7 @@ def parameters_of(stage: Stage) -> list[Any]:
     return [parameter for unit in stage.units for parameter in unit.parameters()]
 
 
-def test_an_offload_waits_for_the_units_that_leave_alone() -> None:
+def test_offload_waits_only_for_its_units() -> None:
     stage, waits = new_stage(), Waits()
     stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=waits)
     assert waits.marked == len(UNITS)
@@ -71,7 +71,7 @@ def test_an_offload_waits_for_the_units_that_leave_alone() -> None:
     assert 0 < len(waits.waited) < len(UNITS)
 
 
-def test_a_reload_holds_no_unit_that_a_backward_has_freed() -> None:
+def test_reload_does_not_hold_units_freed_by_backward() -> None:
     (stage, buffer, _), bytes_at_end = offloaded_stage(), list[int]()
     ledger = stage._ledger
 
@@ -130,7 +130,7 @@ def test_backward_waits_for_one_reloaded_unit_at_a_time() -> None:
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(expected, actual, strict=True))
 
 
-def test_a_backward_learns_that_its_reload_has_failed() -> None:
+def test_backward_raises_the_error_of_its_reload() -> None:
     stage, buffer, y = offloaded_stage()
 
     def unit_done() -> Callable[[], None]:
@@ -142,7 +142,7 @@ def test_a_backward_learns_that_its_reload_has_failed() -> None:
         stage.backward(0, torch.ones_like(y), split=False)
 
 
-def test_an_offload_learns_that_its_forward_has_failed() -> None:
+def test_offload_raises_the_error_of_its_forward() -> None:
     stage = new_stage()
 
     def unit_done() -> Callable[[], None]:

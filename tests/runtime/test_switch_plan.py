@@ -43,14 +43,10 @@ def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
     return replace(plan, partition=partition, schedule=schedule)
 
 
-def test_another_recomputation_and_other_offloads_change_no_bit() -> None:
+def test_changed_recomputation_and_offload_change_no_bit() -> None:
     plan = plan_of(offloading(db.schedules["1f1b"](devices=2, micro_batches=4)), LLAMA, dtype="fp32")
-    next_plans = [
-        keeping(plan, "full"),
-        keeping(plan, "norm+activation", offload=0.5),
-        keeping(plan, "none", offload=0.25),
-    ]
-    assert_same_run(trained(plan, *next_plans), trained(plan, steps=4))
+    later = [keeping(plan, "full"), keeping(plan, "norm+activation", offload=0.5), keeping(plan, "none", offload=0.25)]
+    assert_same_run(trained(plan, *later), trained(plan, steps=4))
 
 
 def test_switch_to_recomputation_frees_activations() -> None:
@@ -100,7 +96,7 @@ def test_memory_is_counted_against_the_new_order() -> None:
     ],
     ids=["micro-batches", "model"],
 )
-def test_more_than_another_order_is_refused(changed: Any) -> None:
+def test_plan_with_more_than_a_new_order_is_refused(changed: Any) -> None:
     plan = plan_of(db.schedules["gpipe"](devices=2, micro_batches=4), LLAMA)
     with pytest.raises(InputError, match="another model, other devices or other steps than the one that runs"):
         run_threads(plan, lambda pipeline: pipeline.switch_plan(changed(plan)))

@@ -71,7 +71,7 @@ def whole_gradients(pipeline: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", slow_unless(FAMILIES, "gpt2", "mixtral"))
-def test_two_by_two_ranks_give_transformers_gradients(family: Any) -> None:
+def test_two_by_two_ranks_match_transformers_gradients(family: Any) -> None:
     model = hf_model(FAMILIES[family])
     strategy = "none" if family == "gpt2" else "full"
     plan = plan_of(schedule("zb-h1"), model.config.to_dict(), strategy=strategy, tensor=2)
@@ -99,18 +99,16 @@ def test_training_losses_match_one_process() -> None:
         assert losses == pytest.approx(expected, rel=1e-10)
 
 
-def test_a_rank_has_its_shards_alone_and_its_activations() -> None:
+def test_rank_holds_only_its_shards_and_activations() -> None:
     def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(SMALL, rows=1))
         return pipeline.measured.static_bytes, pipeline.measured.peak_activation
 
     plans = [plan_of(schedule(devices=1, micro_batches=1), SMALL, tensor=tensor) for tensor in (1, 2)]
-    (undivided, undivided_activation), (divided, divided_activation) = (
-        run_threads(p, one, ranks=p.ranks)[0] for p in plans
-    )
+    (full, full_activation), (shard, shard_activation) = (run_threads(p, one, ranks=p.ranks)[0] for p in plans)
     norms = 9 * SMALL["hidden_size"] * 8 * 2  # parameters and gradients in fp64
-    assert divided - norms == (undivided - norms) / 2
-    assert divided_activation < undivided_activation
+    assert shard - norms == (full - norms) / 2
+    assert shard_activation < full_activation
 
 
 def test_offload_moves_the_ranks_shards() -> None:
@@ -142,7 +140,7 @@ def test_dropout_of_tensor_ranks_matches_one_rank(family: Any, strategy: str) ->
 
 
 @pytest.mark.parametrize(("family", "targets"), [("gpt2", "all-linear"), ("qwen3-moe", ["k_proj", "o_proj"])])
-def test_divided_adapters_get_pefts_gradients(family: str, targets: Any) -> None:
+def test_sharded_adapters_match_peft_gradients(family: str, targets: Any) -> None:
     config = FAMILIES[family]
     model = peft_model(config, target_modules=targets)
     plan = plan_of(schedule("zb-h1"), model.config.to_dict(), lora=3, tensor=2)

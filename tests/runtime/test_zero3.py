@@ -105,7 +105,7 @@ def trained(plan: Any, *, max_norm: float | None = None) -> Any:
         pytest.param(schedule_1f1b(), {"dtype": "bf16", "lora": 4}, id="LoRA", marks=pytest.mark.slow),
     ],
 )
-def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None:
+def test_sharding_parameters_changes_no_bit(schedule: Any, options: Any) -> None:
     divided = zero3(schedule, with_layers(LLAMA, 2), data=2, **options)
     undivided = replace(divided, options=replace(divided.options, zero=2))
     for (losses, state), (expected, parameters) in zip(trained(divided), trained(undivided), strict=True):
@@ -135,7 +135,7 @@ def test_rolled_back_step_gathers_parameters_again() -> None:
 
 
 @pytest.mark.parametrize(("chunks", "dtype"), [(1, "fp32"), (4, "bf16")])
-def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
+def test_counted_memory_matches_the_prediction(chunks: int, dtype: str) -> None:
     schedule = schedule_1f1b() if chunks == 1 else interleaved(chunks)
     plan = zero3(schedule, EVEN, dtype=dtype, data=2)
     nothing = plan.costs.replace(activation=0, activation_recomputed=0, activation_after_input=0)
@@ -169,7 +169,7 @@ def names_of(plan: Any, device: int) -> list[str]:
     return [name for unit in units for name in unit.hf_parameters()]
 
 
-def test_tokens_are_generated_as_without() -> None:
+def test_generation_matches_unsharded_parameters() -> None:
     plan = zero3(interleaved(), EVEN, dtype="fp32", data=2)
 
     def one(pipeline: Any) -> Any:
@@ -179,6 +179,6 @@ def test_tokens_are_generated_as_without() -> None:
     assert all(torch.equal(tokens, expected) for tokens in run_threads(plan, one))
 
 
-def test_a_plan_from_before_gathers_is_refused() -> None:
+def test_plan_without_gathers_is_refused() -> None:
     with pytest.raises(InputError, match="stage by stage, and the plan's costs say nothing of that: plan again"):
         run_threads(plan_of(schedule_1f1b(), LLAMA, data=2, zero=3), lambda _: None)

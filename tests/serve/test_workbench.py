@@ -92,7 +92,7 @@ def client(workbench: Workbench) -> Client:
     ("headers", "query"),
     [({}, {"token": "wrong"}), ({"Host": "evil.example"}, {}), ({"Origin": "https://evil.example"}, {})],
 )
-def test_strangers_are_refused(client: Client, headers: dict[str, str], query: dict[str, Any]) -> None:
+def test_foreign_requests_are_refused(client: Client, headers: dict[str, str], query: dict[str, Any]) -> None:
     assert client.ask("", headers=headers, **query)[0] == 403
     assert client.ask("search", form=TINY, headers=headers, **query)[0] == 403
 
@@ -190,7 +190,7 @@ def test_garbage_is_answered_and_the_workbench_continues(client: Client, request
     assert client.ask("")[0] == 200
 
 
-def test_half_open_connections_keep_nobody_out(client: Client) -> None:
+def test_half_open_connections_do_not_block_others(client: Client) -> None:
     with ExitStack() as stack:
         for _ in range(3 * MAX_UNAUTHENTICATED):
             stack.enter_context(client.connect())

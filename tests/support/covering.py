@@ -1,6 +1,6 @@
-"""Cases that meet every schedule with every family, and either with every way of recomputing and offloading.
+"""Cases that cover every pair of schedule and family, and for each of them all recomputation and offload options.
 
-Case (schedule s, family f) takes way (s + f) mod 8: with at least 8 schedules and 8 families, all ways come to each.
+Case (schedule s, family f) has option (s + f) mod 8, so at least 8 schedules and 8 families get all options.
 """
 
 from dataclasses import dataclass, replace

@@ -32,12 +32,10 @@ def assert_gradients_over_gloo(plans: Any, batches: Any, folder: Path) -> None:
         plan.save(path)
     answers = spawn(plans[0].ranks, gradients, paths, batches)
     parts = [torch.load(answers / f"rank{rank}.pt") for rank in range(plans[0].ranks)]
-    for plan, tokens, answers_of_plan in zip(plans, batches, zip(*parts, strict=True), strict=True):
+    for plan, tokens, by_rank in zip(plans, batches, zip(*parts, strict=True), strict=True):
         expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
-        assert expected.keys() - {name for _, gradients, _ in answers_of_plan for name in gradients} <= {
-            "lm_head.weight"
-        }
-        for loss, actual, events in answers_of_plan:
+        assert expected.keys() - {name for _, gradients, _ in by_rank for name in gradients} <= {"lm_head.weight"}
+        for loss, actual, events in by_rank:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert plan.ranks > plan.devices or events == len(lower(plan.schedule, plan.costs).instructions)
             assert_gradients(actual, expected)

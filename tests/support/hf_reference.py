@@ -65,12 +65,10 @@ def loss_of(model: Any, tokens: Any, *, micro_batches: Any) -> Any:
     """Mean loss over all tokens, its gradients left on the model's parameters, micro-batch by micro-batch."""
     total = torch.zeros((), dtype=torch.float64)
     with exactly():
-        for micro_batch in tokens.chunk(micro_batches):
-            answer = model(micro_batch[:, :-1])
+        for rows in tokens.chunk(micro_batches):
+            answer = model(rows[:, :-1])
             loss = (
-                torch.nn.functional.cross_entropy(
-                    answer.logits.flatten(0, 1), micro_batch[:, 1:].flatten(), reduction="sum"
-                )
+                torch.nn.functional.cross_entropy(answer.logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
                 / tokens[:, 1:].numel()
             )
             if getattr(answer, "aux_loss", None) is not None:
@@ -89,9 +87,9 @@ def assert_trains_as_alone(
     rounding: float = 0.0,
     only: bool = False,
 ) -> None:
-    """Loss, gradients and norm of a plan's step on the model's own parameters are those of the model alone.
+    """Compare loss, gradients and norm of a plan's step in place with those of the model alone.
 
-    A gradient that is zero may differ by so much `rounding`.  With `only`, no other parameter has a gradient.
+    `rounding`: absolute tolerance for gradients that are zero.  `only`: no other parameter may have a gradient.
     """
     micro_batches = plan.micro_batches * plan.options.data
     expected_loss = loss_of(model, tokens, micro_batches=micro_batches)

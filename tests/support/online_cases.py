@@ -91,9 +91,9 @@ def controlled(plan: Any, folder: Any, *, search: Any = solved, policy: Any = QU
 def trained(
     plan: Plan, *, controller: Controller | None = None, seconds: Any = lambda plan: 1.0, costs: Any = None
 ) -> Any:
-    """Losses, plans by step, and parameters of a run on as many ranks, online if there is a controller.
+    """Losses, plans by step, and parameters of a run on all ranks, online if there is a controller.
 
-    A step takes these seconds, and its operations these costs or else the plan's, both functions of the running plan.
+    `seconds` and `costs` (by default the plan's) of a step are functions of the running plan.
     """
 
     def one(pipeline: Any) -> Any:

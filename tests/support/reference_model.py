@@ -16,9 +16,9 @@ from debubble.runtime.models.units import Head, MicroBatch
 
 
 class ReferenceModel(nn.Module):
-    """The whole model in one process, from the same units: what every pipeline must equal.
+    """The full model in one process, built from the same units.
 
-    Its loss is without the routers' auxiliary one.
+    Its loss excludes the routers' auxiliary loss.
     """
 
     def __init__(self, hf_config: Mapping[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:

@@ -151,9 +151,9 @@ def run(plan: Any, *, steps: int = 2) -> Any:
 
 
 def overlapping(plan: Any, lanes: Any = (Lane.D2H, Lane.H2D)) -> Any:
-    """Names of the operations on these lanes during which their device computes, as the plan foresees it.
+    """Names of the operations on these lanes during which their device computes, as predicted by the plan.
 
-    A measured overlap depends on how threads are woken; `compare` reports it, no test asserts it.
+    Measured overlap depends on thread scheduling: `compare` reports it, and no test asserts it.
     """
     operations = plan.simulate().operations
     computing = [o for o in operations if o.lane is Lane.COMPUTE]
@@ -165,9 +165,9 @@ def overlapping(plan: Any, lanes: Any = (Lane.D2H, Lane.H2D)) -> Any:
 
 
 def moved_beside_compute(plan: Any, *, steps: int = 50) -> Any:
-    """Kinds of transfers whose measured interval met one of compute on their device, in the first steps that show it.
+    """Kinds of transfers that overlapped compute on their device in the first steps that show it.
 
-    Threads are woken when they are: in a single step nothing may overlap.
+    Thread scheduling may prevent any overlap in a single step.
     """
 
     def one(pipeline: Any) -> Any:

@@ -46,11 +46,10 @@ def plan_of(
     costs: Any = None,
     **options: Any,
 ) -> Plan:
-    """A plan for a schedule: the model's units in (nearly) equal runs, or `counts` of them per stage.
+    """A plan for a schedule with the model's units in nearly equal runs, or with `counts` units per stage.
 
-    Without `costs` its transfers stream.
-
-    With a strategy every stage recomputes in its backwards, unless the schedule says itself which do.
+    Without `costs` its transfers stream.  With a strategy all backwards recompute, unless the schedule has its own
+    recomputation.
     """
     if strategy != "none":
         schedule = recomputing(schedule)
@@ -194,9 +193,9 @@ def assert_same_gradients(plan: Any, config: Any, tokens: Any) -> None:
 
 
 def assert_as_alone(plan: Plan, config: Any, batch: Any) -> None:
-    """Every rank has the loss and norm of one process, and a step of SGD at rate 1 changes parameters by its gradients.
+    """Compare every rank's loss, norm and parameter change (by SGD at rate 1) with one process.
 
-    The batch is that of all replicas, whose micro-batches are together those of one process.
+    The batch is that of all replicas; their micro-batches together are those of one process.
     """
 
     def one(pipeline: Any) -> Any:

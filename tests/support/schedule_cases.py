@@ -29,9 +29,9 @@ def timeline(
     link: HostLink = "full-duplex",
     **options: Any,
 ) -> Any:
-    """Simulated with F = I = W = 1 on a device and one micro-batch's activation 1, which W frees.
+    """Simulation with F = I = W = 1 per device, where one micro-batch's activation is 1 until W frees it.
 
-    `transfer` is the time of one way to the host or back, over that of F; None: nothing can go there.
+    `transfer` is the time to offload or reload, relative to F; None: no offload.
     """
     share = Fraction(1, v)
     costs = StageCosts.of(

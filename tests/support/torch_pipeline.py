@@ -21,9 +21,7 @@ def bytes_between_steps(rank: int, folder: Path, micro_batches: int) -> None:
         schedule.step(target=batch, losses=[])
     else:
         schedule.step()
-    infos = [
-        info for table in (stage.args_recv_info, stage.grad_recv_info) for tables in table.values() for info in tables
-    ]
+    infos = [info for table in (stage.args_recv_info, stage.grad_recv_info) for row in table.values() for info in row]
     received = [info.buffer for info in infos if info.buffer is not None]
     storages = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in (*received, *stage.output_chunks)}
     torch.save(sum(storages.values()), folder / f"rank{rank}.pt")

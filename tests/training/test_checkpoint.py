@@ -107,7 +107,7 @@ def test_an_unfinished_checkpoint_is_removed_by_the_next_run(tmp_path: Path) -> 
     assert not unfinished.exists()
 
 
-def test_a_place_that_cannot_be_written_keeps_the_old_checkpoint(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, state(1), 1)
     saver = Saver(tmp_path, keep=1)
     (tmp_path / ".step-000002.unfinished").write_text("in the way")

@@ -54,7 +54,7 @@ def test_epoch_has_every_window_once_in_a_new_order() -> None:
     assert (first != second).any()
 
 
-def test_an_epochs_order_is_numpys_of_seed_and_epoch() -> None:
+def test_epoch_order_is_numpys_permutation_of_its_seed() -> None:
     """Checkpoints rely on this: they store only the number of samples seen."""
     orders = [np.random.default_rng([5, epoch]).permutation(7).tolist() for epoch in range(4)]
     order_of_epochs = [place for order in orders for place in order]

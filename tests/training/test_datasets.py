@@ -59,7 +59,7 @@ def test_sample_does_not_depend_on_how_it_is_read() -> None:
     assert torch.equal(expected, parts)
 
 
-def test_making_samples_leaves_the_generators_alone() -> None:
+def test_reading_samples_does_not_change_random_generators() -> None:
     seed_generators()
     expected = drawn()
     seed_generators()
@@ -112,7 +112,7 @@ def test_missing_dataset_is_one_sentence(name: str) -> None:
 
 
 @pytest.mark.usefixtures("process_group", "forked_processes")
-def test_a_dataset_is_trained_on_by_name_as_by_itself(
+def test_dataset_by_name_trains_like_the_object(
     plan_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_data.py").write_text("from tests.training.test_datasets import counting")

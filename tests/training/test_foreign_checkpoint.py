@@ -37,7 +37,7 @@ def checkpoint(folder: Path, **entries: Any) -> Path:
         ([], "Expected `object`, got `array`"),
     ],
 )
-def test_a_recipe_has_its_nine_typed_settings_alone(tmp_path: Path, recipe: Any, message: str) -> None:
+def test_recipe_has_only_its_nine_typed_settings(tmp_path: Path, recipe: Any, message: str) -> None:
     place = checkpoint(tmp_path, recipe=recipe)
     with pytest.raises(InputError, match=message):
         progress_of(place)

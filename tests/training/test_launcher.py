@@ -120,9 +120,7 @@ def test_run_ended_by_a_signal_names_it(tmp_path: Path, sent: signal.Signals, he
 
 
 @pytest.mark.parametrize(("ranks", "cores"), [(1, 8), (3, 2), (16, 1)])
-def test_ranks_share_the_cores_that_the_machine_gives_them(
-    ranks: int, cores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_the_available_cores(ranks: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     assert own_cores() == cores
@@ -201,7 +199,7 @@ def write_as_rank_and_library(place: Path) -> None:
     run_rank(lambda _: print("rank", os.write(1, b"library")), "")
 
 
-def test_standard_output_is_for_the_rank_and_not_for_libraries(tmp_path: Path) -> None:
+def test_libraries_do_not_write_to_standard_output(tmp_path: Path) -> None:
     rank = multiprocessing.get_context(forked.START_METHOD).Process(target=write_as_rank_and_library, args=(tmp_path,))
     rank.start()
     rank.join()

@@ -93,9 +93,7 @@ def test_size_class_fits_all_its_steps() -> None:
     assert 1 < len(size_classes) <= planning.MAX_CLASSES
     for step in range(STEPS):
         tokens = [sum(row) / (2 * LONGEST) for row in data.lengths(step)]
-        assert any(
-            all(t <= size.tokens for t, size in zip(tokens, size_class, strict=True)) for size_class in size_classes
-        )
+        assert any(all(t <= size.tokens for t, size in zip(tokens, sizes, strict=True)) for sizes in size_classes)
 
 
 def test_step_uses_the_fastest_plan_that_fits(steps: LengthSteps) -> None:
@@ -116,9 +114,7 @@ def test_longest_micro_batch_is_in_its_planned_position(steps: LengthSteps) -> N
         assert ranks_of(plan)[lengths.index(max(lengths))] == 0
 
 
-def test_plans_are_read_where_they_were_made_before(
-    steps: LengthSteps, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_plans_are_reused(steps: LengthSteps, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_planned", None)
     assert [plan.schedule for plan in steps_of(folder).plans] == [plan.schedule for plan in steps.plans]
 
@@ -145,7 +141,7 @@ def test_lengths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ('{"input_ids": [7]}', "has tokens that are not in the model's vocabulary of 7"),
     ],
 )
-def test_a_file_of_other_things_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_file_without_lengths_is_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "data.jsonl").write_text(content)
     with pytest.raises(InputError, match=message):
         read_sequences(tmp_path / "data.jsonl", longest=3, vocabulary=7)
@@ -187,9 +183,7 @@ def test_two_ranks_match_gradients_of_one_process(tmp_path: Path, replicas: int)
     data = sequences(replicas=replicas)
     for step, ranks in enumerate(on_two_ranks(tmp_path, replicas=replicas)):
         rows = [row for replica in range(replicas) for row in data.batch(step, replica=replica, ranks=range(4))]
-        alone = [
-            micro_batch for row in rows for micro_batch in unpacked(row) if bool((micro_batch["targets"] != -100).any())
-        ]
+        alone = [batch for row in rows for batch in unpacked(row) if bool((batch["targets"] != -100).any())]
         expected_loss, expected = reference_gradients(LLAMA, alone, micro_batches=8 * replicas)
         for loss, gradients, _, _ in ranks:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)

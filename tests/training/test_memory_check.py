@@ -64,7 +64,7 @@ def test_advice_for_a_measured_plan_uses_measured_memory() -> None:
     assert 0.5 < float(message.split("then fits, at ")[1].split(" times")[0]) < 2
 
 
-def test_where_nothing_takes_less_other_sizes_are_advised(plan: Any) -> None:
+def test_smaller_sizes_are_advised_if_no_plan_fits(plan: Any) -> None:
     peak = float(max(plan.simulate().peak_memory))
     message = str(
         explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak)

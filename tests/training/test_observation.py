@@ -38,7 +38,7 @@ def test_the_bubble_is_that_of_the_simulated_timeline() -> None:
     assert bubble_fraction(devices) == pytest.approx(timeline.bubble_fraction)
 
 
-def test_a_tokens_operations_are_those_of_matrices_and_attention() -> None:
+def test_flops_per_token_count_matrices_and_attention() -> None:
     model = db.models["llama2-7b"]
     matrices = model.parameters - model.vocab * model.hidden
     attention = 32 * 4 * (4096 / 2) * 4096
@@ -47,7 +47,7 @@ def test_a_tokens_operations_are_those_of_matrices_and_attention() -> None:
     assert flops_per_token(model, 4096, lora=8) == pytest.approx(4 * matrices + 2 * adapters + 3 * attention)
 
 
-def test_utilization_is_of_all_devices_peak_in_the_runs_dtype() -> None:
+def test_utilization_is_relative_to_the_peak_of_all_devices() -> None:
     model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB")
     utilization = Utilization.of_run(model, cluster, RunOptions(sequence_length=512), devices=2)
     assert utilization.peak == 2 * 312e12

@@ -45,7 +45,7 @@ def warm_up(optimizer: Any) -> LRScheduler:
         ("constant", [(4, warm_up), (17, lambda o: ConstantLR(o, factor=1.0))]),
     ],
 )
-def test_schedules_are_torchs(name: str, parts: Any) -> None:
+def test_rates_match_torchs_schedules(name: str, parts: Any) -> None:
     rates = [learning_rate(step, peak=PEAK, warmup=WARMUP, steps=STEPS, schedule=name) for step in range(STEPS)]
     assert rates == pytest.approx(torch_rates(*parts), rel=1e-12)
 
@@ -109,7 +109,7 @@ def test_states_larger_than_planned_are_refused(options: TrainOptions) -> None:
         check(replace(planned, optimizer="adamw"))
 
 
-def test_an_optimizer_that_torch_has_not_is_asked_for(options: TrainOptions) -> None:
+def test_missing_torch_optimizer_is_reported(options: TrainOptions) -> None:
     with pytest.raises(
         InputError, match=r"has no lion, .* --optimizer module:Class, or plan with --optimizer adamw or"
     ):

@@ -105,7 +105,7 @@ def states(plan: db.Plan) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_8_bits_are_resumed_but_not_under_another_division(tmp_path: Path) -> None:
+def test_8_bit_states_resume_only_with_the_same_sharding(tmp_path: Path) -> None:
     schedule = db.schedules["1f1b"](devices=1, micro_batches=2)
     (state,) = states(plan_of(schedule, LLAMA, dtype="fp32"))
     first, last = states(plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, dtype="fp32"))
@@ -132,14 +132,14 @@ def test_states_are_created_without_changing_parameters() -> None:
     assert parameter.grad is None
 
 
-def test_making_states_leaves_the_counts_of_groups() -> None:
+def test_creating_states_does_not_change_group_counters() -> None:
     optimizer = CountingGroups([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
     initialize_states(optimizer)
     (group,) = optimizer.param_groups
     assert (group["k"], group["sum"], group["begun"]) == (0, 0, False)
 
 
-def test_the_numbers_of_groups_are_resumed_on_another_pipeline() -> None:
+def test_group_counters_resume_on_another_pipeline() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
 
     def stepped(pipeline: Pipeline) -> dict[str, float]:

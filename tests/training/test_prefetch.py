@@ -57,7 +57,7 @@ def prefetch(forked_processes: None) -> Iterator[Callable[..., Prefetcher]]:
         yield lambda items, stride: ends.enter_context(closing(Prefetcher(items, stride=stride)))
 
 
-def test_batches_are_those_of_the_samples_also_after_a_leap(prefetch: Any) -> None:
+def test_batches_match_the_samples_also_after_a_jump(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 2)
     for first in (0, 2, 1, 3):
         batch = prefetched.batch(first, count=1)
@@ -65,7 +65,7 @@ def test_batches_are_those_of_the_samples_also_after_a_leap(prefetch: Any) -> No
         assert torch.equal(batch, samples().batch(first, count=1))
 
 
-def test_the_next_batch_is_made_before_it_is_asked_for(prefetch: Any) -> None:
+def test_next_batch_is_prepared_in_advance(prefetch: Any) -> None:
     dataset = Noisy()
     prefetched = prefetch(InOrder(dataset=dataset, sequence_length=1, seed=3), 3)
     prefetched.batch(0, count=1)

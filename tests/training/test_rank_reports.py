@@ -53,6 +53,6 @@ def test_the_first_failure_is_the_cause(codes: dict[int, int], reasons: dict[int
 
 
 @pytest.mark.parametrize("reasons", [{}, {1: reason(1.0, ended_by="SIGUSR1")}], ids=["at once", "with a reason"])
-def test_ranks_that_end_on_request_are_the_runs_end(reasons: dict[int, Reason]) -> None:
+def test_ranks_that_end_on_request_end_the_run(reasons: dict[int, Reason]) -> None:
     codes = {0: -signal.SIGUSR1, 1: 1} if reasons else {0: -signal.SIGUSR1, 1: -signal.SIGUSR1}
     assert sentence(codes, reasons, signal.SIGUSR1) == "The run was ended by SIGUSR1, without a checkpoint."

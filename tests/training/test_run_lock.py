@@ -39,12 +39,12 @@ def test_files_of_a_dead_run_are_removed(tmp_path: Path, options: Any) -> None:
 
 
 @pytest.mark.parametrize("option", ["checkpoint", "save"])
-def test_a_run_in_anothers_folder_is_refused_at_once(tmp_path: Path, options: Any, option: str) -> None:
+def test_run_in_a_used_folder_is_refused_at_once(tmp_path: Path, options: Any, option: str) -> None:
     with locked(tmp_path / "c"), pytest.raises(InputError, match=TAKEN):
         check(replace(options, **{option: tmp_path / "c"}))
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_run_that_finds_another_when_it_begins_ends(tmp_path: Path, options: Any) -> None:
+def test_run_ends_if_another_has_taken_its_folder(tmp_path: Path, options: Any) -> None:
     with locked(tmp_path), pytest.raises(RunError, match=TAKEN):
         train_alone(replace(options, checkpoint=tmp_path))

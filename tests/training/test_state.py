@@ -66,8 +66,6 @@ def test_blocks_of_two_devices_make_up_the_full_tensor(config: Any, options: Any
         actual = torch.full_like(piece.tensor, torch.nan if piece.tensor.is_floating_point() else 255)
         for state in ranks:
             for block in state[name].blocks:
-                where = tuple(
-                    slice(offset, offset + size) for offset, size in zip(block.offsets, block.size, strict=True)
-                )
+                where = tuple(slice(i, i + size) for i, size in zip(block.offsets, block.size, strict=True))
                 actual[where] = state[name].block_view(block)
         assert torch.equal(actual, piece.tensor), name

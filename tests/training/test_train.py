@@ -232,9 +232,7 @@ def test_resumed_run_needs_its_data_option_again(options: Any, tmp_path: Path) -
     with_checkpoint = replace(options, data=text, checkpoint=tmp_path / "c")
     train_alone(with_checkpoint)
     resumed = replace(with_checkpoint, resume=True, steps=9)
-    with pytest.raises(
-        InputError, match=rf"000006 read --data {text}: give --data again, as nothing that a checkpoint"
-    ):
+    with pytest.raises(InputError, match=f"000006 read --data {text}: give --data again, as nothing that a checkpoint"):
         check(replace(resumed, data=None))
     check(resumed)
     other = replace(resumed, data=tmp_path / "other.txt")

@@ -58,7 +58,7 @@ def test_validation_loss_matches_one_process(options: TrainOptions) -> None:
     assert report.validation_loss == pytest.approx(float(loss), rel=1e-6)
 
 
-def test_validation_leaves_the_training_the_same(options: TrainOptions) -> None:
+def test_validation_does_not_change_training(options: TrainOptions) -> None:
     validated = train_alone(options)
     assert [step for step, _ in validated.as_dict()["validation_losses"]] == [2, 4, 5]
     alone = train_alone(replace(options, validation=None))
@@ -66,7 +66,7 @@ def test_validation_leaves_the_training_the_same(options: TrainOptions) -> None:
     assert alone.as_dict()["validation_losses"] == []
 
 
-def test_devices_that_update_ahead_validate_the_same(options: TrainOptions) -> None:
+def test_post_validation_has_the_same_validation_losses(options: TrainOptions) -> None:
     synchronous, ahead = train_alone(options), train_alone(replace(options, post_validation=True))
     assert [r.validation_loss for r in ahead.reports] == [r.validation_loss for r in synchronous.reports]
 

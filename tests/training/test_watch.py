@@ -175,7 +175,7 @@ def test_run_without_its_process_has_died(written: Callable[..., Path], run: Any
         ((1.05, 1.052), 1, "another computes as long"),
     ],
 )
-def test_the_slowest_device_is_slow_itself_or_by_the_plan(
+def test_slowest_device_is_explained_by_speed_or_plan(
     busy: tuple[float, ...], slowest: int, reason: str, written: Callable[..., Path]
 ) -> None:
     costs = db.StageCosts.of(stages=2, forward=0.1, backward_input=0.1, backward_weight=0.05)
@@ -187,7 +187,7 @@ def test_the_slowest_device_is_slow_itself_or_by_the_plan(
     assert (seen.slowest, (seen.reason or "")[: len(reason)]) == (slowest, reason)
 
 
-def test_waiting_and_no_device_is_blamed_where_all_are_fast(written: Callable[..., Path]) -> None:
+def test_waiting_is_blamed_if_all_devices_are_fast(written: Callable[..., Path]) -> None:
     costs = db.StageCosts.of(stages=2, forward=0.1, backward_input=0.1, backward_weight=0.05)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
     plan = db.Plan(planner="test", schedule=schedule, costs=costs, lower_bound=0, partition=())

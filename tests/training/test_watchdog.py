@@ -57,7 +57,7 @@ def waiting(name: str, *, awaited: str) -> RankStatus:
     return status
 
 
-def test_a_rank_that_computes_on_is_named_before_those_that_wait(watched: Any) -> None:
+def test_computing_rank_is_named_before_waiting_ones(watched: Any) -> None:
     watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, timeout=60)
     errors = watched(1, running("1B1"), ranks=2)
     assert str(errors.get(timeout=20)) == (
@@ -125,7 +125,7 @@ def test_between_two_steps_a_rank_runs_the_training_loop(watched: Any) -> None:
     assert "rank 1 runs the training loop and does not end; rank 0 waits in 0B1" in str(errors.get(timeout=10))
 
 
-def test_heartbeats_take_the_place_of_those_before(tmp_path: Path) -> None:
+def test_heartbeats_replace_earlier_ones(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     store = HeartbeatFolder(tmp_path)
     assert not store.check(["0"])

@@ -17,7 +17,7 @@ def without(trace: Trace, *kinds: Kind) -> Trace:
     return replace(trace, steps=(TraceStep(step=step.step, events=events),))
 
 
-def test_a_trace_that_went_as_planned_is_the_predicted_timeline() -> None:
+def test_trace_as_planned_gives_the_predicted_timeline() -> None:
     plan = small_plan()
 
     predicted, measured = Scene.pair(plan, trace_of(plan, samples=False))

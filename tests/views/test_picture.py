@@ -60,7 +60,7 @@ def test_limit_far_above_the_peak_is_written_not_drawn() -> None:
 
 
 @pytest.mark.parametrize(("size", "inches"), [("slide", 14), ("page", 7), ("column", 3.4)])
-def test_a_picture_is_as_wide_as_its_place(size: str, inches: float) -> None:
+def test_picture_has_the_width_of_its_container(size: str, inches: float) -> None:
     content = picture([Scene.predicted(small_plan())], "png", size=size)
 
     assert content.startswith(b"\x89PNG\r\n\x1a\n")

@@ -68,7 +68,7 @@ def test_search_finds_operations_micro_batches_and_devices(page: Any) -> None:
     assert searched("9Z9").startswith('Nothing is named "9Z9"')
 
 
-def test_keys_step_through_operations_and_let_go(page: Any) -> None:
+def test_keys_step_through_operations_and_escape_unpins(page: Any) -> None:
     page.locator(CANVAS).focus()
     page.keyboard.press("n")
     page.keyboard.press("n")

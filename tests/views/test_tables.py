@@ -398,7 +398,7 @@ def test_wide_gap_suggests_a_longer_search(share: float, wide: bool) -> None:
 
 
 @pytest.mark.parametrize(("cut_off", "remedy"), [(False, "--effort 12"), (True, "more --deadline")])
-def test_choices_that_were_not_looked_at_name_the_remedy(cut_off: bool, remedy: str) -> None:
+def test_unexplored_choices_name_the_remedy(cut_off: bool, remedy: str) -> None:
     plan = db.plan("llama-tiny", "2xA100-80GB", global_batch=4, sequence_length=128, effort=0.1)
     assert plan.degree_search is not None
     with_unplanned = replace(plan, degree_search=replace(plan.degree_search, unplanned=5, cut_off=cut_off))

@@ -50,7 +50,7 @@ def test_a_bad_order_is_replaced_by_the_best_and_that_is_logged(plan: Any, tmp_p
     assert Plan.load(tmp_path / "plan.online.json").schedule == controller.plan.schedule
 
 
-def test_a_switch_that_measures_worse_is_taken_back(plan: Any, tmp_path: Path) -> None:
+def test_switch_that_measures_worse_is_reverted(plan: Any, tmp_path: Path) -> None:
     controller = controlled(plan, tmp_path)
     Machine(controller, UNIT, seconds={"gpipe": 15.0, "searched": 16.0}).run(40)
     assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "taken back")]
@@ -61,10 +61,8 @@ def test_a_switch_that_measures_worse_is_taken_back(plan: Any, tmp_path: Path) -
 def test_after_a_switch_back_only_a_faster_order_is_tried(plan: Any, tmp_path: Path) -> None:
     better, best = (ordered(plan, name) for name in ("1f1b", "zb-h1"))
     times = {"gpipe": 15.0, "1f1b": 16.0, "zb-h1": 14.0}
-    better_orders = [
-        BetterOrder(order, makespan, 15.0) for order, makespan in ((best, 13.0), (better, 14.0), (better, 14.0))
-    ]
-    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p, better_orders))
+    orders = [BetterOrder(order, makespan, 15.0) for order, makespan in ((best, 13.0), (better, 14.0), (better, 14.0))]
+    controller = controlled(plan, tmp_path, search=lambda p, _: Finished(p, orders))
     Machine(controller, UNIT, seconds=times).run(24)
     assert [e.schedule for e in controller.journal.entries if e.event == "adopted"] == ["1f1b", "zb-h1"]
     assert [e.event for e in controller.journal.entries] == ["search", "adopted", "taken back", "adopted", "kept"]
@@ -128,16 +126,15 @@ def refused(_: Any, __: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("search", "message"),
-    [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")],
+    ("search", "cause"), [(lambda p, _: Finished(p, failed="MemoryError"), "MemoryError"), (refused, "Cannot allocate")]
 )
 def test_failed_search_is_reported_once_and_the_run_continues(
-    plan: Any, tmp_path: Path, search: Any, message: str
+    plan: Any, tmp_path: Path, search: Any, cause: str
 ) -> None:
     controller = controlled(plan, tmp_path, search=search)
     Machine(controller, UNIT).run(20)
     assert events_of(controller) == [(4, "search"), (4, "search failed")]
-    assert f"the search for a better order failed ({message}" in str(controller.journal.entries[1])
+    assert f"the search for a better order failed ({cause}" in str(controller.journal.entries[1])
     assert controller.plan is plan
 
 
@@ -163,7 +160,7 @@ def milliseconds() -> StageCosts:
     return UNIT.replace(forward=1e-3, backward_input=1e-3, backward_weight=1e-3)
 
 
-def test_memory_beyond_the_predicted_begins_a_search(tmp_path: Path) -> None:
+def test_memory_above_the_prediction_starts_a_search(tmp_path: Path) -> None:
     plan = ordered(gpipe_plan(UNIT.with_limit(6)), "zb-h2")
     controller = controlled(plan, tmp_path)
     for step in range(1, 12):

@@ -84,7 +84,7 @@ def test_switch_is_worse_if_steps_are_significantly_slower(after: Any, worse: bo
     assert effect([1.0, 1.1, 0.9, 1.05, 0.95], after).worse is worse
 
 
-def test_a_hundredth_is_no_difference_even_where_nothing_varies() -> None:
+def test_one_percent_is_no_difference_without_variation() -> None:
     assert not effect([100.0] * 5, [101.0] * 5).worse
     assert effect([100.0] * 5, [102.0] * 5).worse
     assert effect([1.0, 2.0, 30.0], [0.5, 1.0, 9.0]).gain == 0.5
@@ -96,13 +96,13 @@ def test_published_orders_have_equal_sums(name: str) -> None:
     assert summation(plan, ordered(plan, name).schedule) == summation(plan, plan.schedule)
 
 
-def test_another_order_of_backwards_adds_up_differently() -> None:
+def test_another_order_of_backwards_changes_sums() -> None:
     plan = gpipe_plan()
     late = replace(plan.schedule, orders=tuple((*o[:4], *reversed(o[4:])) for o in plan.schedule.orders))
     assert summation(plan, late) != summation(plan, plan.schedule)
 
 
-def test_a_late_weight_gradient_adds_up_differently() -> None:
+def test_late_weight_gradient_changes_sums() -> None:
     def orders(first: Any, last: Any) -> Any:
         return Schedule.of("hand", db.Placement.linear(2), 2, [first.split(), last.split()])
 
@@ -112,7 +112,7 @@ def test_a_late_weight_gradient_adds_up_differently() -> None:
     assert summation(plan, mixed)["other of unit 0"] == summation(plan, plan.schedule)["other of unit 0"]
 
 
-def test_a_tied_table_adds_up_the_gradients_of_two_stages() -> None:
+def test_tied_table_sums_the_gradients_of_two_stages() -> None:
     def plan(config: Any, order: Any) -> Any:
         return plan_of(Schedule.of("hand", db.Placement.of([0, 0]), 2, [order.split()]), config)
 

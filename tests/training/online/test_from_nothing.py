@@ -102,7 +102,7 @@ def test_the_first_plan_fits_where_recomputing_is_not_enough() -> None:
     assert max(tight.simulate().peak_memory) <= limit
 
 
-def test_the_first_plan_has_a_name_of_its_run(tmp_path: Path) -> None:
+def test_first_plan_is_named_by_its_run(tmp_path: Path) -> None:
     plan = first_plan()
     assert save_first(plan, tmp_path) == save_first(plan, tmp_path)
     other = replace(plan, options=replace(plan.options, sequence_length=32))

@@ -62,7 +62,7 @@ def test_four_ranks_adopt_a_better_order_and_no_loss_changes(plan: Any, more: An
 
 
 @pytest.mark.slow
-def test_two_ranks_begin_from_a_model_alone(run: Any, forked_processes: None, tmp_path: Path) -> None:
+def test_two_ranks_start_from_only_a_model(run: Any, forked_processes: None, tmp_path: Path) -> None:
     model = tmp_path / "config.json"
     model.write_text(json.dumps({**LLAMA, "vocab_size": 256}))
     shape = ("--cluster", "2xCPU", "--micro-batches", "2", "--sequence-length", "16", "--dtype", "fp32")

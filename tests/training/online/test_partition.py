@@ -61,7 +61,7 @@ def test_units_leave_a_slow_device_for_the_best_partition() -> None:
     assert better_partition(replace(plan, model_on_cluster=None), seconds) is None
 
 
-def test_a_unit_takes_the_time_of_the_device_that_it_moves_to() -> None:
+def test_moved_unit_has_the_time_of_its_new_device() -> None:
     plan = even_plan(2)
     slow, fast = (better_partition(slowed(plan, 0, factor=factor), seconds) for factor in (3.0, 1 / 3))
     assert slow is not None

@@ -34,7 +34,7 @@ def test_the_search_answers_with_its_newest_plan_once(plan: Any) -> None:
     search.close()
 
 
-def test_the_search_is_never_waited_for(plan: Any) -> None:
+def test_run_never_waits_for_the_search(plan: Any) -> None:
     search = SearchProcess(plan, effort=5.0, core=None)
     os.kill(search.pid, signal.SIGSTOP)
     assert search.newest() is None
@@ -93,7 +93,7 @@ def test_search_runs_only_in_idle_time_of_its_core(plan: Any) -> None:
 
 
 @linux
-def test_a_core_is_spare_where_there_are_more_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spare_core_needs_more_cores_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 3, 7})
     assert cores.spare_core(3) == 7
     assert cores.spare_core(4) is None

@@ -73,7 +73,7 @@ def test_dropping_recomputation_changes_no_bit(devices: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_steps_on_hosts_stay_where_the_order_changes(devices: int, tmp_path: Path) -> None:
+def test_host_steps_remain_after_a_switch(devices: int, tmp_path: Path) -> None:
     costs = StageCosts.of(
         stages=devices, activation=2, memory_limit=20, host_step=1, gradient_offload=0.5, parameter_load=0.5
     )
