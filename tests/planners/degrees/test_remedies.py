@@ -100,7 +100,7 @@ def test_the_message_has_one_line_per_remedy() -> None:
         "Nothing fits 8xH100-80GB with 8 sequences of 4096 tokens per step.",
         "Why.",
         Misfit(job=job(), reason="Why.", remedies=()).states,
-        "What fits (tried); add one of these:",
+        "What fits (tried, by quick plans); add one of these:",
         "  --lora 16: 2 s per step",
         "  --zero 3: 2 s per step",
     ]
@@ -195,4 +195,4 @@ def test_a_suggested_change_gives_the_quoted_step(run: Any) -> None:
 
 def test_suggestions_leave_out_the_planner_option() -> None:
     result = Misfit(job=job(), reason="Why.", remedies=(Remedy(change="--zero 3", degrees=Degrees(), step_time=2.0),))
-    assert "\nWhat fits without --planner dapple (tried); add" in str(replace(result, planner="dapple"))
+    assert "\nWhat fits without --planner dapple (tried, by quick plans); add" in str(replace(result, planner="dapple"))

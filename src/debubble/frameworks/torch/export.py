@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from debubble.exports.layers import hf_names, stage_layers
-from debubble.exports.options import OptionTable, one_setting
+from debubble.exports.options import OptionTable, framework, one_setting
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.frameworks.torch.shared_options import whole_backwards
 from debubble.ir import ExportError, InputError, Op, Placement, RunOptions, Schedule, check
 from debubble.plans import Plan
 
-OPTIONS: OptionTable = {field.name: one_setting(field.name, field.name) for field in fields(RunOptions)}
+OPTIONS: OptionTable = {
+    **{field.name: one_setting(field.name, field.name) for field in fields(RunOptions)}, "framework": framework
+}  # fmt: skip
 """All options are reported to the user, because the script that loads the CSV sets up the rest of the run."""
 _DEFAULT = RunOptions()
 _SIZES = ("micro_batch_size", "sequence_length")

@@ -115,7 +115,8 @@ class Misfit:
         asked = f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.options.sequence_length} tokens"
         changes = [f"  {remedy}" for remedy in self.remedies]
         instead = ", its degrees in place of the job's" if job.fixed else ""
-        tried = f"What fits{self.elsewhere} (tried); add one of these{instead}:" if changes else self.without_remedy
+        tried = f"What fits{self.elsewhere} (tried, by quick plans); add one of these{instead}:"
+        tried = tried if changes else self.without_remedy
         return "\n".join((f"Nothing fits {devices} with {asked} per step.", self.reason, self.states, tried, *changes))
 
     @property
