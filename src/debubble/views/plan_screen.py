@@ -172,7 +172,8 @@ def _parallelism(plan: Plan) -> Iterator[str]:
         if across:
             yield f"{' and '.join(across)} across nodes"
     if o.zero:
-        yield f"ZeRO-{o.zero}{' (FSDP)' if o.zero == 3 else ''}"
+        alone = " over one rank, dividing nothing" if o.data * o.context == 1 else ""
+        yield f"ZeRO-{o.zero}{alone or ' (FSDP)' * (o.zero == 3)}"
     if o.master_dtype != "fp32":
         yield f"weights, gradients and moments in {o.master_dtype}"
     slices = f" in {o.slices} slices{_slice_words(plan)}" if o.slices > 1 else ""
