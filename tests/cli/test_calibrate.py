@@ -55,6 +55,13 @@ def test_interval_comes_from_other_runs(run: Any, plan: db.Plan) -> None:
     assert "and other runs of the job " in " ".join(out.split())
 
 
+@pytest.mark.parametrize(("times", "doubted"), [(1.05, False), (2.5, True)])
+def test_a_run_outside_all_intervals_is_doubted(run: Any, plan: db.Plan, times: float, doubted: bool) -> None:
+    _, out, _ = run("calibrate", "plan.json", "--step", slower(plan, times))
+
+    assert ("check that the run has this plan's model" in " ".join(out.split())) is doubted
+
+
 def test_a_log_of_the_run_gives_step_and_memory(json_of: Any, plan: db.Plan) -> None:
     milliseconds = 1.2e3 * seconds_per_step(plan)
     Path("log.txt").write_text(f"elapsed time per iteration (ms): {milliseconds} | max allocated: 1024.0 |")

@@ -71,6 +71,11 @@ class CalibratedCluster:
                 f" ({figure.ratio:.3f} times); now predicted {words(figure.corrected)}, and other runs of"
                 f" the job {after[0]} to {after[1]} (before: {before[0]} to {before[1]})."
             )
+            if not any(error.low <= figure.measured <= error.high for error in (figure.before, figure.after)):
+                yield (
+                    f"The measured {quantity} is outside both, unlike nine in ten published runs: check that the run has"
+                    " this plan's model, batch and devices."
+                )
         for quantity in self.figures:
             shares = error_shares()[quantity]
             several = EXAMPLE_RUNS * shares.of_model / (1 + (EXAMPLE_RUNS - 1) * shares.of_model)
