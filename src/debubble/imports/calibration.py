@@ -73,8 +73,8 @@ class CalibratedCluster:
             )
             if not any(error.low <= figure.measured <= error.high for error in (figure.before, figure.after)):
                 yield (
-                    f"The measured {quantity} is outside both, unlike nine in ten published runs: check that the run has"
-                    " this plan's model, batch and devices."
+                    f"The measured {quantity} is outside both, unlike nine in ten published runs: check that the run"
+                    " has this plan's model, batch and devices."
                 )
         for quantity in self.figures:
             shares = error_shares()[quantity]
