@@ -2,7 +2,7 @@
 
 All train the same weights' shapes in bf16 on the same micro-batches with AdamW: transformers' model with torch's
 attention, one stage under debubble's 1F1B, each with and without `torch.compile`.  transformers sums gradients in bf16
-and keeps no fp32 copy of the weights, which debubble does: what each holds stands beside.
+and keeps no fp32 copy of the weights, which debubble does: what each holds stands alongside.
 """
 
 from __future__ import annotations

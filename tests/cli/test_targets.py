@@ -56,7 +56,7 @@ def test_targets_are_of_models_alone(run: Any, option: tuple[str, ...], tmp_path
     [
         (
             ("--pipeline", "1", "--tensor", "2"),
-            "DeepSpeed's pipeline has no tensor parallelism beside it; plan again with --tensor 1.",
+            "DeepSpeed's pipeline has no tensor parallelism inside it; plan again with --tensor 1.",
         ),
         (
             ("--post-validation",),

@@ -87,7 +87,7 @@ def test_a_measured_reserve_replaces_no_stated_limit(stated: dict[str, Any]) -> 
 
 
 def test_a_reserve_of_the_full_memory_is_refused() -> None:
-    with pytest.raises(InputError, match=f"The profile measured {80 * GIB} bytes beside the plan's"):
+    with pytest.raises(InputError, match=f"The profile measured {80 * GIB} bytes besides the plan's"):
         Cluster.parse("8xA100-80GB").with_measured_reserve(80 * GIB)
 
 

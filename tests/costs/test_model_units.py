@@ -424,7 +424,7 @@ def test_devices_on_a_pcie_switch_share_its_host_link() -> None:
         ({"micro_batch_size": 0}, None, "at least one sequence of at least one token"),
         ({"dtype": "fp6"}, None, "There is no dtype 'fp6'"),
         ({"lora": -1}, None, "The rank of LoRA adapters must be at least 1 (or 0 for none) and at most"),
-        ({"quantize": "nf4"}, None, "something must train beside them: give --lora RANK, too"),
+        ({"quantize": "nf4"}, None, "something must train with them: give --lora RANK, too"),
         ({"lora": 8, "quantize": "int4"}, None, "may be quantised to nf4 or nf4-dq, not to 'int4'"),
         ({"data": 2, "expert": 2}, None, "The model has no experts: leave out --expert and --expert-tensor."),
         ({"expert": 2}, None, "2 expert-parallel ranks do not divide the 1 x 1"),

@@ -249,7 +249,7 @@ def test_layers_that_recompute_wholly_offload_nothing(tmp_path: Path) -> None:
 
     assert alone.offload is not None
     assert alongside.offload is None
-    assert "--fine-grained-activation-offloading beside full recomputation is predicted to move nothing." in (
+    assert "--fine-grained-activation-offloading with full recomputation is predicted to move nothing." in (
         alongside.unread
     )
 

@@ -48,7 +48,7 @@ def _other_file(trace: Path, plan: Path, ran: Plan) -> str | None:
 
     with suppress(InputError):
         Plan.load(trace)
-        return f"{trace} is a plan: `debubble show {plan} {trace}` shows both beside each other."
+        return f"{trace} is a plan: `debubble show {plan} {trace}` shows both side by side."
     try:
         step = read_figures([trace], ran).step
     except InputError:

@@ -50,7 +50,7 @@ class JobFacts(o.OptionGroup):
     micro_batches: int | None = o.option("Micro-batches per step, where it does not say.")
     dtype: str | None = o.option("Dtype of computing, in place of its own.", names=dtype_names, noun="dtype")
     lora: int | None = o.option("Rank of LoRA adapters, in place of the configuration's (0: the whole model).")
-    quantize: str | None = o.option("Format of the frozen weights beside adapters: nf4 or nf4-dq.")
+    quantize: str | None = o.option("Format of the frozen weights next to adapters: nf4 or nf4-dq.")
     recompute: str | None = o.option(
         "What every layer recomputes, in place of the configuration's: none, or full (gradient checkpointing)."
     )

@@ -148,7 +148,7 @@ class ModelRun(OptionGroup):
     images: int = option("Images of each sequence, for a model with a vision tower.", default=1)
     image_patches: int | None = option("Patches of each image (vision towers that take images of any size).")
     freeze: str | None = option(
-        "vision: the vision tower is frozen, as it always is beside --lora.",
+        "vision: the vision tower is frozen, as it always is with --lora.",
         names=lambda: ("vision",),
         noun="part to freeze",
     )
@@ -163,7 +163,7 @@ class ModelRun(OptionGroup):
     dtype: Dtype = "bf16"
     lora: Lora = 0
     quantize: str | None = option(
-        "Format of the frozen weights beside adapters: nf4 (4 bits, as in QLoRA), or nf4-dq (double quantisation)."
+        "Format of the frozen weights next to adapters: nf4 (4 bits, as in QLoRA), or nf4-dq (double quantisation)."
     )
     post_validation: bool = flag(
         "Update before the gradients' norm is known: the span counts, and copies that take updates back."
@@ -180,7 +180,7 @@ class ModelRun(OptionGroup):
         max=1,
     )
     expert_overlap: bool = option(
-        "Tokens travel to experts beside another micro-batch's computing (megatron, primus: combined 1F1B).",
+        "Tokens travel to experts during another micro-batch's computing (megatron, primus: combined 1F1B).",
         default=False,
     )
     gradient_dtype: str = option(

@@ -42,7 +42,7 @@ class ScheduleChoice(o.OptionGroup):
     layers: str | None = option("With MODEL: decoder layers of every stage, as 15,6x16,15 (default: units evenly).")
     host_chunks: int = option(
         "With --schedule: the last N chunks of every device have their optimizer states on the host, which steps them"
-        " beside the pipeline.",
+        " during the pipeline.",
         default=0,
         metavar="N",
     )

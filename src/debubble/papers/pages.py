@@ -18,7 +18,7 @@ Every figure, table and section with a figure in it of the four papers, with wha
 and how they compare, cell by cell; that is computed, not judged. *Same*: ours, rounded to the digits that the paper
 prints, is what it prints or lies in the range that it prints. *Near*: within 5% of that. *Mended*: the paper
 contradicts itself there. *Differs*: neither, for the reason that is given. *Inputs of a fit* were chosen to be the
-paper's, and count as nothing. *Ours* is what no paper claims: debubble beside itself, or another answer of it.
+paper's, and count as nothing. *Ours* is what no paper claims: debubble compared with itself, or another answer of it.
 
 `debubble reproduce all --markdown docs/notes/claims.md` computes all of it and writes this page; with the same call
 `papers.html` has every figure drawn with its tables. That takes some 580 CPU seconds, on two cores at once; every run

@@ -33,7 +33,7 @@ def only_one(option: str) -> Refusal:
     """A parallel degree that the framework does not have next to a pipeline."""
     return Refusal(
         lambda o, model: getattr(o, option) != 1,
-        f"{{title}}'s pipeline has no {option} parallelism beside it; plan again with --{option} 1.",
+        f"{{title}}'s pipeline has no {option} parallelism inside it; plan again with --{option} 1.",
     )
 
 
@@ -165,7 +165,7 @@ no_weights_in_4_bits = Refusal(
     lambda o, model: o.quantize is not None,
     "{title} has no frozen weights in 4 bits; plan again without --quantize, or --for automodel, deepspeed or torch.",
 )
-"""Quantised weights, in frameworks that train beside adapters on weights of the run's dtype alone."""
+"""Quantised weights, in frameworks that train next to adapters on weights of the run's dtype alone."""
 
 fp32_masters = Refusal(
     lambda o, model: o.master_dtype != "fp32",

@@ -146,7 +146,7 @@ def frozen_remark(options: TrainOptions, plan: Plan) -> str | None:
     if any(not (folder / CONFIG).is_file() for folder in options.load):
         return None
     return (
-        "The frozen weights beside the adapters are random ones from the seed: give the checkpoint that the adapters"
+        "The frozen weights next to the adapters are random ones from the seed: give the checkpoint that the adapters"
         " are for with --load FOLDER."
     )
 

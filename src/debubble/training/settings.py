@@ -38,7 +38,7 @@ class TrainingData:
         " plan for each class of steps."
     )
     validation: str | None = setting(
-        "Text file or directory whose loss is computed beside; with --dataset: module:function."
+        "Text file or directory whose loss is computed too; with --dataset: module:function."
     )
     validate_every: int = setting("Steps between validations.", default=100, min=1)
     prompt: str | None = setting("Text that the model continues at each validation interval.")
@@ -94,7 +94,7 @@ class Execution:
     hang_timeout: float = setting(
         "Seconds in which no operation of any rank ends, after which the run does.", default=600, min=0
     )
-    online: bool = setting("Search a better order beside the training, and go on with it.", default=False)
+    online: bool = setting("Search a better order during the training, and continue with it.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)

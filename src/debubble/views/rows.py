@@ -157,7 +157,7 @@ def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
 
     return Rows(
         title="Targets: the nearest plan of each, as it runs",
-        columns=("runs in", "step", "beside this plan", "schedule"),
+        columns=("runs in", "step", "against this plan", "schedule"),
         rows=list(map(row, plans)),
         texts=frozenset({"runs in", "schedule"}),
     )
@@ -176,7 +176,7 @@ def _step(candidate: CandidateSummary) -> float:
 
 def training_words(options: RunOptions) -> str:
     """Words for a run's optimizer, dtypes and adapters."""
-    quantized = f" beside {options.quantize}" if options.quantize else ""
+    quantized = f" next to {options.quantize}" if options.quantize else ""
     lora = f", LoRA of rank {options.lora}{quantized}" if options.lora else ""
     masters = "" if options.master_dtype == "fp32" else f", weights stepped in {options.master_dtype}"
     return f"{options.optimizer}, {options.dtype}{masters}{lora}"

@@ -65,7 +65,7 @@ def _check_adapters(model: Architecture, options: RunOptions) -> None:
     if options.quantize not in (None, *FORMATS):
         raise InputError(f"Frozen weights may be quantised to {' or '.join(FORMATS)}, not to '{options.quantize}'.")
     if options.quantize and not options.lora:
-        raise InputError("Quantised weights are frozen, and something must train beside them: give --lora RANK, too.")
+        raise InputError("Quantised weights are frozen, and something must train with them: give --lora RANK, too.")
 
 
 def check_has_experts(model: Architecture, options: RunOptions) -> None:

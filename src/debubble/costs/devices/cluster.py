@@ -254,7 +254,7 @@ class Cluster(PickledFields):
             return self
         limits = [int((type_.memory - unplanned) / (1 + FRAGMENTATION)) for type_ in self.types]
         if min(limits) < 1:
-            raise InputError(f"The profile measured {unplanned} bytes beside the plan's, more than a device has.")
+            raise InputError(f"The profile measured {unplanned} bytes besides the plan's, more than a device has.")
         return Cluster.from_dict({**self.file, "memory_limit": limits[0] if self.is_homogeneous else limits})
 
     def with_count(self, count: int) -> Cluster | None:

@@ -38,7 +38,7 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if unknown:
         yield f"--recompute-modules {' '.join(sorted(unknown))} is not priced."
     if arguments.flag("--fine-grained-activation-offloading") and arguments.word("--recompute-granularity") == "full":
-        yield "--fine-grained-activation-offloading beside full recomputation is predicted to move nothing."
+        yield "--fine-grained-activation-offloading with full recomputation is predicted to move nothing."
     unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
     if unmoved:
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."

@@ -45,7 +45,7 @@ def torch(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     unset = {name: value for name, value in settings.items() if name in _SIZES or value != getattr(_DEFAULT, name)}
     if unset:
         words = ", ".join(f"{name} {value}" for name, value in unset.items())
-        losses.append(f"The CSV says nothing of the run beside the pipeline: set up {words} in your script.")
+        losses.append(f"The CSV says nothing of the run but for the pipeline: set up {words} in your script.")
     try:
         names = hf_names(plan.model, stage_layers(plan, target="a list of modules"))
         files["modules.json"] = json.dumps(names, indent=1) + "\n"

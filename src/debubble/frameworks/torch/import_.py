@@ -58,5 +58,5 @@ def _remarks(facts: UserFacts, *, listed: bool) -> Iterator[str]:
     if facts.recompute is None:
         yield "What is recomputed is your model's: predicted is that nothing is."
     if not listed:
-        yield "There is no modules.json beside the CSV: predicted are stages of equally many layers."
+        yield "There is no modules.json next to the CSV: predicted are stages of equally many layers."
     yield "Micro-batches are taken for one sequence, optimizer and dtype for adamw and bf16, and replicas for ZeRO-1."

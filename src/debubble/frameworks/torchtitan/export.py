@@ -167,7 +167,7 @@ def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     tree = as_tree(settings)
     recomputed = set(recomputed_layers(plan, target="torchtitan"))
     recipe = _RECIPE.format(
-        alongside="; schedule.csv belongs beside this file" if pipeline else "",
+        alongside="; schedule.csv belongs next to this file" if pipeline else "",
         recomputed=_python(recomputed or ()),
         modules=_python(torchtitan_names(stages) if pipeline else None),
         micro_batches=plan.micro_batches,

@@ -241,6 +241,6 @@ def _offload() -> Timelines:
     return Timelines.from_timelines(
         {
             "Chronos-Offload of chunk 1 (Figure 8)": simulate(states, costs),
-            "With the activations of chunk 0 offloaded beside it": simulate(both, costs),
+            "With the activations of chunk 0 offloaded too": simulate(both, costs),
         }
     )
