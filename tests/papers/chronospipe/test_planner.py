@@ -132,8 +132,8 @@ def test_every_plan_is_within_the_limit_and_above_its_bound(
     try:
         result = planners["chronos"](problem)
     except InfeasibleError:
-        # Full recomputation needs one byte per layer and the activation of one layer.
-        assert share < 60
+        # A separate recomputation needs the activations of a stage: all of the limit with one micro-batch.
+        assert share < 60 or min(micro_batches, devices) == 1
         return
     assert max(result.timeline.peak_memory) <= limit
     assert result.solution.partition is not None
