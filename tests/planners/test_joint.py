@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +85,29 @@ def test_only_two_stages_of_a_device_are_gathered_at_a_time() -> None:
     assert any(costs.gathered)
     free = [limit - float(costs.static_of(device)) for device, limit in enumerate(problem.limits)]
     assert levers.table(point)[0].capacity == pytest.approx(free, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunks", [2, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data": 2, "zero": 1}, {"data": 2, "zero": 2}, {"tensor": 2}, {"lora": 16}, {"optimizer": "adamw-8bit"},
+        {"master_dtype": "bf16"}, {"framework": "megatron-lm"}, {"host_optimizer": 1.0, "data": 2, "zero": 1},
+        {"data": 2, "zero": 2, "framework": "torchtitan"}, {"data": 2, "zero": 1, "framework": "deepspeed"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize(("model", "cluster"), [("llama2-13b", "8xA100-80GB"), ("qwen3-30b-a3b", "16xH100-80GB")])
+def test_a_points_score_is_the_simulated_step(model: str, cluster: str, options: dict[str, Any], chunks: int) -> None:
+    run = RunOptions(sequence_length=4096, **options)
+    problem = problem_of_model(db.models[model], db.Cluster.parse(cluster), run, micro_batches=16)
+    assert isinstance(problem.workload, ModelUnits)
+    levers = Levers(problem, problem.workload.units, Placement.v_shape(problem.devices, chunks))
+    chain = PointChain(levers, 0)
+    chain.draw(Effort(0.4))
+    assert chain.complete
+    assert chain.best_score == pytest.approx(problem.step_time(levers.solution(chain.best).simulate()), rel=1e-9)
 
 
 def test_a_model_with_one_very_large_unit_is_planned() -> None:
