@@ -100,6 +100,19 @@ def test_only_two_stages_of_a_device_are_gathered_at_a_time() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize(("model", "cluster"), [("llama2-13b", "8xA100-80GB"), ("qwen3-30b-a3b", "16xH100-80GB")])
 def test_a_points_score_is_the_simulated_step(model: str, cluster: str, options: dict[str, Any], chunks: int) -> None:
+    score, step = score_and_step(model, cluster, options, chunks)
+    assert score == pytest.approx(step, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"data": 2, "zero": 3}, {"context": 2, "zero": 3}], ids=str)
+def test_a_points_score_counts_waits_for_gathers(options: dict[str, Any]) -> None:
+    # The simulator also makes a reload wait for parameters to be freed.
+    score, step = score_and_step("qwen3-30b-a3b", "16xH100-80GB", options, 4)
+    assert score == pytest.approx(step, rel=0.03)
+
+
+def score_and_step(model: str, cluster: str, options: dict[str, Any], chunks: int) -> tuple[float, float]:
+    """The score of the best of some random points, and its simulated step."""
     run = RunOptions(sequence_length=4096, **options)
     problem = problem_of_model(db.models[model], db.Cluster.parse(cluster), run, micro_batches=16)
     assert isinstance(problem.workload, ModelUnits)
@@ -107,7 +120,7 @@ def test_a_points_score_is_the_simulated_step(model: str, cluster: str, options:
     chain = PointChain(levers, 0)
     chain.draw(Effort(0.4))
     assert chain.complete
-    assert chain.best_score == pytest.approx(problem.step_time(levers.solution(chain.best).simulate()), rel=1e-9)
+    return chain.best_score, float(problem.step_time(levers.solution(chain.best).simulate()))
 
 
 def test_a_model_with_one_very_large_unit_is_planned() -> None:

@@ -23,6 +23,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     FORWARD,
     FREED_BY_I,
     FREED_BY_W,
+    GATHER,
     HORIZON,
     HOSTED,
     INPUT,
@@ -47,18 +48,18 @@ COUNT, LEVEL, SHARE, IN_FLIGHT, ON_HOST = range(CHOICES)
 """Per stage: number of units, recomputation level, offloaded quarters of its activations, limit on micro-batches in
 flight, and 1 if its optimizer is on the host."""
 
-ENTRIES = 22
+ENTRIES = 23
 (
     T_FORWARD, T_INPUT, T_WEIGHT, B_RETAINED, B_RECOMPUTED, B_AFTER_INPUT, B_STATES, B_WORKSPACE, B_STATES_HOSTED,
     T_LOAD, T_DRAIN, T_STEP, T_RECOMPUTE, B_DROPPED, T_DEVICE_STEP, B_FULL, T_TRANSFER,
-    S_OFFLOAD, S_RELOAD, S_RECOMPUTE, B_HOST, B_GATHERED,
+    S_OFFLOAD, S_RELOAD, S_RECOMPUTE, B_HOST, B_GATHERED, T_GATHER,
 ) = range(ENTRIES)  # fmt: skip
 """Columns of the cost table: times of F, I and W without recomputation; bytes that F retains, that recomputation adds
 before I, and that remain after it; bytes of states, of workspace, and of states if the optimizer is on the host; times
 of parameter load, gradient drain and optimizer step on the host; time of the recomputation, and bytes allocated by a
 separate R; time of the optimizer step on the device; activation bytes without recomputation, and the time to offload
 them; overlaps of offloads, reloads and recomputations as in StageCosts; bytes on the host if the optimizer is there;
-bytes of gathered parameters."""
+bytes of gathered parameters, and the time to gather them."""
 
 ROW_INDICES = 4
 """Number of indices that address a row of the table."""
@@ -207,6 +208,7 @@ def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, host: Floats, 
         stage[TRANSFER] = row[T_TRANSFER] * fraction
         stage[HOSTED] = 1.0 if hosted else 0.0
         stage[LOAD] = row[T_LOAD] if hosted else 0.0
+        stage[GATHER] = row[T_GATHER]
         stage[DRAIN] = row[T_DRAIN] if hosted else 0.0
         stage[STEP] = row[T_STEP] if hosted else 0.0
         stage[RECOMPUTE], stage[DROPPED] = row[T_RECOMPUTE], row[B_DROPPED]

@@ -255,6 +255,7 @@ class Levers:
             0 if self.units.offload_bandwidth is None else sums.activation / self.units.offload_bandwidth,
             *([getattr(sums, name) for name in OVERLAPS] if self.units.streams else [0] * len(OVERLAPS)),
             states_on_host(self.units.units[begin : begin + count]), sums.gathered,
+            sums.parameter_gather + self.units.stage_entries.get("parameter_gather", 0),
         )  # fmt: skip
         # A nonnegative first entry marks the row as filled.
         row[0] = sums.forward

@@ -37,6 +37,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     FORWARD,
     FREED_BY_I,
     FREED_BY_W,
+    GATHER,
     HOSTED,
     INPUT,
     OFFLOADED,
@@ -137,11 +138,29 @@ def _append_compute(a: Step, x: State, d: int, ready: float, time: float, alloca
 
 
 @inlined
+def _gathered_time(a: Step, x: State, d: int, s: int) -> float:
+    """When a stage's sharded parameters are there: the gather starts with the operations of the stage before."""
+    if a.stages[s, GATHER] <= 0 or x.gathered[d] == s + 1 or x.gathered_before[d] == s + 1:
+        return 0.0
+    time: float = x.run_start[d] + a.stages[s, GATHER]
+    return time
+
+
+@inlined
+def _use_parameters(x: State, d: int, s: int) -> None:
+    """Make a stage the one whose parameters the device's last operation uses."""
+    if x.gathered[d] != s + 1:
+        x.gathered_before[d], x.gathered[d], x.run_start[d] = x.gathered[d], s + 1, x.compute_start[d]
+
+
+@inlined
 def _start_forward(a: Step, x: State, d: int, s: int) -> int:
     j = index_of(x.next_f[s])
     scale = a.scales[j]
     time, retained = scale * a.stages[s, FORWARD], scale * a.stages[s, RETAINED]
-    end = _append_compute(a, x, d, x.input_ready[s, j], time, retained, 0.0)
+    ready = max(x.input_ready[s, j], _gathered_time(a, x, d, s))
+    end = _append_compute(a, x, d, ready, time, retained, 0.0)
+    _use_parameters(x, d, s)
     x.next_f[s] = j + 1
     x.in_flight[d] += 1
     x.progress[j] = max(x.progress[j], s + 1)
@@ -170,7 +189,9 @@ def _start_backward(a: Step, x: State, d: int, s: int) -> int:
     else:
         time += a.stages[s, RECOMPUTE]
         x.next_r[s] = j + 1
+    ready = max(ready, _gathered_time(a, x, d, s))
     end = _append_compute(a, x, d, ready, scale * time, allocated, allocated - scale * change)
+    _use_parameters(x, d, s)
     x.next_i[s] = j + 1
     x.in_flight[d] -= 1
     x.waiting_weights[d] += 1
@@ -189,7 +210,9 @@ def _start_recomputation(a: Step, x: State, d: int, s: int) -> int:
     j = index_of(x.next_r[s])
     scale = a.scales[j]
     ready = reload_time(a, x, s, j, RECOMPUTE_LEAD) if a.stages[s, OFFLOADED] > 0 else 0.0
+    ready = max(ready, _gathered_time(a, x, d, s))
     _append_compute(a, x, d, ready, scale * a.stages[s, RECOMPUTE], scale * a.stages[s, DROPPED], 0.0)
+    _use_parameters(x, d, s)
     x.next_r[s] = j + 1
     x.recomputed_ahead[d] += 1
     return j

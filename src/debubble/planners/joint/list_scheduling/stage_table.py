@@ -8,16 +8,17 @@ from debubble.ir.arrays import Floats, Ints
 
 F, I, W, O, L, R, D, P = range(8)  # noqa: E741 - the field's letters
 
-COLUMNS = 19
+COLUMNS = 20
 (
     FORWARD, INPUT, WEIGHT, SEND, RETAINED, WORKSPACE, FREED_BY_I, FREED_BY_W, OFFLOADED, TRANSFER, LOAD, DRAIN, STEP,
-    RECOMPUTE, DROPPED, HOSTED, OFFLOAD_LEAD, RELOAD_LEAD, RECOMPUTE_LEAD,
+    RECOMPUTE, DROPPED, HOSTED, OFFLOAD_LEAD, RELOAD_LEAD, RECOMPUTE_LEAD, GATHER,
 ) = range(COLUMNS)  # fmt: skip
 """Columns of the table of stages: times of F, I and W without recomputation; time of a message to the next stage; bytes
 that F retains, that I allocates, that I frees and that W frees; bytes and time of an offload O; times of the parameter
 load, the gradient drain and the optimizer step on the host, 0 if the optimizer is on the device; time of the
 recomputation, and bytes allocated by a separate R; 1 if the optimizer is on the host; how long before the end of F the
-offload may start, and before the end of the reload an I without recomputation, or an R."""
+offload may start, and before the end of the reload an I without recomputation, or an R; time to gather the sharded
+parameters (ZeRO-3)."""
 
 BACKLOG, WAIT_LIMIT, HORIZON, PREFETCH, AGE, AHEAD, BACKWARDS = range(7)
 """Entries of a policy: limit on delayed weight gradients per device; fraction of a W's time by which it may delay an

@@ -135,6 +135,9 @@ class State(NamedTuple):
         lane_free: Per link lane, end of the last served transfer.
         last_request: Per link lane, when that transfer requested it.
         last_device: Per link lane, the device of that transfer.
+        gathered: Per device, 1 + the stage whose parameters its last operation used; 0 before its first one.
+        gathered_before: Per device, 1 + the stage before that one, whose parameters are still gathered.
+        run_start: Per device, start of its first operation in a row of the last stage.
         makespan: [0]: the last end so far.
         placed: [0]: number of recorded operations.
     """
@@ -179,6 +182,9 @@ class State(NamedTuple):
     lane_free: Floats
     last_request: Floats
     last_device: Ints
+    gathered: Ints
+    gathered_before: Ints
+    run_start: Floats
     makespan: Floats
     placed: Ints
 
@@ -300,8 +306,8 @@ def initial_state(
     )  # fmt: skip
     offloads, transfers = _transfer_limits(stages, device_of, devices, m)
     # Rows share one array, because an allocation takes as long as ten operations.
-    device, stage, stream = np.zeros((10, devices)), np.zeros((5, S), np.int64), np.zeros((4, 2 * devices))
-    numbers, streams = np.zeros((8, devices), np.int64), np.zeros((3, 2 * devices), np.int64)
+    device, stage, stream = np.zeros((11, devices)), np.zeros((5, S), np.int64), np.zeros((4, 2 * devices))
+    numbers, streams = np.zeros((10, devices), np.int64), np.zeros((3, 2 * devices), np.int64)
     times, first_inputs, gone = np.full((3, S, m), NEVER), np.zeros((2, S)), np.empty((2, devices, offloads))
     times[0, 0, :] = 0.0
     first_inputs[0, 1:] = NEVER
@@ -313,6 +319,6 @@ def initial_state(
         numbers[4], numbers[5], numbers[6], numbers[7], device[8], device[6],
         np.empty((2 * devices, transfers, 3), np.int64), np.empty((2 * devices, transfers)),
         streams[0], streams[1], stream[0], stream[1], stream[2], stream[3], streams[2],
-        device[7], np.zeros(1, np.int64),
+        numbers[8], numbers[9], device[10], device[7], np.zeros(1, np.int64),
     )  # fmt: skip
     return step, state
