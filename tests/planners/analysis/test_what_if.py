@@ -143,6 +143,20 @@ def test_a_difference_within_search_noise_is_no_gain(ratio: float, effect: str) 
     assert [gain.effect for gain in gains(plan, step, (links,))] == [effect]
 
 
+def test_changes_without_a_difference_are_one_item() -> None:
+    plan, step = planned("dapple")
+    sequence = step / plan.degrees.global_batch
+    changes = tuple(
+        WhatIf(change=change, lever=False, step_time=ratio * step, seconds_per_sequence=ratio * sequence)
+        for change, ratio in {"links twice as fast": 1.0, "10% more memory": 0.9, "--master-dtype bf16": 0.99}.items()
+    )
+    [line] = what_if_lines(replace(plan, what_ifs=changes), step)
+    assert line.endswith(
+        "10% more memory: at least 10.0% faster per sequence; "
+        "no difference beyond the search's own 2%: links twice as fast, --master-dtype bf16."
+    )
+
+
 def test_more_devices_come_last_and_small_gains_are_omitted() -> None:
     plan, _ = planned("dapple")
     seconds = {"the same job again": 10.0, "twice the devices": 5.0, "10% more memory": 9.0, "faster links": 9.9}

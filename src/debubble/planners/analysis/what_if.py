@@ -11,7 +11,7 @@ plans do not offload, so changes of memory are skipped for plans that do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -208,8 +208,16 @@ def what_if_lines(plan: Plan, step_time: float) -> list[str]:
     results = gains(plan, step_time, plan.what_ifs)
     if results and results[0].what_if.quick:
         return [quick_words(results)]
-    groups = ((title, [g.words for g in results if g.what_if.lever is lever]) for lever, title in titles.items())
+    groups = ((title, effects(g for g in results if g.what_if.lever is lever)) for lever, title in titles.items())
     return [f"{title} (planned with a third of the effort): {'; '.join(words)}." for title, words in groups if words]
+
+
+def effects(gains: Iterable[Gain]) -> list[str]:
+    """The changes with their effects, then in one item those that make no difference."""
+    gains = list(gains)
+    alike = ", ".join(gain.what_if.change for gain in gains if gain.effect == NO_DIFFERENCE)
+    different = [gain.words for gain in gains if gain.effect != NO_DIFFERENCE]
+    return [*different, *([f"{NO_DIFFERENCE}: {alike}"] if alike else [])]
 
 
 MAX_SHOWN = 3

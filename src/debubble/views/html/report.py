@@ -10,7 +10,7 @@ from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind
 from debubble.planners.analysis.explanation import ADVICE, ALL_TO_ALL, FILLING, REMARK_SHARE, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, memory_excess, plan_accuracy
-from debubble.planners.analysis.what_if import gains, helpful
+from debubble.planners.analysis.what_if import effects, gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
@@ -104,7 +104,7 @@ def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
     best = helpful(changes)
     if changes and not changes[0].what_if.quick:
         answer = _sentence(best[0].words) if best else "None of the changes that were planned."
-        further = [gain.words for gain in changes if gain not in best[:1]]
+        further = effects(gain for gain in changes if gain not in best[:1])
         return {"answer": answer, "more": ["Planned too:", *map(_sentence, further)]}
     if best:
         further = [gain.words for gain in best[1:]]
