@@ -61,7 +61,7 @@ def unknown_name(name: str, names: Iterable[str], *, kind: str) -> InputError:
     meant = _MEANT.get((kind, str(name).lower()))
     if meant in known:
         return InputError(f"There is no {kind} '{name}', which is a schedule; did you mean '{meant}'?")
-    listed = f"see `debubble {_COMMANDS[kind]}`." if kind in _COMMANDS else f"there are: {', '.join(known.values())}."
+    listed = _LISTS[kind] if kind in _LISTS else f"there are: {', '.join(known.values())}."
     close = [known[candidate] for candidate in _similar(str(name).lower(), known)]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else listed
     return InputError(f"There is no {kind} '{name}'; {hint}")
@@ -83,8 +83,13 @@ MAX_SUGGESTIONS = 3
 """Maximum names that an error suggests in place of an unknown one."""
 MIN_SUBSTRING_LENGTH = 3
 """Minimum letters of an unknown name to suggest names that contain it."""
-_COMMANDS = {"device": "hardware", "model": "models", "model or file": "models"}
-"""Kind with too many names to list -> the command that lists them."""
+_LISTS = {
+    "device": "see `debubble hardware`.",
+    "model": "see `debubble models`.",
+    "model or file": "see `debubble models`.",
+    "option": "`-h` lists them.",
+}
+"""Kind with too many names for a sentence -> where they are listed."""
 _MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe", "interleaved", "interleaved1f1b")}
 """(kind, name of another kind) -> the name of this kind that the user means."""
 

@@ -79,6 +79,8 @@ def test_empty_path_is_refused(run: Any) -> None:
         ("plann llama-tiny", "'plann' is read as 'planners' (did you mean 'plan'?): Got unexpected extra argument"),
         ("simulate --micro 4", "'--micro' may be --micro-batches or --micro-batch-size: write more of it."),
         ("simulate --microbatches=4", "There is no option '--microbatches'; did you mean '--micro-batches'"),
+        ("plan llama-tiny --schedule zb", "`plan` has no option '--schedule', which `simulate` has."),
+        ("plan llama-tiny --qqq", "There is no option '--qqq'; `-h` lists them."),
         ("simulate --schedule zb-", "'zb-' may be zb-h1, zb-h2 or zb-v: write more of it."),
         ("plan llama-tiny --planner MEGATRON-K", "Give the devices with --cluster"),
         ("plan llama-tiny --for torchtitn", "There is no framework 'torchtitn'; did you mean 'torchtitan'"),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from debubble.cli.job_file import ENTRY_SOURCES, with_job_file
+from debubble.cli.job_file import ENTRY_SOURCES, JOB_COMMANDS, with_job_file
 from debubble.errors import InputError
 from debubble.registry import full_name
 
@@ -31,6 +31,7 @@ class SectionedCommand(TyperCommand):
         """Parse the arguments, after expanding option prefixes and job files."""
         with _usage_errors_as_input_errors(ctx):
             parameters = self.get_params(ctx)
+            _refuse_options_of_others(args, ctx, parameters)
             expanded = _expanded_options(args, parameters)
             _refuse_empty_paths(expanded, parameters)
             return super().parse_args(ctx, with_job_file(expanded, ctx, parameters))
@@ -150,6 +151,18 @@ def _expanded_options(arguments: list[str], parameters: list[Any]) -> list[str]:
         if not equals and not flags.get(name, True):
             expanded += islice(remaining, 1)
     return expanded
+
+
+def _refuse_options_of_others(arguments: list[str], ctx: Any, parameters: list[Any]) -> None:
+    """Raise InputError for an option that only other commands have, with their names."""
+    own = [name for p in parameters for name in (*p.opts, *p.secondary_opts)]
+    for argument in takewhile("--".__ne__, arguments):
+        name = argument.partition("=")[0]
+        if name.startswith("--") and not any(option.startswith(name) for option in own):
+            others = [f"`{command}`" for command in JOB_COMMANDS if name[2:] in ctx.obj([command])]
+            if others:
+                have = " and ".join(others) + (" has" if len(others) == 1 else " have")
+                raise InputError(f"`{ctx.command.name}` has no option '{name}', which {have}.")
 
 
 def _refuse_empty_paths(arguments: list[str], parameters: list[Any]) -> None:
