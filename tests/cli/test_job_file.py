@@ -61,6 +61,7 @@ def test_command_ignores_keys_of_other_commands(json_of: Any, job: Path) -> None
         (JOB + "tensor = [2]", "job.toml: tensor must be a whole number, not [2]."),
         (JOB + "tensor = 2026-01-01", 'job.toml: tensor must be a whole number, not "2026-01-01".'),
         (JOB + 'host_optimizer = "0.5"', 'job.toml: host_optimizer must be a number, not "0.5".'),
+        (JOB + 'schedule = "own.py:order"', "schedule names a file to run"),
         (JOB + "dtype = false", "job.toml: dtype must be a text, not false."),
         (JOB + 'dtype = "bf17"', "There is no dtype 'bf17'; did you mean 'bf16'"),
         (JOB + 'sequence-parallel = "yes"', 'job.toml: sequence-parallel must be true or false, not "yes".'),

@@ -155,10 +155,10 @@ def _expanded_options(arguments: list[str], parameters: list[Any]) -> list[str]:
 
 def _refuse_options_of_others(arguments: list[str], ctx: Any, parameters: list[Any]) -> None:
     """Raise InputError for an option that only other commands have, with their names."""
-    own = [name for p in parameters for name in (*p.opts, *p.secondary_opts)]
+    options = [name for p in parameters for name in (*p.opts, *p.secondary_opts)]
     for argument in takewhile("--".__ne__, arguments):
         name = argument.partition("=")[0]
-        if name.startswith("--") and not any(option.startswith(name) for option in own):
+        if name.startswith("--") and not any(option.startswith(name) for option in options):
             others = [f"`{command}`" for command in JOB_COMMANDS if name[2:] in ctx.obj([command])]
             if others:
                 have = " and ".join(others) + (" has" if len(others) == 1 else " have")

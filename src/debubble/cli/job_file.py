@@ -38,6 +38,9 @@ _ENTRY_TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
 FILES = ("model", "cluster", "profile")
 """Entries that may be file names, relative to the working directory or the job file."""
 
+RUN_FROM_FILES = frozenset({"planner", "schedule"})
+"""Options that run a Python file.  A job file may be another person's, so it cannot name one."""
+
 
 def with_job_file(arguments: Sequence[str], ctx: Any, parameters: Sequence[Any]) -> list[str]:
     """Replace a job file argument by its model, and make its other entries the context's defaults.
@@ -55,6 +58,9 @@ def with_job_file(arguments: Sequence[str], ctx: Any, parameters: Sequence[Any])
         known = ctx.obj(JOB_COMMANDS)
         for key in sorted(unknown - known):
             raise InputError(f"{file}: {_unknown_entry(key, _written(file)[key], sorted(known))}")
+    for key in RUN_FROM_FILES & entries.keys():
+        if ".py:" in (name := str(entries[key])):
+            raise InputError(f"{file}: {key} names a file to run, which only the command line does: --{key} {name}.")
     types = {parameter.name: parameter.type_descriptor.annotation for parameter in parameters}
     for key in sorted(names.keys() & entries.keys()):
         allowed, words = _ENTRY_TYPES.get(types[names[key]], ((str, int, float), "a text"))

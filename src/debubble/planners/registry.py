@@ -192,7 +192,9 @@ class PlannerEntry:
             answers = self.function(problem)
             for answer in answers if isinstance(answers, Iterable) else [answers]:
                 if not isinstance(answer, Solution):
-                    raise InputError(f"The planner '{self.name}' returns no Solution, but {type(answer).__name__}.")
+                    other = "its solution is one" if isinstance(answer, Result) else "a planner answers with one"
+                    kind = type(answer).__name__
+                    raise InputError(f"The planner '{self.name}' returns no Solution, but {kind}: {other}.")
                 yield answer
 
 

@@ -215,9 +215,9 @@ def what_if_lines(plan: Plan, step_time: float) -> list[str]:
 def effects(gains: Iterable[Gain]) -> list[str]:
     """The changes with their effects, then in one item those that make no difference."""
     gains = list(gains)
-    alike = ", ".join(gain.what_if.change for gain in gains if gain.effect == NO_DIFFERENCE)
+    unchanged = ", ".join(gain.what_if.change for gain in gains if gain.effect == NO_DIFFERENCE)
     different = [gain.words for gain in gains if gain.effect != NO_DIFFERENCE]
-    return [*different, *([f"{NO_DIFFERENCE}: {alike}"] if alike else [])]
+    return [*different, *([f"{NO_DIFFERENCE}: {unchanged}"] if unchanged else [])]
 
 
 MAX_SHOWN = 3
