@@ -31,7 +31,7 @@ class SectionedCommand(TyperCommand):
         """Parse the arguments, after expanding option prefixes and job files."""
         with _usage_errors_as_input_errors(ctx):
             parameters = self.get_params(ctx)
-            _refuse_options_of_others(args, ctx, parameters)
+            _refuse_foreign_options(args, ctx, parameters)
             expanded = _expanded_options(args, parameters)
             _refuse_empty_paths(expanded, parameters)
             return super().parse_args(ctx, with_job_file(expanded, ctx, parameters))
@@ -153,15 +153,15 @@ def _expanded_options(arguments: list[str], parameters: list[Any]) -> list[str]:
     return expanded
 
 
-def _refuse_options_of_others(arguments: list[str], ctx: Any, parameters: list[Any]) -> None:
+def _refuse_foreign_options(arguments: list[str], ctx: Any, parameters: list[Any]) -> None:
     """Raise InputError for an option that only other commands have, with their names."""
     options = [name for p in parameters for name in (*p.opts, *p.secondary_opts)]
     for argument in takewhile("--".__ne__, arguments):
         name = argument.partition("=")[0]
         if name.startswith("--") and not any(option.startswith(name) for option in options):
-            others = [f"`{command}`" for command in JOB_COMMANDS if name[2:] in ctx.obj([command])]
-            if others:
-                have = " and ".join(others) + (" has" if len(others) == 1 else " have")
+            commands = [f"`{command}`" for command in JOB_COMMANDS if name[2:] in ctx.obj([command])]
+            if commands:
+                have = " and ".join(commands) + (" has" if len(commands) == 1 else " have")
                 raise InputError(f"`{ctx.command.name}` has no option '{name}', which {have}.")
 
 
