@@ -119,6 +119,25 @@ def test_new_measurement_of_a_run_replaces_the_old_one(run: Any, plan: db.Plan) 
     assert measured.memory is not None
 
 
+def test_measured_runs_are_not_overwritten(run: Any, plan: db.Plan) -> None:
+    run("calibrate", "plan.json", "--step", slower(plan, 1.1))
+    db.plan("llama-tiny", "2xA100-80GB", micro_batches=8, planner="dapple").save("other.json")
+    code, _, error = run("calibrate", "other.json", "--memory", "1GiB")
+
+    assert code == 2
+    assert "cluster.yaml has measured runs: --cluster cluster.yaml adds this one to them" in error
+
+
+def test_a_file_of_other_devices_corrects_the_run_alike(run: Any, plan: db.Plan) -> None:
+    Path("large.yaml").write_text("devices: 8xA100-80GB\n")
+    _, alone, _ = run("calibrate", "plan.json", "--step", slower(plan, 1.2), "-o", "small.yaml")
+    _, added, _ = run("calibrate", "plan.json", "--step", slower(plan, 1.2), "--cluster", "large.yaml")
+
+    assert added.partition(",")[0] == alone.partition(",")[0]
+    assert added.partition(";")[2].partition(",")[0] == alone.partition(";")[2].partition(",")[0]
+    assert "The plan ran on 2xA100-80GB; the file is of 8xA100-80GB." in added
+
+
 def test_the_same_job_planned_there_takes_the_measured_step(run: Any, json_of: Any, plan: db.Plan) -> None:
     run("calibrate", "plan.json", "--step", slower(plan, 1.2))
     call = ("plan", "llama-tiny", "--micro-batches", "4", "--planner", "dapple", "--cluster")
@@ -135,6 +154,7 @@ def test_the_same_job_planned_there_takes_the_measured_step(run: Any, json_of: A
         (("--step", "1000"), "check that the plan is the one that ran"),
         (("--step", "nan"), "--step must be above 0, not nan"),
         (("--memory", "0GiB"), "--memory must be positive"),
+        (("--memory", "81GiB"), "A100-80GB has 80.00 GiB, less than the measured 81.00 GiB."),
         (("--step", "0.02", "-o", "cluster.txt"), "it ends in .yaml, .yml or .json"),
         (("--step", "0.02", "--cluster", "2xL4"), "The plan ran on A100-80GB, not L4-24GB"),
     ],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from debubble.cli.names import cluster_completion
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, log, print_answer, print_wrapped, with_delayed_message
 from debubble.files import check_writable
+
+if TYPE_CHECKING:
+    from debubble.costs import Cluster
 
 
 @app.command(rich_help_panel="Run")
@@ -63,6 +67,7 @@ def calibrate(
     calibration = calibrated(
         ran, figures, cluster=None if cluster is None else Cluster.parse(cluster), date=date.today().isoformat()
     )
+    _refuse_lost_runs(output, calibration.cluster)
     sentences = [*calibration.sentences()]
     if (limit := calibration.cluster.to_dict().get("memory_limit")) is not None:
         sentences.append(f"The file has the memory limit of the plan that ran too: {limit}.")
@@ -74,3 +79,19 @@ def calibrate(
         return
     for sentence in sentences:
         print_wrapped(sentence)
+
+
+def _refuse_lost_runs(output: Path, cluster: Cluster) -> None:
+    """Raise InputError if a cluster file would be overwritten without its measured runs."""
+    from debubble.costs import Cluster
+    from debubble.imports.calibration import lost_runs
+    from debubble.ir import DebubbleError, InputError
+
+    lost = 0
+    if output.is_file():
+        with suppress(DebubbleError):
+            lost = lost_runs(Cluster.parse(str(output)), cluster)
+    if lost:
+        raise InputError(
+            f"{output} has measured runs: --cluster {output} adds this one to them, -o NAME writes another file."
+        )

@@ -53,12 +53,14 @@ class CalibratedCluster:
         cluster: The cluster.
         run: The measured run.
         replaced: Whether the cluster already had that run.
+        devices: The devices on which the plan ran.
         figures: The measured figures of the run.
     """
 
     cluster: Cluster
     run: MeasuredRun
     replaced: bool
+    devices: str
     figures: dict[Figure, CalibratedFigure]
 
     def sentences(self) -> Iterator[str]:
@@ -86,6 +88,8 @@ class CalibratedCluster:
             )
         if self.replaced:
             yield "The cluster file had this run already: its figures are replaced."
+        if self.cluster.file["devices"] != self.devices:
+            yield f"The plan ran on {self.devices}; the file is of {self.cluster.file['devices']}."
         run = self.run
         yield f"It corrects {run.family} of hidden size {run.hidden}, and less so other {run.kind}, on {run.where}."
 
@@ -134,6 +138,9 @@ def calibrate(
             f"A step of {_seconds(measured.step)} would need {needed} of the devices' peak FLOPs: check that the plan"
             " is the one that ran, and the units."
         )
+    if measured.memory is not None and measured.memory > plan_cluster.slowest.memory:
+        capacity = size_words(plan_cluster.slowest.memory)
+        raise InputError(f"{device} has {capacity}, less than the measured {size_words(measured.memory)}.")
     earlier, other_runs = named, []
     for other in base.calibration:
         if _without_figures(other) == named:
@@ -141,10 +148,21 @@ def calibrate(
         else:
             other_runs.append(other)
     run = msgspec.structs.replace(earlier, date=date, version=__version__, **deviations)
-    corrected = Cluster.from_dict({**base.file, "calibration": msgspec.to_builtins([*other_runs, run])})
-    calibrated = ModelOnCluster(described.model, corrected)
+    runs = msgspec.to_builtins([*other_runs, run])
+    corrected = Cluster.from_dict({**base.file, "calibration": runs})
+    # The file may be of other devices; the figures are those of the devices that were measured.
+    calibrated = ModelOnCluster(described.model, Cluster.from_dict({**plan_cluster.file, "calibration": runs}))
     figures = {quantity: _figure(quantity, error, plan, calibrated) for quantity, error in deviations.items()}
-    return CalibratedCluster(cluster=corrected, run=run, replaced=earlier is not named, figures=figures)
+    return CalibratedCluster(
+        cluster=corrected, run=run, replaced=earlier is not named, devices=str(plan_cluster.file["devices"]),
+        figures=figures,
+    )  # fmt: skip
+
+
+def lost_runs(earlier: Cluster, later: Cluster) -> int:
+    """Number of measured runs of a cluster that a later version of it lacks, whatever they measured."""
+    present = {_without_figures(run) for run in later.calibration}
+    return sum(_without_figures(run) not in present for run in earlier.calibration)
 
 
 def _name(plan: Plan, cluster: Cluster) -> str:

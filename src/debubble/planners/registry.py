@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -245,7 +245,7 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
         solution=solution,
         time=problem.step_time(timeline),
         partition=partition,
-        runs_in=_runs_in(problem, solution, partition),
+        runs_in=frameworks_of(problem, solution),
         lower_bound=step_bound,
         pipeline_bound=bound,
         bound_argument=of_step.argument if of_step.time == step_bound else ORDER_SEARCH,
@@ -277,11 +277,13 @@ def _planned_units(problem: Problem, solution: Solution) -> tuple[tuple[PlannedU
     return tuple((PlannedUnit("stage", s, "full" if s in recomputing else "none"),) for s in range(schedule.stages))
 
 
-def _runs_in(problem: Problem, solution: Solution, partition: Sequence[Sequence[PlannedUnit]]) -> tuple[str, ...]:
+def frameworks_of(problem: Problem, solution: Solution) -> tuple[str, ...]:
+    """Names of the frameworks that run a solution as it is; empty for abstract costs."""
     if problem.target is not None:
         return (problem.target,)
     if problem.tail is None or solution.partition is None or not isinstance(problem.workload, ModelUnits):
         return ()
+    partition = _planned_units(problem, solution)
     return runs_in(solution.schedule, partition, problem.tail.options, problem.tail.model)
 
 

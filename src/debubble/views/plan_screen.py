@@ -23,7 +23,7 @@ from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.explanation import ALL_TO_ALL, REMARK_SHARE, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
-from debubble.planners.analysis.what_if import gains, helpful
+from debubble.planners.analysis.what_if import gains, helpful, possible
 from debubble.planners.auto import has_compared_planners
 from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Cause
@@ -329,7 +329,9 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
         return
     for gain in best:
         yield f"{gain.what_if.change}: ≥{math.floor(-100 * (gain.share or 0.0) + 1e-9)}% faster"
-    if not best:
+    if not best and (perhaps := possible(plan.what_ifs)):
+        yield f"perhaps {perhaps[0]} (--why plans it)"
+    elif not best:
         tried = "only more devices, of what was tried," if helpful(changes) else "nothing that was tried"
         yield f"{tried} by {REMARK_SHARE:.0%} or more"
     elif changes[0].what_if.quick:

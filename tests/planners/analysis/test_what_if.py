@@ -5,7 +5,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import WhatIf
-from debubble.planners.analysis.what_if import gains, quick_what_ifs, what_if_lines, what_ifs
+from debubble.planners.analysis.what_if import gains, possible, quick_what_ifs, what_if_lines, what_ifs
 from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
@@ -170,6 +170,15 @@ def test_more_devices_come_last_and_small_gains_are_omitted() -> None:
     # Ten seconds for each of four sequences, as by the quick plan.
     [line] = what_if_lines(replace(plan, what_ifs=changes), 40.0)
     assert line.endswith(": 10% more memory: at least 10.0% faster; twice the devices: 2.00 times the tokens/s.")
+
+
+def test_a_faster_quick_plan_of_a_change_is_possible_help() -> None:
+    seconds = {"the same job again": 10.0, "--lora 16": 9.9, "10% more memory": 9.5, "--master-dtype bf16": 9.0}
+    changes = tuple(
+        WhatIf(change=change, lever=False, step_time=step, seconds_per_sequence=step, quick=True)
+        for change, step in seconds.items()
+    )
+    assert possible(changes) == ["--master-dtype bf16", "10% more memory"]
 
 
 def test_quick_advice_promises_no_more_than_bounds_allow() -> None:

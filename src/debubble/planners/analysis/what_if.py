@@ -230,6 +230,20 @@ def helpful(gains: Sequence[Gain]) -> list[Gain]:
     return sorted(helpful, key=lambda gain: (gain.what_if.more_devices, gain.share or 0.0))
 
 
+def possible(changes: Sequence[WhatIf]) -> list[str]:
+    """Changes whose quick plan is faster than that of the unchanged job, the best first; a full plan may not be."""
+    if not changes or not changes[0].quick or changes[0].change != BASELINE:
+        return []
+    baseline = changes[0].seconds_per_sequence or math.inf
+    seconds = {
+        change.change: change.seconds_per_sequence
+        for change in changes[1:]
+        if change.seconds_per_sequence is not None and not change.lever and not change.more_devices
+    }
+    faster = (name for name, time in seconds.items() if time < (1 - REMARK_SHARE) * baseline)
+    return sorted(faster, key=seconds.__getitem__)
+
+
 def _speedup_words(share: float) -> str:
     """Words for the throughput ratio, from the relative change of the time per sequence."""
     return f"{1 / (1 + share):.2f} times the tokens/s"

@@ -27,9 +27,8 @@ from debubble.planners.degrees.simplest import PlannedChoice, simplest
 from debubble.planners.degrees.space import Job, configurations
 from debubble.planners.degrees.usual import usual_choices, usual_elsewhere
 from debubble.planners.problem import Problem, Solution, closest
-from debubble.planners.registry import Result, verify
+from debubble.planners.registry import Result, frameworks_of, verify
 from debubble.search.effort import Deadline
-from debubble.targets.target import targets
 
 GRACE_SECONDS = 2.0
 """Seconds after the deadline for which a search that has no plan yet keeps looking for one."""
@@ -200,14 +199,12 @@ class CandidatePlans:
         return PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
 
     def _runs(self, plan: PlannedChoice) -> bool:
-        """Whether debubble's runtime runs the plan, or some framework accepts its options."""
-        job, degrees = self.job, plan.degrees
-        if job.runs_as_planned(degrees):
+        """Whether debubble's runtime or a framework runs the plan as it is."""
+        if self.job.runs_as_planned(plan.degrees):
             return True
-        if job.target is not None or {OFFLOAD, CPU_OPTIMIZER} & set(plan.levers):
+        if self.job.target is not None or {OFFLOAD, CPU_OPTIMIZER} & set(plan.levers):
             return False
-        options = job.run_options(degrees)
-        return any(target.refusal(options, job.model, pipeline=degrees.pipeline) is None for target in targets.values())
+        return bool(frameworks_of(self.problems[plan.degrees], plan.solution))
 
     def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
         if isinstance(choice, str):

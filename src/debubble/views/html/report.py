@@ -10,7 +10,7 @@ from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind
 from debubble.planners.analysis.explanation import ADVICE, ALL_TO_ALL, FILLING, REMARK_SHARE, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, memory_excess, plan_accuracy
-from debubble.planners.analysis.what_if import effects, gains, helpful
+from debubble.planners.analysis.what_if import effects, gains, helpful, possible
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
@@ -108,8 +108,9 @@ def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
         return {"answer": answer, "more": ["Planned too:", *map(_sentence, further)]}
     if best:
         further = [gain.words for gain in best[1:]]
-        rest = "Quick plans, compared with a quick plan of the same job; with --why the call below plans every change."
-        return {"answer": _sentence(best[0].words), "more": [*map(_sentence, further), rest]}
+        rest = "By quick plans; with --why the call below plans every change."
+        perhaps = [f"perhaps {name}" for name in possible(plan.what_ifs)[:1] if best[0].what_if.more_devices]
+        return {"answer": _sentence(best[0].words), "more": [*map(_sentence, [*further, *perhaps]), rest]}
     if why is None:
         return _help_by_idle_time(scene)
     answer = "more devices, faster ones, or a narrower dtype" if why.advice is None else why.advice
