@@ -56,6 +56,11 @@ def test_a_function_is_a_planner_with_its_name(file: Path) -> None:
     assert "plain" in planners
 
 
+def test_compare_asks_a_planner_of_a_file_and_the_others(file: Path, json_of: Any) -> None:
+    answer = json_of(*CALL, "--planner", f"{file}:plain", "--compare", "--micro-batches", "2", "--effort", "0.1")
+    assert {"plain", "joint", "megatron-even"} <= {candidate["planner"] for candidate in answer["candidates"]}
+
+
 def test_a_decorated_planner_has_the_name_of_its_decorator(file: Path) -> None:
     assert named_planner(f"{file}:decorated") == f"decorated-{file.stem}"
 

@@ -54,7 +54,9 @@ class PlanOptions(o.OptionGroup):
     lengths: Path | None = option(
         "Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered."
     )
-    compare: bool = flag("Let auto ask every planner, the papers' and the baselines too, and show their answers.")
+    compare: bool = flag(
+        "Ask every planner, that of --planner, the papers' and the baselines too, and show their answers."
+    )
     fastest: bool = flag("The fastest plan, even if a simpler one takes little longer (with --global-batch 2%).")
     robust: bool = flag("Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.")
 

@@ -81,7 +81,7 @@ def plan(
             to peers not with `global_batch` or a target.
         robust: Compare plans by their mean step under disturbances (noise, a slow device, slow links), not by the
             predicted one; not with `global_batch`.
-        compare: Let `auto` run every planner, the papers' and the baselines too; not with `global_batch`.
+        compare: Let `auto` run every planner, `planner`, the papers' and the baselines too; not with `global_batch`.
         fastest: Return the fastest plan, even if a simpler one is only a little slower (with `global_batch` 2%).
         lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or a mapping from numbers of
             tokens to numbers of sequences; None: all have `sequence_length`.  Not with `global_batch`.
@@ -101,6 +101,7 @@ def plan(
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     if run.expert_overlap and (target is None or targets[target].overlapping is None):
         raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
+    planner = "auto" if compare else planner
     cached = CachedAnswer()
     if cache:
         choices = {"planner": planner, "target": target, "swap": swap, "robust": robust, "compare": compare}

@@ -41,7 +41,8 @@ FRAMEWORKS = ("torchtitan", "megatron", "deepspeed")
 OFFLOAD_PLANNERS = ("chronos", "pipeoffload")
 """Planners with CPU optimizer or activation offload, which run if no quick plan fits."""
 OFFLOAD_CHOICES = 2
-"""Number of choices of degrees per change that they plan, by estimated step; one more is that of least memory."""
+"""Number of choices of degrees per change that they plan, those that seem to fit first, by estimated step; one more is
+that of least memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +283,12 @@ def _host_remedy(change: str, job: Job, clock: Deadline) -> Iterator[Remedy]:
     possible = [d for d, problem in problems.items() if too_large(problem) is None and job.runs_as_planned(d)]
     if not possible:
         return
-    promising = sorted(possible, key=lambda degrees: estimated_step(problems[degrees]))[:OFFLOAD_CHOICES]
+    limit = min(job.cluster.memory_limits)
+
+    def promise(degrees: Degrees) -> tuple[bool, float]:
+        return _min_memory(degrees, problems[degrees]) > limit, estimated_step(problems[degrees])
+
+    promising = sorted(possible, key=promise)[:OFFLOAD_CHOICES]
     smallest = min(possible, key=lambda degrees: _min_memory(degrees, problems[degrees]))
     plans: list[tuple[float, Degrees, str]] = []
     for degrees in dict.fromkeys([*promising, smallest]):
