@@ -243,3 +243,8 @@ def test_a_refusal_of_chunks_names_the_micro_batches_they_need() -> None:
     with pytest.raises(InfeasibleError, match=words) as error:
         db.plan(model, cluster, micro_batches=6, chunks=2, target="megatron", effort=0.01)
     assert not isinstance(error.value, UnsupportedError)
+
+
+def test_a_planner_of_other_orders_is_unsupported() -> None:
+    with pytest.raises(UnsupportedError, match="runs its own 1f1b or interleaved order, not 'zb"):
+        db.plan("llama3.2-1b", "4xA100-80GB", micro_batches=8, planner="zero-bubble", target="megatron", effort=0.01)

@@ -15,6 +15,7 @@ from debubble.costs import joined_unit
 from debubble.costs.partition import Partition
 from debubble.costs.unit import Strategy, Unit, at_layer, changed_by_kind, kind_of
 from debubble.costs.units import Units
+from debubble.errors import UnsupportedError
 from debubble.ir import InfeasibleError, Number, PlannedUnit, RunOptions, Schedule
 from debubble.models import Model
 from debubble.targets.offload import ModuleOffload, setting_of, with_modules
@@ -99,13 +100,17 @@ class TargetLevers:
         """A planner's schedule as the framework runs it, without offload.
 
         Raises:
-            InfeasibleError: if it runs no such order.
+            UnsupportedError: if it runs no such order; InfeasibleError: if other micro-batches might.
         """
         compute = replace(without_transfers(schedule), fused_recompute=recomputing)
         taken = self.orders.as_run(compute, recomputing)
         refusal = self.orders.refusal(taken)
         if refusal is not None:
-            raise InfeasibleError(f"The target {refusal}, and '{schedule.name}' is another.")
+            if taken.placement.chunks > 1 and taken.micro_batches % taken.devices:
+                raise InfeasibleError(f"The framework {refusal}.")
+            raise UnsupportedError(
+                f"The framework {refusal}, not '{schedule.name}': leave out --planner to ask planners of its orders."
+            )
         return taken
 
     def half_layers(self, units: Units, model: Model, options: RunOptions) -> Units:

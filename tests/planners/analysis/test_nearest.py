@@ -5,6 +5,8 @@ import pytest
 from rich.console import Console
 
 import debubble as db
+from debubble.imports.calibration import calibrate
+from debubble.imports.logs import MeasuredFigures
 from debubble.planners.analysis.nearest_plans import plan_runs_in, quick_nearest
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.fixed_plan import fixed_plan
@@ -31,6 +33,15 @@ def test_targets_that_do_not_run_the_plan_get_a_quick_plan(planned: db.Plan) -> 
         target="megatron",
     )  # fmt: skip
     assert ratios["megatron"] * seconds_per_step(planned) == pytest.approx(quick_step(megatron)[0])
+
+
+def test_measured_runs_do_not_change_the_ratio_to_a_framework(planned: db.Plan) -> None:
+    step = seconds_per_step(planned)
+    measured = calibrate(planned, MeasuredFigures(step=1.5 * step))
+    again = db.plan(db.models["llama3-8b"], measured.cluster, micro_batches=8, planner="adapipe")
+
+    assert seconds_per_step(again) > 1.2 * step
+    assert quick_nearest(again)["megatron"] == pytest.approx(quick_nearest(planned)["megatron"], rel=0.02)
 
 
 def test_abstract_costs_run_in_no_framework() -> None:

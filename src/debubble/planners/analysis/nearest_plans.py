@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from debubble.costs.calibration import corrections
 from debubble.ir import DebubbleError
 from debubble.models.runtime_limits import sharing_stages
 from debubble.planners.degrees.estimate import MAX_QUICK_PAIRS, quick_step
@@ -57,16 +58,12 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
         return {}
 
     def step(target: str) -> float | None:
-        named = plan.options.framework or targets[target].framework
+        options = replace(plan.options, framework=plan.options.framework or targets[target].framework)
         try:
             problem = problem_of(
-                *described,
-                replace(plan.options, framework=named),
-                micro_batches=plan.micro_batches,
-                pipeline=plan.devices,
-                target=target,
+                *described, options, micro_batches=plan.micro_batches, pipeline=plan.devices, target=target
             )
-            return quick_step(problem)[0]
+            return quick_step(problem)[0] / corrections(*described, options)[0].factor
         except DebubbleError:
             return None
 
@@ -74,7 +71,8 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
     able = [name for name in targets if targets[name].runs_on(described.cluster.slowest.name)]
     able = [name for name in able if targets[name].framework or targets[name].levers is None]
     quick = {name: step(name) for name in able if name not in as_it_is}
-    planned = seconds_per_step(plan)
+    # Runs of one framework that a cluster file has correct the plan of that framework alone.
+    planned = seconds_per_step(plan) / corrections(*described, plan.options)[0].factor
     return {name: taken / planned for name, taken in quick.items() if taken is not None}
 
 
