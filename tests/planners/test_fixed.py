@@ -128,3 +128,9 @@ def test_a_searched_order_of_given_layers_fits_their_memory() -> None:
     limits = [plan.costs.limit_of(d) for d in range(8)]
     peaks = db.simulate(plan.schedule, plan.costs.with_limit(None)).peak_memory
     assert all(limit is not None and peak <= limit for limit, peak in zip(limits, peaks, strict=True))
+
+
+def test_full_recomputation_leaves_out_embedding_and_head() -> None:
+    plan = fixed_plan(MODEL, CLUSTER, schedule="1f1b", micro_batches=8, recompute="full")
+    units = [unit for stage in plan.partition for unit in stage]
+    assert [unit.type for unit in units if unit.strategy == "none"] == ["embedding", "head"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from debubble.costs import Cluster
+from debubble.costs import Cluster, Units
 from debubble.costs.partition import Partition
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
@@ -49,13 +49,12 @@ def fixed_plan(
         micro_batches: Micro-batches per step, those of a custom order.
         pipeline: Pipeline devices; None: all devices, divided by the other degrees.
         chunks: Stages per device; None: the schedule's default.
-        recompute: A strategy of the model's units: none, selective, full.  It applies to every stage, or, if the
+        recompute: A strategy of the model's layers: none, selective, full.  It applies to every stage, or, if the
             schedule selects the stages that recompute (Obscura's family, `chronos-recomp`, 1F1B with
             `recomputed_stages`), only to these.  None: `full` on the stages that the schedule selects, `none` on all
             others.
         memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
-        layers: Decoder layers of every stage; None: units are divided evenly.  All layers use one strategy, and units
-            before and after them recompute nothing.
+        layers: Decoder layers of every stage; None: units are divided evenly.
         host_chunks: Number of last chunks of every device with a CPU optimizer.
         schedule_options: Options of the schedule.
         options: Those of RunOptions.
@@ -122,7 +121,7 @@ def _custom_order(
     if layers is not None:
         return _with_layers(model, problem, layers, lambda *_, **__: order, chunks=None, recompute=recompute)
     counts = even_counts(problem.units, order.stages)
-    partition = Partition.cut(problem.units, counts, strategy=recompute or "none")
+    partition = _cut(problem.units, counts, recompute or "none")
     return replace(order, fused_recompute=partition.recomputing), partition
 
 
@@ -159,7 +158,7 @@ def _configured(
     chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_RECOMPUTE_OPTIONS & entry.options)
-    everywhere = Partition.cut(units, counts, strategy=recompute or ("full" if can_choose else "none"))
+    everywhere = _cut(units, counts, recompute or ("full" if can_choose else "none"))
     made = _ordered(
         entry, problem, everywhere, chunks=chunks, micro_batches=micro_batches, recomputes=not can_choose, **options
     )
@@ -195,6 +194,15 @@ def _ordered(
         # Its order search suits coarse times; on a model's times it takes a minute without a gain.
         options = {"steps": 0} | options
     return entry(devices=problem.devices, chunks=chunks, costs=costs, **options)
+
+
+def _cut(units: Units, counts: Sequence[int], strategy: str) -> Partition:
+    """Stages of these numbers of units; layers have this strategy, and the others none, as in frameworks."""
+    partition = Partition.cut(units, counts, strategy=strategy)
+    return Partition(
+        tuple((index, "none" if units.units[index].layer is None else name) for index, name in stage)
+        for stage in partition
+    )
 
 
 def _with_layers(
