@@ -314,6 +314,7 @@ class ImportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
         list[SettingAdvice],
         Meta(description="Settings that the job leaves off and that would help it as it is, each predicted."),
     ]
+    planned_degrees: Annotated[str | None, Meta(description="The plan's degrees, if they are not the job's.")]
     summary: Annotated[str, Meta(description="Dtypes, sequence parallelism and ZeRO, and whose defaults they are.")]
     warnings: Annotated[list[str], Meta(description="What is given and is not what the configuration runs.")]
     not_predicted: Annotated[int, Meta(description="Entries of the file that are not in the prediction, or otherwise.")]

@@ -157,15 +157,16 @@ def _show(
     from debubble.costs.calibration import calibration_words
     from debubble.imports.comparison import recomputation_words
     from debubble.imports.unread import MAX_FREE_NAMES
+    from debubble.views.scene import model_title
 
     for warning in warnings:
         print_wrapped(f"Warning: {warning}", style="yellow")
     share = yours.options.host_optimizer
     hosts = [f"{share:.0%} of the optimizer states on hosts"] if share else []
-    first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}", *hosts]
+    assert yours.cluster is not None
+    first = [f"{model_title(job.model, yours.cluster)}: {yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}", *hosts]
     print_wrapped("; ".join(filter(None, [*first, job.left_out])))
     print_wrapped(f"It {job.summary}.")
-    assert yours.cluster is not None
     if corrected := calibration_words(job.model, yours.cluster, yours.options):
         print_wrapped(corrected)
     for sentence in comparison.sentences():

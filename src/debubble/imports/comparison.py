@@ -83,6 +83,7 @@ class JobComparison:
         corrections: How measured runs of the cluster correct both step times, if they correct them differently.
         notes: Sentences on the effects of the changes, and on searches that were not run.
         advice: Settings that are off in the job and would help it without a new plan.
+        planned_degrees: The plan's degrees if they are not the job's.
     """
 
     yours: Figures
@@ -93,6 +94,7 @@ class JobComparison:
     corrections: str | None = None
     notes: tuple[str, ...] = ()
     advice: tuple[SettingAdvice, ...] = ()
+    planned_degrees: str | None = None
 
     @property
     def fits(self) -> bool:
@@ -136,6 +138,8 @@ class JobComparison:
         if self.planned is not None and self._is_better:
             count = len(self.changes)
             yield f"Planned: {self.planned}{self._gain}."
+            if self.planned_degrees is not None:
+                yield f"Its degrees: {self.planned_degrees}."
             if self.planned.safe_limit is not None:
                 yield (
                     "It likely fits: published runs like it took up to the memory in parentheses; import with"
@@ -185,6 +189,7 @@ def compare(
     comparison = JobComparison(
         yours=figures, planned=planned, changes=changes, corrections=corrections,
         notes=(*_interruption_note(plan), *notes, *_newly_untested(yours, plan)),
+        planned_degrees=str(plan.degrees) if plan.degrees != yours.degrees else None,
     )  # fmt: skip
     return comparison, plan
 

@@ -295,7 +295,7 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
 
 
 def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
-    """Phrases on compute if it dominates, on the next largest cause, and on a remedy unless it did not help."""
+    """Phrases on compute if it dominates, on the next largest cause, and on a remedy unless changes were planned."""
     if why.advice is None:
         yield "computing"
         return
@@ -305,7 +305,8 @@ def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
     else:
         yield why.largest_cause
     changes = gains(plan, float(scene.step_time), plan.what_ifs)
-    if not changes or any(not gain.what_if.more_devices for gain in helpful(changes)):
+    planned = bool(changes) and not changes[0].what_if.quick
+    if not changes or (not planned and any(not gain.what_if.more_devices for gain in helpful(changes))):
         yield f"shorter with {why.advice}"
 
 
