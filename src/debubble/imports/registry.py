@@ -121,6 +121,7 @@ class Importer:
         marks: Name patterns that only files of this framework have, separated by blanks.
         complete: Name patterns of entries for which `entries.txt` is complete, separated by blanks.
         converts: Name patterns of entries whose strings the framework's parser converts, separated by blanks.
+        own_arguments: Whether the user's program may have arguments (`--name`) besides the framework's.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Importer:
     marks: str = ""
     complete: str = ""
     converts: str = ""
+    own_arguments: bool = False
 
     def read(self, path: Path, arguments: str | None) -> Settings:
         """A file's settings, with the command line that starts the job; None: unknown."""
@@ -156,9 +158,12 @@ class Importer:
         try:
             job = self.read_job(reader, facts)
         except InputError as error:
-            raise with_misspelt_first(error, reader, known) from None
+            raise with_misspelt_first(error, reader, known, own_arguments=self.own_arguments) from None
         if known:
-            job = replace(job, rest=job.rest.with_misspelt(known, self.defaults.source, self.complete))
+            checked = job.rest.with_misspelt(
+                known, self.defaults.source, self.complete, own_arguments=self.own_arguments
+            )
+            job = replace(job, rest=checked)
         if self.marks and settings and not (self._marked(settings) or reader.has_read):
             raise InputError(f"{path} has no entry that {self.name} reads: give the file that has its configuration.")
         facts.check_agreement(job, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,12 @@ def deepspeed(read: SettingsReader, facts: UserFacts) -> ImportedJob:
             "deepspeed", gradient_bytes=4 if gradients == "fp32" else None, bucket_bytes=_bucket_bytes(read)
         ),
     )
+    remarks = (
+        *_remarks(read, facts, pipeline=pipeline),
+        *trainer.remarks(read, optimizer, facts.sequence_length),
+        *([] if gathered is None else [gathered.sentence]),
+    )
+    has_trainer = any(name.startswith("--") for name in read.settings)
     return ImportedJob(
         target="deepspeed",
         model=model,
@@ -162,13 +169,8 @@ def deepspeed(read: SettingsReader, facts: UserFacts) -> ImportedJob:
         gradients=gradients,
         warnings=(*_batch_warnings(read, batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
         defaulted=read.defaulted(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
-        rest=Unread.from_reader(
-            read,
-            (
-                *_remarks(read, facts, pipeline=pipeline),
-                *trainer.remarks(read, optimizer, facts.sequence_length),
-                *([] if gathered is None else [gathered.sentence]),
-            ),
+        rest=replace(
+            Unread.from_reader(read, remarks), framework=f"DeepSpeed{' or the Trainer' if has_trainer else ''}"
         ),
         more_memory=gathered,
     )
@@ -199,6 +201,7 @@ imports.add(
         name="deepspeed", read_job=deepspeed, settings=read_config, file="ds_config.json", defaults=DEFAULTS,
         harmless=HARMLESS + trainer.HARMLESS, with_arguments=read_with_trainer, conflicts=conflicts, switches=switches,
         converts=CONVERTS, complete="bf16.* fp16.* zero_optimization.*",
+        own_arguments=True,
         marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 from debubble.costs.step import MOMENTS
 from debubble.imports.command_line import CommandLine
 from debubble.imports.reader import SettingsReader
-from debubble.imports.unread import known_entries
+from debubble.imports.unread import listed_names
 from debubble.ir import InputError
 from debubble.models import Model, named_model
 
@@ -39,21 +39,27 @@ HARMLESS = """
 """Arguments that cost neither time nor memory of a step."""
 
 
-def with_trainer(config: Mapping[str, Any], path: Path, command_line: CommandLine | None) -> dict[str, Any]:
-    """A configuration's settings, overridden and completed by the arguments of the job's command line.
+def with_trainer(
+    config: Mapping[str, Any], path: Path, command_line: CommandLine | None, of_file: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A configuration's settings, overridden and completed by the Trainer's arguments.
+
+    Args:
+        config: The settings.
+        path: The file that is imported.
+        command_line: The job's command line; None: unknown.
+        of_file: The arguments in the Trainer's file; None: it has none.
 
     Raises:
         InputError: if the arguments contradict the configuration, which the Trainer rejects.
     """
-    settings = dict(config)
-    if command_line is None:
-        return settings
-    filled = command_line.override(settings)
-    sections = {name.partition(".")[0] for name in known_entries("deepspeed")}
-    for name in command_line.override({}):
+    line = command_line or CommandLine({})
+    filled = {name: line.expand(value) for name, value in config.items()}
+    sections = {name.partition(".")[0] for name in listed_names("deepspeed", "entries.txt")}
+    for name, value in line.override(of_file or {}).items():
         argument = name.replace("-", "_")
         if argument in _FILLED:
-            entry, value = _FILLED[argument], filled.pop(name)
+            entry = _FILLED[argument]
             said = config.get(entry, "auto")
             if said not in ("auto", value):
                 raise InputError(
@@ -62,7 +68,9 @@ def with_trainer(config: Mapping[str, Any], path: Path, command_line: CommandLin
                 )
             filled[entry] = value
         elif f"--{argument}" in _TRAINER_ARGUMENTS or name.partition(".")[0] not in sections:
-            filled[f"--{argument}"] = filled.pop(name)
+            filled[f"--{argument}"] = value
+        else:
+            filled[name] = value
     return filled
 
 
