@@ -183,10 +183,14 @@ FORMER = """
 def trainer(trl: str, llama_factory: str) -> Iterator[str]:
     """Fields of the arguments of the Trainer, of TRL and of LLaMA-Factory, and entries of the latter's examples."""
     spec = find_spec("transformers")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     yield from fields((Path(spec.origin).parent / "training_args.py").read_text())["TrainingArguments"]
     yield from FORMER.split()
-    for folder, paths in ((trl, r"trl/.*(_config|/utils)\.py"), (llama_factory, r"src/llamafactory/hparams/.*_args\.py")):
+    for folder, paths in (
+        (trl, r"trl/.*(_config|/utils)\.py"),
+        (llama_factory, r"src/llamafactory/hparams/.*_args\.py"),
+    ):
         for path in git(folder, "ls-tree", "-r", "--name-only", "HEAD").split():
             if re.fullmatch(paths, path):
                 for name, entries in fields(git(folder, "show", f"HEAD:{path}")).items():

@@ -191,15 +191,18 @@ class Importer:
 
 _SIMULATE = "give its model, degrees and batch to `debubble simulate` (--pipeline, --tensor, --data, --micro-batches)"
 _UNSUPPORTED_TOOLS: Mapping[str, tuple[str, ...]] = {
-    "for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the DeepSpeed JSON that it"
-    " names, with --model, --sequence-length and its arguments, as in --args '--per_device_train_batch_size 1 --bf16"
-    " True'": ("per_device_train_batch_size", "model_name_or_path", "base_model"),
+    "for a trainer such as LLaMA-Factory, axolotl or TRL, and read by `debubble import deepspeed` if its entry"
+    " 'deepspeed' names DeepSpeed's JSON; otherwise give its model, degrees and batch to `debubble simulate` (--data,"
+    " --zero, --micro-batches)": (
+        "per_device_train_batch_size", "model_name_or_path", "base_model", "dist_config.name",
+    ),
     f"nanotron's, which is not read: {_SIMULATE}": ("tokens.micro_batch_size", "parallelism.pp_engine"),
     f"GPT-NeoX's, which is not read: {_SIMULATE}": (
         "pipe_parallel_size", "pipe-parallel-size", "model_parallel_size", "model-parallel-size",
     ),
-    "accelerate's, which is not read: import the DeepSpeed JSON that it names (deepspeed_config_file) with `debubble"
-    f" import deepspeed`, or {_SIMULATE}": ("distributed_type", "compute_environment"),
+    "accelerate's, which `debubble import deepspeed` reads if it starts DeepSpeed": (
+        "distributed_type", "compute_environment",
+    ),
 }  # fmt: skip
 """Description of an unsupported tool's file, with advice -> entries that identify such a file."""
 

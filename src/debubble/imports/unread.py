@@ -129,7 +129,8 @@ class Unread:
 def known_entries(framework: str) -> frozenset[str]:
     """The names of all entries and arguments that a framework has or had; empty if there is no list."""
     arguments = (f"--{name}" for name in listed_names(framework, "arguments.txt"))
-    return frozenset((*listed_names(framework, "entries.txt"), *arguments))
+    entries = (name for file in ("entries.txt", "accelerate.txt") for name in listed_names(framework, file))
+    return frozenset((*entries, *arguments))
 
 
 @cache
@@ -155,10 +156,10 @@ def misspelt(names: Iterable[str], known: Collection[str], *, own_arguments: boo
 def _nearest(name: str, known: Collection[str], *, own_arguments: bool = False) -> str:
     """The known name that is nearest as a whole, in its section and in its last component; empty if there is none."""
     section, _, last = name.rpartition(".")
-    cutoff = _CUTOFF_OF_KNOWN
-    if own_arguments and name.startswith("--"):
-        cutoff, known = _CUTOFF_BESIDE_OWN, [argument for argument in known if argument.startswith("--")]
-    for candidate in get_close_matches(name, known, 5, cutoff=cutoff):
+    is_argument = name.startswith("--")
+    cutoff = _CUTOFF_BESIDE_OWN if own_arguments and is_argument else _CUTOFF_OF_KNOWN
+    alike = [other for other in known if other.startswith("--") == is_argument]
+    for candidate in get_close_matches(name, alike, 5, cutoff=cutoff):
         of_section, _, of_last = candidate.rpartition(".")
         if _is_near(section, of_section) and _is_near(last, of_last):
             return candidate

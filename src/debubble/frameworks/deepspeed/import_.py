@@ -12,8 +12,10 @@ from debubble.costs import framework_with
 from debubble.costs.devices.speed import element_bytes
 from debubble.costs.step import MOMENTS
 from debubble.formatting import listed, size_words
-from debubble.frameworks.deepspeed import trainer
+from debubble.frameworks.deepspeed import accelerate, trainer
+from debubble.frameworks.deepspeed.accelerate import is_accelerate, read_accelerate
 from debubble.frameworks.deepspeed.partition import DEFAULT_METHOD, divided_states, partitioned_layers
+from debubble.frameworks.deepspeed.trainer_files import config_of, is_trainer_file, trainer_arguments
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
@@ -31,8 +33,12 @@ _LAYERS = "planned_layers.py"
 
 
 def read_with_trainer(path: Path, command_line: CommandLine | None) -> Mapping[str, Any]:
-    """The settings of a configuration, completed by the arguments of the job's command line."""
-    return trainer.with_trainer(read_config(path), path, command_line)
+    """The settings of a configuration, completed by the Trainer's arguments in the same file or the command line."""
+    settings = read_config(path)
+    if not is_trainer_file(settings):
+        return trainer.with_trainer(settings, path, command_line)
+    config, arguments = config_of(settings, path, read_config), trainer_arguments(settings, path)
+    return trainer.with_trainer(config, path, command_line, arguments)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -49,7 +55,10 @@ def read_config(path: Path) -> Mapping[str, Any]:
         if module.exists()
         for name, value in read_constants(module).items()
     }
-    return {**dict(_renamed(read_settings(path))), **planned}
+    settings = read_settings(path)
+    if is_accelerate(settings):
+        settings = read_accelerate(settings, path, read_config)
+    return {**dict(_renamed(settings)), **planned}
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -199,8 +208,9 @@ imports.add(
     "deepspeed",
     Importer(
         name="deepspeed", read_job=deepspeed, settings=read_config, file="ds_config.json", defaults=DEFAULTS,
-        harmless=HARMLESS + trainer.HARMLESS, with_arguments=read_with_trainer, conflicts=conflicts, switches=switches,
-        converts=CONVERTS, complete="bf16.* fp16.* zero_optimization.*",
+        harmless=HARMLESS + trainer.HARMLESS + accelerate.HARMLESS, with_arguments=read_with_trainer,
+        conflicts=conflicts, switches=switches,
+        converts=CONVERTS, complete=f"bf16.* fp16.* zero_optimization.* {accelerate.COMPLETE}",
         own_arguments=True,
         marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
     ),

@@ -23,6 +23,8 @@ _RANKS, _TUNES, _PEFT = ("--lora_rank", "--lora_r"), "--finetuning_type", "--use
 _FINETUNING_RANK, _PEFT_RANK = 8, 16
 """Default ranks of adapters of LLaMA-Factory's --finetuning_type lora and of TRL's --use_peft."""
 _MODEL, _OPTIMIZER = "--model_name_or_path", "--optim"
+LEFT_OUT = "left_out"
+"""Key for the arguments that the Trainer's file leaves to their defaults."""
 _FILLED = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "bf16": "bf16.enabled",
@@ -34,7 +36,9 @@ _TRAINER_ARGUMENTS = (CHECKPOINTING, *_LENGTHS, _MODEL, _OPTIMIZER, *_RANKS, _TU
 HARMLESS = """
     logging_* save_* eval_* evaluation_strategy report_to run_name do_* remove_unused_columns dataloader_*
     num_train_epochs overwrite_output_dir lr_scheduler_* ddp_timeout hub_* push_to_hub deepspeed dataset_* torch_dtype
-    lora_alpha lora_dropout lora_target* template
+    lora_alpha lora_dropout lora_target* template dataset val_size max_samples preprocessing_* overwrite_cache plot_loss
+    resume_from_checkpoint load_best_model_at_end metric_for_best_model greater_is_better media_dir model_revision
+    include_num_input_tokens_seen disable_tqdm
 """
 """Arguments that cost neither time nor memory of a step."""
 
@@ -58,7 +62,9 @@ def with_trainer(
     sections = {name.partition(".")[0] for name in listed_names("deepspeed", "entries.txt")}
     for name, value in line.override(of_file or {}).items():
         argument = name.replace("-", "_")
-        if argument in _FILLED:
+        if name == LEFT_OUT:
+            filled[name] = value
+        elif argument in _FILLED:
             entry = _FILLED[argument]
             said = config.get(entry, "auto")
             if said not in ("auto", value):
@@ -122,6 +128,11 @@ def remarks(read: SettingsReader, optimizer: str, length: int | None) -> Iterato
     name = str(read.get(_OPTIMIZER, "adamw"))
     if read.get("optimizer.type") is None and not re.match(r"(paged_)?(adamw|sgd|lion_32bit|lion$)", name):
         yield f"{_OPTIMIZER} {name} is predicted as {optimizer}."
+    if left_out := read.texts(LEFT_OUT):
+        yield f"The file leaves these to their defaults: {' '.join(left_out)}."
+    tunes = read.text(_TUNES, "full")
+    if tunes not in ("full", "lora"):
+        yield f"{_TUNES} {tunes} is predicted as full: its frozen layers take less."
     argument = _length_argument(read)
     if argument is not None and length is None:
         yield f"Every sequence is predicted with the whole {argument}, as packed ones have; shorter ones take less."
