@@ -110,6 +110,8 @@ MISSING_SOURCES = "source"
 """Key for the names of sourced scripts that do not exist."""
 OVERWRITTEN_VARIABLES = "overwritten"
 """Key for sentences on variables that the user gives and the script overwrites."""
+OPEN_LOOP = "loop"
+"""Key for the line and head of a loop around the training whose number of runs is unknown."""
 DETACHED_ARGUMENTS = "lost"
 """Key for arguments that start a line because the line before lacks its backslash."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
@@ -154,7 +156,8 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
         if recipes:
             return {RECIPE: recipes.pop() + (() if command_line is None else command_line.words)}
         started = [word for words in commands for word in words if word.endswith(SCRIPTS)]
-        command = training_command(script, path)
+        overridden = named_arguments(() if command_line is None else command_line.words)
+        command = training_command(script, path, overridden)
         arguments = named_arguments(command.words)
         if script.missing and arguments:
             arguments[MISSING_SOURCES] = script.missing
@@ -162,6 +165,8 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
             arguments[OVERWRITTEN_VARIABLES] = script.overwritten
         if detached := tuple(words[0] for words in commands if words and words[0].startswith("--")):
             arguments[DETACHED_ARGUMENTS] = detached
+        if command.loop:
+            arguments[OPEN_LOOP] = (command.loop,)
         if script.world_size is not None:
             arguments.setdefault("--world-size", script.world_size)
         if (swift := swift_command(command.words)) is not None:

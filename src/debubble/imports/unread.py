@@ -16,7 +16,7 @@ from debubble.imports.harmless import is_harmless
 from debubble.imports.reader import SettingsReader
 from debubble.ir import InputError
 
-_CUTOFF_OF_KNOWN, _CUTOFF_OF_MISSING, _CUTOFF_BESIDE_OWN = 0.8, 0.94, 0.9
+_CUTOFF_OF_KNOWN, _CUTOFF_OF_MISSING, _CUTOFF_OF_ARGUMENTS = 0.8, 0.94, 0.9
 """Minimum similarity (difflib's cutoff) of a name that may be misspelt to a known name of the framework, to a name that
 was read but is missing from the file, and of an argument where the user's program has arguments of its own."""
 MAX_FREE_NAMES = 12
@@ -157,9 +157,9 @@ def _nearest(name: str, known: Collection[str], *, own_arguments: bool = False) 
     """The known name that is nearest as a whole, in its section and in its last component; empty if there is none."""
     section, _, last = name.rpartition(".")
     is_argument = name.startswith("--")
-    cutoff = _CUTOFF_BESIDE_OWN if own_arguments and is_argument else _CUTOFF_OF_KNOWN
-    alike = [other for other in known if other.startswith("--") == is_argument]
-    for candidate in get_close_matches(name, alike, 5, cutoff=cutoff):
+    cutoff = _CUTOFF_OF_ARGUMENTS if own_arguments and is_argument else _CUTOFF_OF_KNOWN
+    candidates = [other for other in known if other.startswith("--") == is_argument]
+    for candidate in get_close_matches(name, candidates, 5, cutoff=cutoff):
         of_section, _, of_last = candidate.rpartition(".")
         if _is_near(section, of_section) and _is_near(last, of_last):
             return candidate

@@ -82,8 +82,8 @@ def read_accelerate(settings: Settings, path: Path, read_config: Callable[[Path]
     entries = dict(_as_deepspeed(specified)) if file is None else {}
     rest = {name: value for name, value in settings.items() if not name.startswith(_SECTION)}
     unread = {f"{_SECTION}{name}": value for name, value in specified.items() if file or name not in _ENTRIES}
-    kept = {name: value for name, value in rest.items() if name not in (_KIND, _ENVIRONMENT, _DTYPE)}
-    return {**config, **entries, **dict(_dtypes(rest.get(_DTYPE), config)), **unread, **kept}
+    remaining = {name: value for name, value in rest.items() if name not in (_KIND, _ENVIRONMENT, _DTYPE)}
+    return {**config, **entries, **dict(_dtypes(rest.get(_DTYPE), config)), **unread, **remaining}
 
 
 def _as_deepspeed(specified: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swif
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import suggest
-from debubble.imports.settings import DETACHED_ARGUMENTS, OVERWRITTEN_VARIABLES, RECIPE, SCRIPTS
+from debubble.imports.settings import DETACHED_ARGUMENTS, OPEN_LOOP, OVERWRITTEN_VARIABLES, RECIPE, SCRIPTS
 from debubble.imports.shell.script_run import RANKS
 from debubble.ir import RunOptions
 from debubble.models import Model
@@ -163,6 +163,8 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         yield f"--args has {words}: change it there."
     for name in arguments.words(DETACHED_ARGUMENTS):
         yield f"{name} begins a command of its own, as no backslash ends the line before: the training does not get it."
+    for loop in arguments.words(OPEN_LOOP):
+        yield f"The training is in a loop that the file does not decide ({loop}): predicted is one run of it."
     arguments.get("--world-size")
     for names in _WORLD_SIZES:
         # The value of the launcher's last argument is followed by the training script.

@@ -21,11 +21,19 @@ RANKS = ("NNODES", "NPROC_PER_NODE")
 
 @dataclass(frozen=True)
 class StartedCommand:
-    """A command that a script starts: its words, its line, and the variables of RANKS that are set for it."""
+    """A command that a script starts.
+
+    Attributes:
+        words: Its words.
+        line: Its line.
+        ranks: The variables of RANKS that are set for it.
+        loop: The line and the head of the loop around it whose number of runs is unknown; empty: none.
+    """
 
     words: tuple[str, ...]
     line: int
     ranks: Mapping[str, str] = field(default_factory=dict)
+    loop: str = ""
 
 
 @dataclass(frozen=True)
