@@ -110,6 +110,9 @@ MISSING_SOURCES = "source"
 """Key for the names of sourced scripts that do not exist."""
 OVERWRITTEN_VARIABLES = "overwritten"
 """Key for sentences on variables that the user gives and the script overwrites."""
+DEEPSPEED_ENTRIES = "deepspeed_config."
+"""Prefix of the entries of the DeepSpeed configuration that a script names or writes."""
+DEEPSPEED_ARGUMENTS = frozenset(("--deepspeed", "--deepspeed-config", "--deepspeed-config-file"))
 OPEN_LOOP = "loop"
 """Key for the line and head of a loop around the training whose number of runs is unknown."""
 DETACHED_ARGUMENTS = "lost"
@@ -165,6 +168,9 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
             arguments[OVERWRITTEN_VARIABLES] = script.overwritten
         if detached := tuple(words[0] for words in commands if words and words[0].startswith("--")):
             arguments[DETACHED_ARGUMENTS] = detached
+        config_name = {**arguments, **overridden}.get("--deepspeed-config")
+        config = settings_of_script(config_name, script.files, path)
+        arguments |= {f"{DEEPSPEED_ENTRIES}{name}": value for name, value in config.items()}
         if command.loop:
             arguments[OPEN_LOOP] = (command.loop,)
         if script.world_size is not None:
@@ -174,16 +180,35 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
     if command_line is not None:
         arguments |= named_arguments(command_line.words)
     if not TRAINING_ARGUMENTS & arguments.keys() and COMMAND not in arguments:
-        starts = (
-            f"; it starts {Path(started[-1]).name}: give that, with the variables that it sets in --args"
-            if started
-            else ""
-        )
+        give = "give the file that has them"
+        if started:
+            give = f"it starts {Path(started[-1]).name}: give that, with the variables that it sets in --args"
+        elif not DEEPSPEED_ARGUMENTS.isdisjoint(arguments):
+            give = f"`debubble import deepspeed {path}` reads scripts of Transformers' Trainer"
         raise InputError(
             f"{path} has no arguments of a training such as --num-layers 32, nor the list of them that Megatron-LM"
-            f" logs{starts or ': give the file that has them'}."
+            f" logs{';' if started else ':'} {give}."
         )
     return arguments
+
+
+def settings_of_script(name: Any, files: Mapping[str, str], path: Path) -> Mapping[str, Any]:
+    """The settings of a file that a script names; empty if it neither writes it nor has it next to it.
+
+    Args:
+        name: The file's name.
+        files: Name -> text of the files that the script writes.
+        path: The script.
+    """
+    if not isinstance(name, str):
+        return {}
+    file = named_file(name, path)
+    text = files.get(name) or ("" if file is None else read_file(file, "configuration").decode(errors="replace"))
+    try:
+        tree = _READERS.get(Path(name).suffix, json.loads)(text)
+    except (ValueError, yaml.YAMLError, AttributeError, RecursionError):
+        return {}
+    return dict(_flatten(tree)) if isinstance(tree, dict) else {}
 
 
 def _starts_recipe(words: Sequence[str]) -> bool:

@@ -15,6 +15,7 @@ from debubble.formatting import listed, size_words
 from debubble.frameworks.deepspeed import accelerate, trainer
 from debubble.frameworks.deepspeed.accelerate import is_accelerate, read_accelerate
 from debubble.frameworks.deepspeed.partition import DEFAULT_METHOD, divided_states, partitioned_layers
+from debubble.frameworks.deepspeed.scripts import read_script
 from debubble.frameworks.deepspeed.trainer_files import config_of, is_trainer_file, trainer_arguments
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
@@ -23,7 +24,7 @@ from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
 from debubble.imports.kinds import INTEGER
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import SCRIPTS, read_constants, read_settings
+from debubble.imports.settings import OPEN_LOOP, SCRIPTS, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -34,6 +35,10 @@ _LAYERS = "planned_layers.py"
 
 def read_with_trainer(path: Path, command_line: CommandLine | None) -> Mapping[str, Any]:
     """The settings of a configuration, completed by the Trainer's arguments in the same file or the command line."""
+    if path.suffix in SCRIPTS:
+        script = read_script(path, command_line, read_config)
+        arguments = {**script.arguments, **({OPEN_LOOP: [script.loop]} if script.loop else {})}
+        return trainer.with_trainer(as_deepspeed(script.config, path), path, command_line, arguments)
     settings = read_config(path)
     if not is_trainer_file(settings):
         return trainer.with_trainer(settings, path, command_line)
@@ -43,11 +48,6 @@ def read_with_trainer(path: Path, command_line: CommandLine | None) -> Mapping[s
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The settings of a configuration, and the constants in debubble's Python files next to it."""
-    if path.suffix in SCRIPTS:
-        raise InputError(
-            f"{path} is a script: give the JSON that its --deepspeed_config names, the model with --model, the length"
-            " with --sequence-length, and the arguments of Transformers' Trainer with --args."
-        )
     alongside = [path.parent / name for name in (_MODULE, _LAYERS)]
     planned = {
         f"{module.name}: {name}": sorted(value)
@@ -55,10 +55,14 @@ def read_config(path: Path) -> Mapping[str, Any]:
         if module.exists()
         for name, value in read_constants(module).items()
     }
-    settings = read_settings(path)
+    return {**as_deepspeed(read_settings(path), path), **planned}
+
+
+def as_deepspeed(settings: Settings, path: Path) -> dict[str, Any]:
+    """The entries of a file by DeepSpeed's current names, also of accelerate's file."""
     if is_accelerate(settings):
         settings = read_accelerate(settings, path, read_config)
-    return {**dict(_renamed(settings)), **planned}
+    return dict(_renamed(settings))
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

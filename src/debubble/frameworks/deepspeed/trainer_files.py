@@ -16,6 +16,8 @@ from debubble.ir import InputError
 
 _CONFIG = "deepspeed"
 _MARKS = ("per_device_train_batch_size", "model_name_or_path", "output_dir")
+_AXOLOTL = "base_model"
+"""The entry that every file of axolotl has, whose other names differ."""
 _DEFAULTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 _FACTORY_MARKS = ("finetuning_type", "stage", "cutoff_len", "template")
 _FACTORY_DEFAULTS = {"finetuning_type": "lora", "cutoff_len": 2048}
@@ -23,10 +25,19 @@ _STAGE, _RETAINS = "stage", "disable_gradient_checkpointing"
 _STAGES = ("pt", "sft")
 
 
+def is_of_trainer(settings: Settings) -> bool:
+    """Tell whether these are arguments of the Trainer."""
+    return any(name in settings for name in _MARKS) and _AXOLOTL not in settings
+
+
+def has_config(settings: Settings) -> bool:
+    """Tell whether the Trainer's arguments have or name a DeepSpeed configuration."""
+    return any(name == _CONFIG or name.startswith(f"{_CONFIG}.") for name in settings)
+
+
 def is_trainer_file(settings: Settings) -> bool:
-    """Tell whether a file has the Trainer's arguments and names a DeepSpeed configuration."""
-    has_config = any(name == _CONFIG or name.startswith(f"{_CONFIG}.") for name in settings)
-    return has_config and any(name in settings for name in _MARKS)
+    """Tell whether a file has the Trainer's arguments and has or names a DeepSpeed configuration."""
+    return is_of_trainer(settings) and has_config(settings)
 
 
 def trainer_arguments(settings: Settings, path: Path) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from pathlib import Path
 from debubble.costs import framework_with
 from debubble.costs.step import MOMENTS
 from debubble.frameworks.deepspeed.partition import divided_states
+from debubble.frameworks.megatron import deepspeed_config
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
+from debubble.frameworks.megatron.deepspeed_config import config_warnings, is_on_host, zero_stage
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
 from debubble.frameworks.megatron.mindspeed import SWAP_OPTIMIZER, as_megatron, is_mindspeed
@@ -39,7 +41,7 @@ from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import MISSING_SOURCES, RECIPE, read_arguments, read_settings
+from debubble.imports.settings import DEEPSPEED_ENTRIES, MISSING_SOURCES, RECIPE, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread, with_misspelt_first
 from debubble.ir import InputError, RunOptions
@@ -100,7 +102,7 @@ HARMLESS = """
     colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type n_samples_per_*
     sglang_* eval_* address runtime_env_json use_tis num_rollout
 """
-"""Entries that cost neither time nor memory of a step, besides those of all frameworks."""
+"""Entries that cost neither time nor memory of a step, besides those of all frameworks and of DeepSpeed."""
 
 
 def megatron(read: SettingsReader, facts: UserFacts) -> ImportedJob:
@@ -129,7 +131,8 @@ imports.add(
     "megatron",
     Importer(
         name="megatron", read_job=megatron, settings=read_job, file="megatron-arguments.sh", conflicts=conflicts,
-        environment=environment, with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS,
+        environment=environment, with_arguments=read_job, defaults=DEFAULTS["megatron"],
+        harmless=HARMLESS + deepspeed_config.HARMLESS,
         turned_off=turned_off, required=required, notes=notes, switches=switches,
     ),
 )  # fmt: skip
@@ -215,7 +218,10 @@ def job_of(arguments: Arguments, facts: UserFacts, *, target: str) -> ImportedJo
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
         defaulted=_defaulted(arguments, facts),
-        warnings=tuple(warnings_on(arguments, options, facts.cluster.count)),
+        warnings=(
+            *warnings_on(arguments, options, facts.cluster.count),
+            *config_warnings(arguments, options, micro_batches),
+        ),
         rest=Unread.from_reader(arguments, remarks_on(arguments, options, model)),
     )
 
@@ -236,9 +242,7 @@ def _zero(arguments: Arguments) -> int:
     if arguments.flag("--use-megatron-fsdp") or arguments.flag("--use-custom-fsdp"):
         strategy = arguments.word("--data-parallel-sharding-strategy", FSDP[3])
         return next((level for level, name in FSDP.items() if name == strategy), 3)
-    stage = arguments.count("--zero-stage", int(arguments.flag("--use-distributed-optimizer")))
-    if stage not in range(4):
-        raise arguments.refusal("--zero-stage", f"is {stage}, and DeepSpeed has the levels 0, 1, 2 and 3")
+    stage = zero_stage(arguments, int(arguments.flag("--use-distributed-optimizer")))
     return divided_states(stage, _dtype(arguments)) if arguments.flag("--deepspeed") else stage
 
 
@@ -263,7 +267,8 @@ _ADAMS = ("adam", "fusedadam", "fusedadamw")
 
 def _host_optimizer(arguments: Arguments) -> float:
     """The fraction of optimizer states on the host: 1 for the switches of Megatron-DeepSpeed and MindSpeed."""
-    if arguments.flag(SWAP_OPTIMIZER) or (arguments.flag("--cpu-optimizer") and arguments.flag("--deepspeed")):
+    on_host = arguments.flag("--cpu-optimizer") or is_on_host(arguments)
+    if arguments.flag(SWAP_OPTIMIZER) or (on_host and arguments.flag("--deepspeed")):
         return 1.0
     return arguments.share("--optimizer-offload-fraction") if arguments.flag("--optimizer-cpu-offload") else 0.0
 
@@ -380,7 +385,7 @@ def _defaulted(arguments: Arguments, user: UserFacts) -> dict[str, str]:
         "dtype": _DTYPES,
         "gradients": _GRADIENT_DTYPES,
         "sequence_parallel": ("--sequence-parallel",),
-        "zero": (*sharding, "--zero-stage"),
+        "zero": (*sharding, "--zero-stage", f"{DEEPSPEED_ENTRIES}zero_optimization.stage"),
     }
     size_arguments = {"micro-batches of {}": "--micro-batch-size", "a global batch of {}": "--global-batch-size"}
     if user.sequence_length is None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.deepspeed_config import has_config
 from debubble.frameworks.megatron.mindspeed import SWAP_OPTIMIZER
 from debubble.frameworks.megatron.model import LLAMA2, dropout, guesses_vocabulary, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
@@ -47,8 +48,11 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
     yield from _remarks_on_model(arguments, model)
-    if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
-        yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
+    if arguments.flag("--deepspeed") and "--zero-stage" not in arguments and not has_config(arguments):
+        yield (
+            "The ZeRO level stands in --deepspeed_config, which is neither in the script nor next to it: predicted is"
+            " none; give it with --args '--zero-stage N'."
+        )
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")

@@ -32,7 +32,34 @@ class Assignments:
     assigned: list[tuple[str, ...]] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the user, used where conditions leave a variable unknown."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Name -> text of the files that commands write."""
     depth: int = 0
+
+    def write(self, words: Sequence[str], redirections: Sequence[Token]) -> None:
+        """Record the file that a command writes, if its text is known.
+
+        Args:
+            words: The command's words.
+            redirections: Its here-document, and the file.
+        """
+        texts = [
+            token.text if re.search("['\"\\\\]", "".join(token.elements or ())) else self.variables.document(token.text)
+            for token in redirections
+            if token.kind == "<<"
+        ]
+        if words[0] in ("cat", "tee") and texts:
+            text = "\n".join(texts)
+        elif words[0] in ("echo", "printf"):
+            text = " ".join(word for word in words[1:] if word not in ("-e", "-n"))
+        else:
+            return
+        named = {self.variables.text_of(token.text): token.kind == ">>" for token in redirections if token.kind != "<<"}
+        if words[0] == "tee":
+            named |= {word: "-a" in words for word in words[1:] if not word.startswith("-")}
+        for name, adds in named.items():
+            self._check_length(len(text) + len(self.files.get(name, "")))
+            self.files[name] = f"{self.files.get(name, '')}{text}\n" if adds else f"{text}\n"
 
     def assign(self, token: Token) -> None:
         """Set a variable, or append to it."""

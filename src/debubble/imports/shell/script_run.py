@@ -46,6 +46,7 @@ class ScriptRun:
         missing: Names of sourced scripts that do not exist.
         overwritten: Sentences on variables that the user gives and the script sets to another value.
         world_size: The product that it sets WORLD_SIZE to; None: not set, or unknown.
+        files: Name -> text of the files that it writes by `cat`, `tee`, `echo` and `printf`.
     """
 
     commands: tuple[StartedCommand, ...]
@@ -53,6 +54,7 @@ class ScriptRun:
     missing: tuple[str, ...] = ()
     overwritten: tuple[str, ...] = ()
     world_size: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def named_file(name: str, path: Path) -> Path | None:

@@ -105,6 +105,7 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
         assigned=tuple(reader.assigned),
         missing=tuple(reader.missing),
         overwritten=() if arguments is None else tuple(_overwritten(arguments, reader.variables)),
+        files=reader.files,
         world_size=world if isinstance(world, str) and world.isdecimal() else None,
     )
 
@@ -390,6 +391,8 @@ class _Follower(Assignments):
                 self.assign(token)
             return True
         words = [word for token in tokens for word in self.variables.fields_of(token.text)]
+        if words and command.redirections:
+            self.write(words, command.redirections)
         return self._start(words, command.line, assignments) if words else True
 
     def _start(self, words: list[str], line: int, assignments: Sequence[Token]) -> bool | None:

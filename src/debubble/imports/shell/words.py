@@ -115,6 +115,10 @@ class ShellVariables:
         """Expand a word to one text without splitting, as after `=`."""
         return "".join(text for text, _ in self._pieces(word))
 
+    def document(self, text: str) -> str:
+        """Expand a here-document, in which quotes are plain letters."""
+        return "".join(expanded for expanded, _ in self._quoted(text))
+
     def _pieces(self, word: str) -> list[tuple[str, bool]]:
         """The expanded pieces of a word, and whether each may be split at blanks."""
         pieces: list[tuple[str, bool]] = []
