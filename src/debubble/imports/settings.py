@@ -112,6 +112,8 @@ OVERWRITTEN_VARIABLES = "overwritten"
 """Key for sentences on variables that the user gives and the script overwrites."""
 DEEPSPEED_ENTRIES = "deepspeed_config."
 """Prefix of the entries of the DeepSpeed configuration that a script names or writes."""
+YAML_ENTRIES = "yaml_cfg."
+"""Prefix of the entries of the YAML with Megatron-LM's arguments that a script names or writes."""
 DEEPSPEED_ARGUMENTS = frozenset(("--deepspeed", "--deepspeed-config", "--deepspeed-config-file"))
 OPEN_LOOP = "loop"
 """Key for the line and head of a loop around the training whose number of runs is unknown."""
@@ -168,9 +170,9 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
             arguments[OVERWRITTEN_VARIABLES] = script.overwritten
         if detached := tuple(words[0] for words in commands if words and words[0].startswith("--")):
             arguments[DETACHED_ARGUMENTS] = detached
-        config_name = {**arguments, **overridden}.get("--deepspeed-config")
-        config = settings_of_script(config_name, script.files, path)
-        arguments |= {f"{DEEPSPEED_ENTRIES}{name}": value for name, value in config.items()}
+        for argument, prefix in (("--deepspeed-config", DEEPSPEED_ENTRIES), ("--yaml-cfg", YAML_ENTRIES)):
+            config = settings_of_script({**arguments, **overridden}.get(argument), script.files, path)
+            arguments |= {f"{prefix}{name}": value for name, value in config.items()}
         if command.loop:
             arguments[OPEN_LOOP] = (command.loop,)
         if script.world_size is not None:
@@ -237,7 +239,7 @@ def _arguments_of_file(words: Sequence[str], path: Path) -> dict[str, Any]:
     return {**{key: str(environment[key]) for key in RANKS if key in environment}, **words_of}
 
 
-_TURNED_OFF = {
+TURNED_OFF = {
     "add_bias_linear": "--disable-bias-linear",
     "add_position_embedding": "--no-position-embedding",
     "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
@@ -254,8 +256,8 @@ _TURNED_OFF = {
 def _logged_arguments(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
     """Arguments of log lines `name .... value`; those that are off are omitted, or become their off-switch."""
     for name, value in lines:
-        if value == "False" and name in _TURNED_OFF:
-            yield _TURNED_OFF[name], True
+        if value == "False" and name in TURNED_OFF:
+            yield TURNED_OFF[name], True
         if value not in ("None", "False", "[]"):
             listed = value.startswith("[") and tuple(word.strip(" '\"") for word in value.strip("[]").split(","))
             yield f"--{name.replace('_', '-')}", True if value == "True" else listed or value

@@ -13,7 +13,7 @@ from pathlib import Path
 from debubble.costs import framework_with
 from debubble.costs.step import MOMENTS
 from debubble.frameworks.deepspeed.partition import divided_states
-from debubble.frameworks.megatron import deepspeed_config
+from debubble.frameworks.megatron import deepspeed_config, yaml_config
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
@@ -34,6 +34,7 @@ from debubble.frameworks.megatron.swift import (
     read_swift,
 )
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
+from debubble.frameworks.megatron.yaml_config import is_yaml_config, read_yaml_config, with_yaml_config
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.harmless import LAUNCHER_FLAGS
@@ -51,7 +52,7 @@ from debubble.targets.target import sparse_layers
 
 
 def read_job(path: Path, command_line: CommandLine | None = None) -> Settings:
-    """The arguments of a file; YAML is Megatron-Bridge's or FlagScale's.  Raises InputError if it has none.
+    """The arguments of a file; YAML is Megatron-Bridge's, FlagScale's or --yaml-cfg's.  Raises InputError without any.
 
     Args:
         path: The file.
@@ -61,12 +62,17 @@ def read_job(path: Path, command_line: CommandLine | None = None) -> Settings:
         arguments = read_arguments(path, command_line)
         if RECIPE in arguments:
             return read_recipe(arguments[RECIPE], path)
-        return read_swift(arguments, path) if COMMAND in arguments else arguments
+        if COMMAND in arguments:
+            return read_swift(arguments, path)
+        return with_arguments(with_yaml_config(arguments, path), command_line)
     line = command_line or CommandLine({})
     settings = read_settings(path)
     if is_flagscale(settings):
         settings = {name: line.expand(value) for name, value in settings.items()}
         return with_arguments(read_flagscale(settings), command_line)
+    if is_yaml_config(settings):
+        expanded = {name: line.expand(value) for name, value in settings.items()}
+        return with_arguments(read_yaml_config(expanded), command_line)
     return with_arguments(read_bridge(path, line), command_line)
 
 
@@ -132,7 +138,7 @@ imports.add(
     Importer(
         name="megatron", read_job=megatron, settings=read_job, file="megatron-arguments.sh", conflicts=conflicts,
         environment=environment, with_arguments=read_job, defaults=DEFAULTS["megatron"],
-        harmless=HARMLESS + deepspeed_config.HARMLESS,
+        harmless=HARMLESS + deepspeed_config.HARMLESS + yaml_config.HARMLESS,
         turned_off=turned_off, required=required, notes=notes, switches=switches,
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ TRAINING_ARGUMENTS = frozenset(
     (
         "--num-layers", "--hidden-size", "--micro-batch-size", "--global-batch-size", "--seq-length",
         "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-attention-heads", "--lr", "--bf16",
+        "--yaml-cfg",
     )
 )  # fmt: skip
 """Arguments that identify a command as a training."""
