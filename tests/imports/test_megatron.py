@@ -350,6 +350,14 @@ def test_options_must_be_positive(tmp_path: Path) -> None:
         ("", "megatron-lm"),
         ("--tp-comm-overlap", "megatron-lm,tensor_overlap=true"),
         ("--overlap-grad-reduce", "megatron-lm,gradient_overlap=true"),
+        (
+            "--overlap-grad-reduce --use-distributed-optimizer",
+            "megatron-lm,gradient_overlap=true,gather_overlap=false",
+        ),
+        (
+            "--overlap-grad-reduce --overlap-param-gather --use-distributed-optimizer",
+            "megatron-lm,gradient_overlap=true",
+        ),
         ("--moe-enable-deepep --enable-cuda-graph", "megatron-lm,dispatches_once=true,graphs=layers"),
     ],
 )

@@ -302,10 +302,22 @@ def _framework(arguments: Arguments) -> str:
         adapted="qkv" if set(arguments.words("peft.target_modules")) == {"linear_qkv"} else None,
         tensor_overlap=True if arguments.flag("--tp-comm-overlap") else None,
         gradient_overlap=True if arguments.flag("--overlap-grad-reduce") else None,
+        gather_overlap=_gather_overlap(arguments),
         dispatches_once=True if _dispatches_once(arguments) else None,
         graphs=_graphs(arguments),
         keeps_remainders=True if _keeps_remainders(arguments) else None,
     )
+
+
+def _gather_overlap(arguments: Arguments) -> bool | None:
+    """False if gradients overlap with backwards, but the distributed optimizer's gather not with forwards; else None.
+
+    Megatron-Bridge's recipes overlap it unless the file says otherwise.
+    """
+    name = "--overlap-param-gather"
+    of_bridge = arguments.word("framework") == "megatron-bridge" and arguments.settings.get(name) is not False
+    waits = arguments.flag("--overlap-grad-reduce") and not arguments.flag(name) and _zero(arguments) == 1
+    return False if waits and not of_bridge else None
 
 
 def _keeps_remainders(arguments: Arguments) -> bool:

@@ -67,9 +67,6 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         modules = set(arguments.words("peft.target_modules"))
         if modules and modules not in (_LORA_LAYERS, {"linear_qkv"}):
             yield f"Adapters are on {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
-    overlaps = arguments.flag("--overlap-grad-reduce") and arguments.word("framework") != "megatron-bridge"
-    if overlaps and options.zero == 1 and not arguments.flag("--overlap-param-gather"):
-        yield "Parameters are predicted to be gathered next to forwards, as --overlap-param-gather does."
     yield from remarks_on_order(arguments)
     if arguments.word("framework") == SWIFT:
         yield from remarks_on_swift(arguments, model)
