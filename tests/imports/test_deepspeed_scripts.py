@@ -116,3 +116,7 @@ def test_megatron_names_the_importer_of_a_trainers_script(tmp_path: Path) -> Non
 def test_deepspeed_names_the_importer_of_megatrons_script(tmp_path: Path) -> None:
     with pytest.raises(db.InputError, match="starts Megatron-DeepSpeed: `debubble import megatron"):
         trainer(tmp_path, MEGATRON)
+
+
+def test_an_open_deviation_of_weights_decides_nothing(tmp_path: Path) -> None:
+    assert megatron(tmp_path, "{}", "--init-method-std $(bc -l x)").model.initializer_range == 0.02

@@ -78,7 +78,10 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
         ("if [ $SIZE = 7B ]; then A=--bf16; fi; run $A", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
         ("if [ $SIZE = 7B ]; then run --lr 1; else run --lr 2; fi", "line 1 decides"),
         ("M=${SIZE}B; if [ $M = 7B ]; then A=--bf16; fi; run $A", "give it with --args 'SIZE=1'; or give a copy"),
-        ("B=$((1-$?)); if [ $B = 1 ]; then A=--bf16; fi; run $A", "depend on it: give a copy"),
+        (
+            "B=$((1-$?)); if [ $B = 1 ]; then A=--bf16; fi; run $A",
+            "depend on it: give it with --args 'B=1'; or give a copy",
+        ),
         ("if [ -f x ]; then A=--bf16; fi; run $A", "line 1 decides"),
         ("while true; do A+=1; done; run $A", "too long to follow"),
         ("if nvidia-smi | grep -q H100; then A=--bf16; fi; run $A", r"\(nvidia-smi \| grep -q H100\) is not told"),
@@ -392,3 +395,21 @@ def test_an_argument_that_ends_a_script_with_an_error_is_named(arguments: str) -
     script = "case ${SIZE:-$1} in 7b) TP=1;; 13b|14b) TP=2;; *) echo what; exit 1;; esac; run $TP"
     with pytest.raises(InputError, match="error in line 1 for '70b': give --args with another: 7b or 13b or 14b"):
         follow(script, Path("job.sh"), CommandLine.parse(arguments))
+
+
+def test_a_script_next_to_it_that_a_script_starts_is_read(tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text(
+        "run --num-layers ${L:-2} --hidden-size ${H:-8} --lr $1 --bf16 --seq-length $S\n"
+    )
+    (tmp_path / "job.sh").write_text("export S=16\nL=4\nH=32 bash $HOME/inner.sh 3e-4\n")
+
+    assert read_arguments(tmp_path / "job.sh", CommandLine.parse("--seq-length 64")) == {
+        "--num-layers": "2", "--hidden-size": "32", "--lr": "3e-4", "--bf16": True, "--seq-length": "64",
+    }  # fmt: skip
+
+
+def test_an_output_is_asked_for_by_its_variable(tmp_path: Path) -> None:
+    (tmp_path / "tools.sh").write_text("f() {\nM=$(machine)\nif [ $M = a ]; then A=--bf16; fi\n}\n")
+
+    with pytest.raises(InputError, match=r"line 3 of tools\.sh decides .* give it with --args 'M=1'; or give a copy"):
+        follow("source tools.sh; f; run $A", tmp_path / "job.sh")

@@ -19,7 +19,7 @@ import yaml
 from debubble.files import parse, read_file
 from debubble.imports.command_line import CommandLine
 from debubble.imports.script_arguments import named_arguments, training_command
-from debubble.imports.shell.script_run import RANKS, TRAINING_ARGUMENTS, named_file
+from debubble.imports.shell.script_run import RANKS, SCRIPTS, TRAINING_ARGUMENTS, ScriptRun, named_file
 from debubble.imports.shell.scripts import follow
 from debubble.imports.training_scripts import COMMAND, swift_command, swift_file
 from debubble.ir import InputError
@@ -35,10 +35,6 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 def read_settings(path: Path, *, other_suffixes: Sequence[str] = ()) -> Mapping[str, Any]:
     """The settings of a file as path -> value; see `read_tree` for arguments and errors."""
     return dict(_flatten(read_tree(path, other_suffixes=other_suffixes)))
-
-
-SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
-"""File name suffixes of scripts that start a job."""
 
 
 def read_tree(path: Path, *, other_suffixes: Sequence[str] = ()) -> Mapping[Any, Any]:
@@ -162,6 +158,8 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
             return {RECIPE: recipes.pop() + (() if command_line is None else command_line.words)}
         started = [word for words in commands for word in words if word.endswith(SCRIPTS)]
         overridden = named_arguments(() if command_line is None else command_line.words)
+        if _starts_only_a_script(script):
+            return {**read_arguments(script.scripts[0].file, script.scripts[0].command_line), **overridden}
         command = training_command(script, path, overridden)
         arguments = named_arguments(command.words)
         if script.missing and arguments:
@@ -192,6 +190,12 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
             f" logs{';' if started else ':'} {give}."
         )
     return arguments
+
+
+def _starts_only_a_script(script: ScriptRun) -> bool:
+    """Tell whether a script trains nothing itself, and starts one script next to it."""
+    trains = any(not TRAINING_ARGUMENTS.isdisjoint(named_arguments(command.words)) for command in script.commands)
+    return not (trains or script.assigned) and len(set(map(str, script.scripts))) == 1
 
 
 def settings_of_script(name: Any, files: Mapping[str, str], path: Path) -> Mapping[str, Any]:

@@ -24,7 +24,8 @@ from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
 from debubble.imports.kinds import INTEGER
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import OPEN_LOOP, SCRIPTS, read_constants, read_settings
+from debubble.imports.settings import OPEN_LOOP, read_constants, read_settings
+from debubble.imports.shell.script_run import SCRIPTS
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model

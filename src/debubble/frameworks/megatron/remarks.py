@@ -15,8 +15,8 @@ from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swif
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import suggest
-from debubble.imports.settings import DETACHED_ARGUMENTS, OPEN_LOOP, OVERWRITTEN_VARIABLES, RECIPE, SCRIPTS
-from debubble.imports.shell.script_run import RANKS
+from debubble.imports.settings import DETACHED_ARGUMENTS, OPEN_LOOP, OVERWRITTEN_VARIABLES, RECIPE
+from debubble.imports.shell.script_run import RANKS, SCRIPTS
 from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.targets.offload import MODULES

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from debubble.imports.command_line import args_hint
+from debubble.imports.command_line import CommandLine, args_hint
+from debubble.imports.shell.script_run import RANKS, SCRIPTS, StartedScript, named_file
 from debubble.imports.shell.statements import ASSIGNMENT
 from debubble.imports.shell.syntax import Token
 from debubble.imports.shell.words import ShellVariables, is_known
@@ -34,6 +35,10 @@ class Assignments:
     """Environment variables of the user, used where conditions leave a variable unknown."""
     files: dict[str, str] = field(default_factory=dict)
     """Name -> text of the files that commands write."""
+    scripts: list[StartedScript] = field(default_factory=list)
+    """The scripts next to this one that it starts."""
+    exported: set[str] = field(default_factory=set)
+    """The variables that started scripts have."""
     depth: int = 0
 
     def write(self, words: Sequence[str], redirections: Sequence[Token]) -> None:
@@ -101,6 +106,24 @@ class Assignments:
         """Advice on arguments for a script that takes them by position."""
         hint = args_hint(f"${next(iter(self.numbered), '1')}", self.numbered)
         return f"{hint}, and the training's own after them; or put those into a copy"
+
+    def record_script(self, words: Sequence[str], assignments: Sequence[Token]) -> None:
+        """Record the script that a command starts, if it is next to the interpreted one."""
+        place = next((place for place, word in enumerate(words) if word.endswith(SCRIPTS)), None)
+        file = None if place is None else named_file(words[place], self.path)
+        if place is None or file is None or file.samefile(self.path):
+            return
+        exported = {name: self.variables.values.get(name) for name in (*self.environment, *self.exported)}
+        matched = [match for token in assignments if (match := ASSIGNMENT.fullmatch(token.text)) is not None]
+        values = {**exported, **{match[1]: self.variables.text_of(match[4]) for match in matched}}
+        known = {name: value for name, value in values.items() if isinstance(value, str) and is_known(value)}
+        self.scripts.append(StartedScript(file, CommandLine(known, tuple(words[place + 1 :]))))
+
+    def ranks(self, assignments: Sequence[Token]) -> Mapping[str, str]:
+        """The numeric variables of RANKS, as set by the script or by assignments in front of the command."""
+        matched = [match for token in assignments if (match := ASSIGNMENT.fullmatch(token.text)) and match[1] in RANKS]
+        values = self.variables.values | {match[1]: self.variables.text_of(match[4]) for match in matched}
+        return {name: value for name in RANKS if isinstance(value := values.get(name), str) and value.isdecimal()}
 
     def _check_length(self, length: int) -> None:
         if length > _MAX_LETTERS:

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from debubble.imports.command_line import CommandLine
 from debubble.imports.shell.words import is_known
+
+SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
+"""File name suffixes of scripts that start a job."""
 
 TRAINING_ARGUMENTS = frozenset(
     (
@@ -38,6 +42,14 @@ class StartedCommand:
 
 
 @dataclass(frozen=True)
+class StartedScript:
+    """A script next to the interpreted one that it starts, with the environment and arguments that it gives it."""
+
+    file: Path
+    command_line: CommandLine
+
+
+@dataclass(frozen=True)
 class ScriptRun:
     """The commands, variables and missing files of an interpreted script.
 
@@ -48,6 +60,7 @@ class ScriptRun:
         overwritten: Sentences on variables that the user gives and the script sets to another value.
         world_size: The product that it sets WORLD_SIZE to; None: not set, or unknown.
         files: Name -> text of the files that it writes by `cat`, `tee`, `echo` and `printf`.
+        scripts: The scripts next to it that it starts.
     """
 
     commands: tuple[StartedCommand, ...]
@@ -56,6 +69,7 @@ class ScriptRun:
     overwritten: tuple[str, ...] = ()
     world_size: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    scripts: tuple[StartedScript, ...] = ()
 
 
 def named_file(name: str, path: Path) -> Path | None:

@@ -18,7 +18,12 @@ from debubble.imports.command_line import CommandLine, args_hint, variables_in
 from debubble.imports.harmless import is_harmless
 from debubble.imports.shell.assignments import Assignments
 from debubble.imports.shell.conditions import holds
-from debubble.imports.shell.script_run import RANKS, TRAINING_ARGUMENTS, ScriptRun, StartedCommand, named_file
+from debubble.imports.shell.script_run import (
+    TRAINING_ARGUMENTS,
+    ScriptRun,
+    StartedCommand,
+    named_file,
+)
 from debubble.imports.shell.statements import (
     ASSIGNMENT,
     DECLARES,
@@ -106,6 +111,7 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
         missing=tuple(reader.missing),
         overwritten=() if arguments is None else tuple(_overwritten(arguments, reader.variables)),
         files=reader.files,
+        scripts=tuple(reader.scripts),
         world_size=world if isinstance(world, str) and world.isdecimal() else None,
     )
 
@@ -140,6 +146,8 @@ class _Follower(Assignments):
     """The interpreter of a script, with its variables, functions and started commands."""
 
     functions: dict[str, Statement] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    """Function -> ` of FILE` if a sourced file defines it; else empty."""
     commands: list[StartedCommand] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     undecided: dict[str, str] = field(default_factory=dict)
@@ -153,6 +161,8 @@ class _Follower(Assignments):
     failures: int = 0
     loops: int = 0
     """The number of loops around the statement."""
+    sourced: str = ""
+    """` of FILE` while a sourced file is interpreted."""
     loop: str = ""
     """The line and the head of the loop around the statement whose number of runs is unknown."""
 
@@ -195,6 +205,7 @@ class _Follower(Assignments):
                 return self._while(statement)
             case Function(name, body):
                 self.functions[name] = body
+                self.origins[name] = self.sourced
                 return True
 
     def _chain(self, chain: Chain) -> bool | None:
@@ -318,8 +329,8 @@ class _Follower(Assignments):
         unknown = self._unknown_in(words)
         how, by = (f"{args_hint(unknown, self.numbered)}; or ", f" by {unknown}") if unknown else ("", "")
         refusal = (
-            f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on it:"
-            f" {how}give a copy with the branch that runs."
+            f"{self.path}: what line {line}{self.sourced} decides ({words}) is not told by the file, and arguments"
+            f" depend on it: {how}give a copy with the branch that runs."
         )
         for command in commands:
             names = assigned_names(command)
@@ -356,9 +367,13 @@ class _Follower(Assignments):
 
     def _unknown_in(self, condition: str) -> str:
         """The unknown variables that a condition depends on, directly or through variables that the script sets."""
-        values = (self.variables.values.get(name, f"${name}") for name in variables_in(condition))
-        unknown = " ".join(value if isinstance(value, str) else " ".join(value) for value in values)
-        return " ".join(f"${name}" for name in dict.fromkeys(variables_in(unknown)))
+        unknown: list[str] = []
+        for name in variables_in(condition):
+            value = self.variables.values.get(name, f"${name}")
+            text = value if isinstance(value, str) else " ".join(value)
+            # A command's output is told by the variable that it is assigned to.
+            unknown += variables_in(text) or ([] if is_known(text) else [name])
+        return " ".join(f"${name}" for name in dict.fromkeys(unknown))
 
     def _affects_arguments(self, command: Command) -> bool:
         """Tell whether a command starts a training, or may change the arguments of later commands."""
@@ -379,6 +394,8 @@ class _Follower(Assignments):
             words = [token.text for token in tokens[1:]]
             return holds(words[:-1] if first == "[" else words, self.variables, patterns=False)
         if first in DECLARES:
+            if first == "export":
+                self.exported |= {token.text.partition("=")[0] for token in tokens[1:]}
             tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
             for token in tokens:
                 self.assign(token)
@@ -410,7 +427,7 @@ class _Follower(Assignments):
         if name in ("true", "false", ":"):
             return name != "false"
         if name in self.functions:
-            return self._call(self.functions[name], rest)
+            return self._call(name, rest)
         if name in ("source", "."):
             self._source(rest)
         elif name == "eval":
@@ -433,7 +450,8 @@ class _Follower(Assignments):
             if name in ("grep", "which", "command", "type", "let"):
                 return None
         else:
-            self.commands.append(StartedCommand(tuple(self._decided(words)), line, self._ranks(assignments), self.loop))
+            self.record_script(words, assignments)
+            self.commands.append(StartedCommand(tuple(self._decided(words)), line, self.ranks(assignments), self.loop))
         return None if self.in_condition and name not in ("echo", "printf", "shift", "set") else True
 
     def _decided(self, words: Sequence[str]) -> list[str]:
@@ -445,22 +463,17 @@ class _Follower(Assignments):
                     raise InputError(refusal)
         return [word for word in words if word not in self.undecided]
 
-    def _ranks(self, assignments: Sequence[Token]) -> Mapping[str, str]:
-        """The numeric variables of RANKS, as set by the script or by assignments in front of the command."""
-        matched = [match for token in assignments if (match := ASSIGNMENT.fullmatch(token.text)) and match[1] in RANKS]
-        values = self.variables.values | {match[1]: self.variables.text_of(match[4]) for match in matched}
-        return {name: value for name in RANKS if isinstance(value := values.get(name), str) and value.isdecimal()}
-
-    def _call(self, body: Statement, arguments: Sequence[str]) -> bool | None:
+    def _call(self, name: str, arguments: Sequence[str]) -> bool | None:
         outer, self.variables.arguments = self.variables.arguments, list(arguments)
+        outer_file, self.sourced = self.sourced, self.origins[name]
         self.depth += 1
         try:
-            return self._run_condition(body, in_condition=False)
+            return self._run_condition(self.functions[name], in_condition=False)
         except _ExitError:
             return True
         finally:
             self.depth -= 1
-            self.variables.arguments = outer
+            self.variables.arguments, self.sourced = outer, outer_file
 
     def _run_text(self, text: str) -> None:
         self.depth += 1
@@ -477,4 +490,6 @@ class _Follower(Assignments):
         if file is None:
             self.missing.append(words[0])
         else:
+            outer, self.sourced = self.sourced, f" of {file.name}"
             self._run_text(read_file(file, "sourced script").decode(errors="replace"))
+            self.sourced = outer
