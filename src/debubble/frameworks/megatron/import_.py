@@ -13,11 +13,12 @@ from pathlib import Path
 from debubble.costs import framework_with
 from debubble.costs.step import MOMENTS
 from debubble.frameworks.deepspeed.partition import divided_states
-from debubble.frameworks.megatron import deepspeed_config, yaml_config
+from debubble.frameworks.megatron import deepspeed_config, deepspeed_experts, yaml_config
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.deepspeed_config import config_warnings, is_on_host, zero_stage
+from debubble.frameworks.megatron.deepspeed_experts import check_experts, with_experts_of_megatron
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
 from debubble.frameworks.megatron.mindspeed import SWAP_OPTIMIZER, as_megatron, is_mindspeed
@@ -117,13 +118,15 @@ def megatron(read: SettingsReader, facts: UserFacts) -> ImportedJob:
     defaults = DEFAULTS[str(read.get("framework", framework))]
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
     converts = "--*" if defaults is SWIFT_DEFAULTS else read.converts
-    arguments = Arguments(as_megatron(read.settings), read.path, defaults, harmless, converts)
+    settings = with_experts_of_megatron(as_megatron(read.settings))
+    arguments = Arguments(settings, read.path, defaults, harmless, converts)
     for name in ("framework", MISSING_SOURCES):
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
         check_required(arguments, facts)
     is_fork = "--deepspeed" in arguments or "framework" in read.settings or is_mindspeed(read.settings)
     is_plain = framework == "megatron" and not is_fork
+    check_experts(arguments)
     try:
         job = job_of(arguments, facts, target="megatron")
     except InputError as error:
@@ -138,7 +141,7 @@ imports.add(
     Importer(
         name="megatron", read_job=megatron, settings=read_job, file="megatron-arguments.sh", conflicts=conflicts,
         environment=environment, with_arguments=read_job, defaults=DEFAULTS["megatron"],
-        harmless=HARMLESS + deepspeed_config.HARMLESS + yaml_config.HARMLESS,
+        harmless=HARMLESS + deepspeed_experts.HARMLESS + deepspeed_config.HARMLESS + yaml_config.HARMLESS,
         turned_off=turned_off, required=required, notes=notes, switches=switches,
     ),
 )  # fmt: skip
