@@ -176,9 +176,7 @@ class Importer:
 
     def _check_marks(self, settings: Settings, path: Path) -> None:
         """Raise InputError for a file of an unsupported tool or of another framework."""
-        for sentence, names in _UNSUPPORTED_TOOLS.items():
-            if any(name in settings for name in names):
-                raise InputError(f"{path} is {sentence}.")
+        check_tool(settings, path)
         if not self.marks or self._marked(settings):
             return
         other = next((importer.name for importer in imports.values() if importer._marked(settings)), None)
@@ -187,6 +185,13 @@ class Importer:
 
     def _marked(self, settings: Settings) -> bool:
         return any(fnmatch(name, mark) for mark in self.marks.split() for name in settings)
+
+
+def check_tool(settings: Settings, path: Path) -> None:
+    """Raise InputError with advice for a file of a tool that no framework's importer reads as its own."""
+    for sentence, names in _UNSUPPORTED_TOOLS.items():
+        if any(name in settings for name in names):
+            raise InputError(f"{path} is {sentence}.")
 
 
 _SIMULATE = "give its model, degrees and batch to `debubble simulate` (--pipeline, --tensor, --data, --micro-batches)"

@@ -41,7 +41,7 @@ from debubble.imports.defaults import Defaults
 from debubble.imports.harmless import LAUNCHER_FLAGS
 from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.reader import SettingsReader
-from debubble.imports.registry import Importer, Settings, UserFacts, imports
+from debubble.imports.registry import Importer, Settings, UserFacts, check_tool, imports
 from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import DEEPSPEED_ENTRIES, MISSING_SOURCES, RECIPE, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
@@ -68,6 +68,7 @@ def read_job(path: Path, command_line: CommandLine | None = None) -> Settings:
         return with_arguments(with_yaml_config(arguments, path), command_line)
     line = command_line or CommandLine({})
     settings = read_settings(path)
+    check_tool(settings, path)
     if is_flagscale(settings):
         settings = {name: line.expand(value) for name, value in settings.items()}
         return with_arguments(read_flagscale(settings), command_line)
