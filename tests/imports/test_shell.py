@@ -154,8 +154,9 @@ def test_a_program_in_an_open_loop_starts_once(script: str, loop: str) -> None:
     assert command.loop == loop
 
 
-def test_endless_restarts_are_one_program() -> None:
-    script = "while true; do run --lr 1; sleep 1; done"
+@pytest.mark.parametrize("start", ["run --lr 1", "go"])
+def test_endless_restarts_are_one_program(start: str) -> None:
+    script = f"go() {{ run --lr 1; }}; while true; do {start}; sleep 1; done"
 
     assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--lr", "1")]
 

@@ -137,10 +137,6 @@ class _BreakError(Exception):
         self.continues = continues
 
 
-def _first_words(body: Statement) -> list[str]:
-    return [command.tokens[0].text for command in commands_of(body)]
-
-
 @dataclass
 class _Follower(Assignments):
     """The interpreter of a script, with its variables, functions and started commands."""
@@ -279,7 +275,9 @@ class _Follower(Assignments):
             failures, before = self.failures, self._state
             if not self._runs_on(statement.body) or self.failures > failures:
                 return True
-            if self._state == before and starts_program(statement.body):  # An endless restart of the same program.
+            if self._state == before and self._starts_program(
+                statement.body
+            ):  # An endless restart of the same program.
                 return True
         if not (over_arguments and self.variables.arguments is None):
             self._run_once(statement.body, statement.condition)
@@ -298,8 +296,7 @@ class _Follower(Assignments):
 
     def _run_once(self, body: Statement, condition: Statement, name: str = "") -> None:
         """Interpret the body of a loop whose number of runs is unknown once if it starts a program; else skip it."""
-        functions = (self.functions[word] for word in _first_words(body) if word in self.functions)
-        if not any(map(starts_program, (body, *functions))):
+        if not self._starts_program(body):
             self._skip_undecided(body, condition)
             return
         self.variables.values.pop(name, None)
@@ -310,6 +307,12 @@ class _Follower(Assignments):
         self.loop = outer or f"line {line}: {text}"
         self._runs_on(body)
         self.loop = outer
+
+    def _starts_program(self, body: Statement) -> bool:
+        """Tell whether a statement starts a program, itself or by a function."""
+        words = [command.tokens[0].text for command in commands_of(body)]
+        functions = (self.functions[word] for word in words if word in self.functions)
+        return any(map(starts_program, (body, *functions)))
 
     @property
     def _state(self) -> tuple[Mapping[str, Value], list[str] | None]:
