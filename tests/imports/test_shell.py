@@ -414,3 +414,17 @@ def test_an_output_is_asked_for_by_its_variable(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match=r"line 3 of tools\.sh decides .* give it with --args 'M=1'; or give a copy"):
         follow("source tools.sh; f; run $A", tmp_path / "job.sh")
+
+
+def test_braces_of_too_many_words_stay() -> None:
+    [command] = follow("run {1..9999}{1..9999} {a,b}{c,d}", Path("job.sh")).commands
+
+    assert command.words == ("run", "{1..9999}{1..9999}", "ac", "ad", "bc", "bd")
+
+
+def test_scripts_that_start_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("bash b.sh\n")
+    (tmp_path / "b.sh").write_text("bash a.sh\n")
+
+    with pytest.raises(InputError, match=r"b\.sh has no arguments of a training .* it starts a\.sh"):
+        read_arguments(tmp_path / "a.sh")

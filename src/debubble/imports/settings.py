@@ -127,12 +127,15 @@ _MIN_LOGGED_LINES = 10
 """Minimum number of argument lines by which a text is taken for a log rather than a script."""
 
 
-def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mapping[str, Any]:
+def read_arguments(
+    path: Path, command_line: CommandLine | None = None, started_by: tuple[Path, ...] = ()
+) -> Mapping[str, Any]:
     """The arguments in a file, as `--name` -> True, a word, or a tuple of words.
 
     Args:
         path: A shell script, which is interpreted but not run, or a log with the list of arguments.
         command_line: The command line that starts it, whose arguments also go to the training; None: unknown.
+        started_by: The scripts that start it.
 
     Raises:
         InputError: if the file cannot be read, has no arguments, or does not determine them.
@@ -158,8 +161,9 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
             return {RECIPE: recipes.pop() + (() if command_line is None else command_line.words)}
         started = [word for words in commands for word in words if word.endswith(SCRIPTS)]
         overridden = named_arguments(() if command_line is None else command_line.words)
-        if _starts_only_a_script(script):
-            return {**read_arguments(script.scripts[0].file, script.scripts[0].command_line), **overridden}
+        if _starts_only_a_script(script) and (inner := script.scripts[0]).file.resolve() not in started_by:
+            chain = (*started_by, path.resolve())
+            return {**read_arguments(inner.file, inner.command_line, chain), **overridden}
         command = training_command(script, path, overridden)
         arguments = named_arguments(command.words)
         if script.missing and arguments:

@@ -19,8 +19,11 @@ def expanded_braces(word: str) -> list[str]:
         end = _closing(word, begin)
         items = _items(word[begin + 1 : end]) if end else []
         if items:
-            words = [word[:begin] + item + word[end + 1 :] for item in items]
-            return [expanded for other in words for expanded in expanded_braces(other)]
+            middles = [expanded for item in items for expanded in expanded_braces(item)]
+            endings = expanded_braces(word[end + 1 :])
+            if len(middles) * len(endings) > _MAX_ITEMS:
+                return [word]
+            return [word[:begin] + middle + ending for middle in middles for ending in endings]
     return [word]
 
 
