@@ -55,3 +55,7 @@ def test_variables_of_the_environment_are_filled_in(tmp_path: Path) -> None:
     text = CONFIG.replace("pipeline_model_parallel_size: 2", "pipeline_model_parallel_size: '${PP}'")
 
     assert job(tmp_path, text, "PP=4 --micro-batch-size 2").pipeline == 4
+
+
+def test_an_activation_function_that_is_a_list_is_told(tmp_path: Path) -> None:
+    assert "--activation-func" in job(tmp_path, CONFIG.replace("gelu", "[gelu]")).rest.unknown

@@ -75,8 +75,8 @@ def _arguments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for path, value in settings.items():
         name = next((path.removeprefix(section) for section in _SECTIONS if path.startswith(section)), path)
         named = _NAMES.get(name, f"--{name.replace('_', '-')}")
-        if name == "activation_func" and value in _ACTIVATIONS:
-            yield _ACTIVATIONS[value], True
+        if name == "activation_func" and str(value) in _ACTIVATIONS:
+            yield _ACTIVATIONS[str(value)], True
         elif name in TURNED_OFF and value is False:
             yield TURNED_OFF[name], True
         elif value is None or name in (*_REPLACED, *TURNED_OFF) or (name, value) == _PLAIN_ACTIVATION:
