@@ -1,9 +1,11 @@
 """Writes the names of all past and present entries of frameworks' configurations, for the importers' remarks.
 
-    python tools/framework_entries.py TORCHTITAN DEEPSPEED AUTOMODEL MINDFORMERS
+    python tools/framework_entries.py torchtitan=DIR deepspeed=DIR automodel=DIR mindformers=DIR
+    python tools/framework_entries.py accelerate=DIR trainer=TRL,LLAMA_FACTORY
 
-Each is a git directory of the project's repository with its history.  Names are from the classes of the configuration,
-and from the YAML files that come with the framework; nothing of the files is run.
+Each DIR is a git directory of the project's repository with its history.  Names are from the classes of the
+configuration, and from the YAML files that come with the framework; nothing of the files is run.  The Trainer's own
+arguments are those of the installed transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -150,20 +153,76 @@ def mindformers(folder: str) -> Iterator[str]:
     yield from of_files(folder, "configs", "research")
 
 
-WRITERS = {"torchtitan": torchtitan, "deepspeed": deepspeed, "automodel": automodel, "mindformers": mindformers}
+def accelerate(folder: str) -> Iterator[str]:
+    """Fields of the configuration, and names that its questionnaire and its launcher put into the sections."""
+    for text in versions(folder, "src/accelerate/commands/config/config_args.py"):
+        classes = fields(text)
+        yield from (*classes["BaseConfig"], *classes["ClusterConfig"])
+    for text in versions(folder, "src/accelerate/commands/config/cluster.py"):
+        yield from (f"{section}.{name}" for section, name in ACCELERATE_ENTRY.findall(text))
+    for text in versions(folder, "src/accelerate/commands/launch.py"):
+        for name in re.findall(r"""['"]--((?:fsdp|megatron_lm|fp8|dynamo|parallelism_config)_\w+)['"]""", text):
+            section = name.partition("_")[0] if name[0] in "fd" else name[: name.index("_", len("megatron_"))]
+            yield f"{section.removesuffix('_config')}_config.{name}"
 
 
-def write(framework: str, names: Iterable[str]) -> None:
-    """Write a framework's file."""
+ACCELERATE_ENTRY = re.compile(r"""\b(\w+_config)\[f?['"](\w+)['"]\]""")
+
+
+FORMER = """
+    adafactor dispatch_batches evaluation_strategy fp16_backend fp16_opt_level fsdp_min_num_params
+    fsdp_transformer_layer_cls_to_wrap group_by_length half_precision_backend include_inputs_for_metrics
+    include_tokens_per_second jit_mode_eval logging_dir mp_parameters no_cuda overwrite_output_dir past_index
+    per_gpu_eval_batch_size per_gpu_train_batch_size push_to_hub_model_id push_to_hub_organization push_to_hub_token
+    ray_scope save_safetensors sharded_ddp split_batches torchdynamo tpu_metrics_debug tpu_num_cores use_ipex
+    use_legacy_prediction_loop use_mps_device warmup_ratio xpu_backend
+"""
+"""Arguments that the Trainer had in transformers 4."""
+
+
+def trainer(trl: str, llama_factory: str) -> Iterator[str]:
+    """Fields of the arguments of the Trainer, of TRL and of LLaMA-Factory, and entries of the latter's examples."""
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    yield from fields((Path(spec.origin).parent / "training_args.py").read_text())["TrainingArguments"]
+    yield from FORMER.split()
+    for folder, paths in (
+        (trl, r"trl/.*(_config|/utils)\.py"),
+        (llama_factory, r"src/llamafactory/hparams/.*_args\.py"),
+    ):
+        for path in git(folder, "ls-tree", "-r", "--name-only", "HEAD").split():
+            if re.fullmatch(paths, path):
+                for name, entries in fields(git(folder, "show", f"HEAD:{path}")).items():
+                    if name.endswith(("Arguments", "Config")):
+                        yield from entries
+    yield from (name for name in of_files(llama_factory, "examples") if "." not in name)
+
+
+WRITERS: Mapping[str, tuple[Callable[..., Iterable[str]], str]] = {
+    "torchtitan": (torchtitan, "torchtitan/entries.txt"),
+    "deepspeed": (deepspeed, "deepspeed/entries.txt"),
+    "automodel": (automodel, "automodel/entries.txt"),
+    "mindformers": (mindformers, "mindformers/entries.txt"),
+    "accelerate": (accelerate, "deepspeed/accelerate.txt"),
+    "trainer": (trainer, "deepspeed/arguments.txt"),
+}
+"""Tool -> the function that finds its names, and the file for them."""
+
+
+def write(file: str, names: Iterable[str]) -> None:
+    """Write a tool's file."""
     known = sorted({name for name in names if WORD.fullmatch(name)})
     text = textwrap.fill(" ".join(known), width=120, break_on_hyphens=False, break_long_words=False)
-    (FRAMEWORKS / framework / "entries.txt").write_text(text + "\n")
+    (FRAMEWORKS / file).write_text(text + "\n")
 
 
 def main() -> None:
-    """Write the files."""
-    for (framework, names), folder in zip(WRITERS.items(), sys.argv[1:], strict=True):
-        write(framework, names(folder))
+    """Write the files of the tools that are given."""
+    for given in sys.argv[1:]:
+        tool, _, folders = given.partition("=")
+        find, file = WRITERS[tool]
+        write(file, find(*folders.split(",")))
 
 
 if __name__ == "__main__":

@@ -204,6 +204,22 @@ def test_overlapped_gradients_take_no_time_after_the_pipeline() -> None:
     assert hidden.after() < 0.1 * plain.after()
 
 
+def test_a_gather_without_overlap_takes_its_time() -> None:
+    options = RunOptions(data=8, zero=1)
+    frameworks = (
+        MEGATRON,
+        replace(MEGATRON, gradient_overlap=True, gather_overlap=False),
+        replace(MEGATRON, gradient_overlap=True),
+    )
+    none, reduced, both = (
+        StepTail(model=models["llama3-8b"], cluster=H100, options=options, framework=framework).after()
+        for framework in frameworks
+    )
+
+    # A ring moves gradients in 4 bytes and parameters in 2.
+    assert (reduced - both) / (none - both) == pytest.approx(1 / 3, rel=0.01)
+
+
 def test_expert_gradients_are_reduced_over_the_network() -> None:
     cluster = Cluster.parse("64xH100-80GB")
     within, across = (

@@ -149,6 +149,10 @@ def test_primus_runs_zb_h1_with_its_pipeline() -> None:
             {"framework": "target,gradient_overlap=true", "data": 2, "zero": 1},
             {"--overlap-grad-reduce", "--overlap-param-gather"},
         ),
+        (
+            {"framework": "target,gradient_overlap=true,gather_overlap=false", "data": 2, "zero": 1},
+            {"--overlap-grad-reduce"},
+        ),
         ({"framework": "target,tensor_overlap=true", "tensor": 2}, {"--tp-comm-overlap"}),
         ({"framework": "target,tensor_overlap=true"}, set()),
         (

@@ -174,6 +174,7 @@ def test_dropping_needless_offload_is_advised_for_deepspeed(tmp_path: Path) -> N
         ({}, {"data": 2}, [["--overlap-grad-reduce"], [STATES], FULL, [STATES, *FULL]]),
         ({"--recompute-activations": True}, {"data": 2}, [["--overlap-grad-reduce"], [STATES]]),
         ({}, {"data": 2, "zero": 1}, [["--overlap-grad-reduce", "--overlap-param-gather"], FULL]),
+        ({"--overlap-grad-reduce": True}, {"data": 2, "zero": 1}, [["--overlap-param-gather"], FULL]),
         ({}, {"data": 2, "zero": 2}, [FULL]),
         (
             {"--transformer-impl": "local"},

@@ -23,7 +23,10 @@ WITHIN_A_LAUNCHER = ("bloom_72_stages.slurm", "megatron_srun_bash.sh")
 SCRIPTS: list[dict[str, Any]] = [
     form
     for form in tomllib.loads((CORPUS / "table.toml").read_text())["forms"]
-    if "read" in form and form["file"].endswith((".sh", ".slurm")) and form["file"] not in WITHIN_A_LAUNCHER
+    if "read" in form
+    and form["framework"] == "megatron"
+    and form["file"].endswith((".sh", ".slurm"))
+    and form["file"] not in WITHIN_A_LAUNCHER
 ]
 
 

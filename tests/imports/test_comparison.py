@@ -105,22 +105,6 @@ def test_checkpoint_format_depends_on_sharding(
     assert dict(required(job, changed)) == wanted
 
 
-GRADIENTS = {"--overlap-grad-reduce": True, "--use-distributed-optimizer": True}
-
-
-@pytest.mark.parametrize(
-    ("job", "wanted"),
-    [
-        (GRADIENTS, {"--overlap-param-gather": True}),
-        ({**GRADIENTS, "--overlap-param-gather": True}, {}),
-        ({**GRADIENTS, "framework": "megatron-bridge"}, {}),
-        ({"--overlap-grad-reduce": True}, {}),
-    ],
-)
-def test_the_overlap_that_an_export_adds_is_listed(job: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert dict(required(job, {"--micro-batch-size": 2})) == wanted
-
-
 @pytest.mark.parametrize("changed", [{"--use-megatron-fsdp": None}, {"--pipeline-model-parallel-size": 2}])
 def test_torch_fsdp_is_removed_if_the_plan_has_none(changed: dict[str, Any]) -> None:
     assert list(conflicts(FSDP2, changed)) == ["--use-torch-fsdp2"]

@@ -118,10 +118,10 @@ def test_deepspeed_runs_no_pipeline_with_divided_gradients(tmp_path: Path) -> No
         )  # fmt: skip
 
 
-def test_deepspeed_script_asks_for_the_missing_files(tmp_path: Path) -> None:
+def test_deepspeed_script_asks_for_the_missing_file(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config ds.json\n")
 
-    with pytest.raises(InputError, match=r"give the JSON that its --deepspeed_config names, .* --sequence-length"):
+    with pytest.raises(InputError, match=r"has its configuration in ds\.json, which is not next to it: put it there"):
         imports["deepspeed"].read(tmp_path / "run.sh", None)
 
 

@@ -344,12 +344,17 @@ def test_options_must_be_positive(tmp_path: Path) -> None:
         job(tmp_path, SCRIPT, pipeline=-4)
 
 
+REDUCES = "--overlap-grad-reduce"
+
+
 @pytest.mark.parametrize(
     ("flags", "framework"),
     [
         ("", "megatron-lm"),
         ("--tp-comm-overlap", "megatron-lm,tensor_overlap=true"),
-        ("--overlap-grad-reduce", "megatron-lm,gradient_overlap=true"),
+        (REDUCES, "megatron-lm,gradient_overlap=true"),
+        (f"{REDUCES} --use-distributed-optimizer", "megatron-lm,gradient_overlap=true,gather_overlap=false"),
+        (f"{REDUCES} --use-distributed-optimizer --overlap-param-gather", "megatron-lm,gradient_overlap=true"),
         ("--moe-enable-deepep --enable-cuda-graph", "megatron-lm,dispatches_once=true,graphs=layers"),
     ],
 )

@@ -46,6 +46,20 @@ AS_IN_BASH = [
     ("A=\"x `y \"z\"` w\"; run \"$A\" 1", ['x `y "z"` w 1'], 2),
     ("[ -z $OUT ] && exit 1; run on", ["on"], 1),
     ("set -- --x; while [ $# -gt 0 ]; do case $1 in --y) shift;; *) exit 1;; esac; done; run on", ["on"], 1),
+    ("for i in $(seq 1 3); do A+=\" $i\"; done; run $A", ["1 2 3"], 3),
+    ("N=2; for i in `seq $N`; do run $i; done", ["1", "2"], 1),
+    ("for i in $(seq 0 4 9); do run $i; done", ["0", "4", "8"], 1),
+    ("for i in $(seq 2 -1 1); do run $i; done", ["2", "1"], 1),
+    ("for i in {1..3}; do A+=($i); done; run ${A[@]}", ["1 2 3"], 3),
+    ("run {4..0..2} x{a,b{1,2}}y {one} '{a,b}' ${Q:-q}{,z}", ["4 2 0 xay xb1y xb2y {one} {a,b} q qz"], 10),
+    ("for i in 1 2 3; do [ $i -eq 3 ] && break; [ $i = 1 ] && continue; run $i; done", ["2"], 1),
+    ("while true; do run --n 1; break; done", ["--n 1"], 2),
+    (
+        "set -- -t 4 -fp2 rest; while getopts 't:p:f' o; do case $o in t) T=$OPTARG;; p) P=$OPTARG;; esac; done;"
+        " shift $((OPTIND - 1)); run $T $P $1",
+        ["4 2 rest"],
+        3,
+    ),
 ]  # fmt: skip
 """A script, the words that bash passes to each `run` (joined by blanks), and the word count of the first."""
 
@@ -64,7 +78,10 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
         ("if [ $SIZE = 7B ]; then A=--bf16; fi; run $A", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
         ("if [ $SIZE = 7B ]; then run --lr 1; else run --lr 2; fi", "line 1 decides"),
         ("M=${SIZE}B; if [ $M = 7B ]; then A=--bf16; fi; run $A", "give it with --args 'SIZE=1'; or give a copy"),
-        ("B=$((1-$?)); if [ $B = 1 ]; then A=--bf16; fi; run $A", "depend on it: give a copy"),
+        (
+            "B=$((1-$?)); if [ $B = 1 ]; then A=--bf16; fi; run $A",
+            "depend on it: give it with --args 'B=1'; or give a copy",
+        ),
         ("if [ -f x ]; then A=--bf16; fi; run $A", "line 1 decides"),
         ("while true; do A+=1; done; run $A", "too long to follow"),
         ("if nvidia-smi | grep -q H100; then A=--bf16; fi; run $A", r"\(nvidia-smi \| grep -q H100\) is not told"),
@@ -75,7 +92,7 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
         ("ready() { curl x; }; if ready | grep -q on; then A=--bf16; fi; run $A", "line 1 decides"),
         ("while [ -f x ]; do A+=(--x); done; run $A", r"line 1 decides \(\[ -f x \]\)"),
         ("case $SIZE in a) A=--x;; b) A=--y;; esac; run $A", r"decides \(\$SIZE\)"),
-        ("for ((i=0; i<$N; i++)); do run --lr 1; done", r"line 1 decides \(i<\$N\)"),
+        ("for ((i=0; i<$N; i++)); do A+=(--bf16); done; run $A", r"line 1 decides \(i<\$N\)"),
         ("run --num-layers 'x", "No closing '"),
         ("f() { f; }; f", "too long to follow"),
         ("if [ 1 = 1 ]; then run --x", "'fi' is missing"),
@@ -119,6 +136,50 @@ def test_variable_set_under_an_open_condition_is_unknown(script: str, by: str) -
 )
 def test_deciding_variables_are_requested(unknown: str, message: str) -> None:
     assert args_hint(unknown, {}) == message
+
+
+@pytest.mark.parametrize(
+    ("script", "loop"),
+    [
+        ("for i in $(seq 1 $RUNS); do run --lr 1 $i; done", "line 1: for i in $(seq 1 $RUNS)"),
+        ("for ((i=0; i<$N; i++)); do run --lr 1 $i; done", "line 1: i<$N"),
+        ("for host in $(cat hosts); do ssh $host run --lr 1; done", "line 1: for host in $(cat hosts)"),
+        ("for i in {1..$N}; do run --lr 1; done", "line 1: for i in {1..$N}"),
+        ("go() { run --lr 1; }\nwhile [ -f x ]; do go; done", "line 2: [ -f x ]"),
+    ],
+)
+def test_a_program_in_an_open_loop_starts_once(script: str, loop: str) -> None:
+    [command] = follow(script, Path("job.sh")).commands
+
+    assert command.loop == loop
+
+
+@pytest.mark.parametrize("start", ["run --lr 1", "go"])
+def test_endless_restarts_are_one_program(start: str) -> None:
+    script = f"go() {{ run --lr 1; }}; while true; do {start}; sleep 1; done"
+
+    assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--lr", "1")]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [(None, ("2", "1")), ("-t 4", ("4", "1"))])
+def test_options_of_getopts_have_defaults(arguments: str | None, words: tuple[str, ...]) -> None:
+    script = "T=2; P=1; while getopts t:p: o; do case $o in t) T=$OPTARG;; p) P=$OPTARG;; esac; done; run $T $P"
+    line = None if arguments is None else CommandLine.parse(arguments)
+
+    [command] = follow(script, Path("job.sh"), line).commands
+
+    assert command.words[1:] == words
+
+
+def test_a_sweep_is_refused_unless_arguments_decide(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("for TP in 1 2; do run --num-layers 4 --bf16 --tensor-model-parallel-size $TP --lr 0.$TP; done\n")
+
+    with pytest.raises(InputError, match=r"\(line 1, with --tensor-model-parallel-size 1 and 2\): give the arguments"):
+        read_arguments(script)
+
+    line = CommandLine.parse("--tensor-model-parallel-size 4")
+    assert read_arguments(script, line)["--tensor-model-parallel-size"] == "4"
 
 
 def test_given_variable_resolves_a_condition() -> None:
@@ -335,3 +396,35 @@ def test_an_argument_that_ends_a_script_with_an_error_is_named(arguments: str) -
     script = "case ${SIZE:-$1} in 7b) TP=1;; 13b|14b) TP=2;; *) echo what; exit 1;; esac; run $TP"
     with pytest.raises(InputError, match="error in line 1 for '70b': give --args with another: 7b or 13b or 14b"):
         follow(script, Path("job.sh"), CommandLine.parse(arguments))
+
+
+def test_a_script_next_to_it_that_a_script_starts_is_read(tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text(
+        "run --num-layers ${L:-2} --hidden-size ${H:-8} --lr $1 --bf16 --seq-length $S\n"
+    )
+    (tmp_path / "job.sh").write_text("export S=16\nL=4\nH=32 bash $HOME/inner.sh 3e-4\n")
+
+    assert read_arguments(tmp_path / "job.sh", CommandLine.parse("--seq-length 64")) == {
+        "--num-layers": "2", "--hidden-size": "32", "--lr": "3e-4", "--bf16": True, "--seq-length": "64",
+    }  # fmt: skip
+
+
+def test_an_output_is_asked_for_by_its_variable(tmp_path: Path) -> None:
+    (tmp_path / "tools.sh").write_text("f() {\nM=$(machine)\nif [ $M = a ]; then A=--bf16; fi\n}\n")
+
+    with pytest.raises(InputError, match=r"line 3 of tools\.sh decides .* give it with --args 'M=1'; or give a copy"):
+        follow("source tools.sh; f; run $A", tmp_path / "job.sh")
+
+
+def test_braces_of_too_many_words_stay() -> None:
+    [command] = follow("run {1..9999}{1..9999} {a,b}{c,d}", Path("job.sh")).commands
+
+    assert command.words == ("run", "{1..9999}{1..9999}", "ac", "ad", "bc", "bd")
+
+
+def test_scripts_that_start_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("bash b.sh\n")
+    (tmp_path / "b.sh").write_text("bash a.sh\n")
+
+    with pytest.raises(InputError, match=r"b\.sh has no arguments of a training .* it starts a\.sh"):
+        read_arguments(tmp_path / "a.sh")

@@ -115,3 +115,29 @@ def test_sequence_length_is_reported_by_its_argument(tmp_path: Path, argument: s
 )  # fmt: skip
 def test_adapters_of_a_trainer_are_read(tmp_path: Path, more: str, rank: int) -> None:
     assert job(tmp_path, f"{WORDS} {more}").options.lora == rank
+
+
+@pytest.mark.parametrize(
+    ("argument", "near"),
+    [
+        ("--gradient_checkpoining True", "--gradient_checkpointing"),
+        ("--save_stratgy no", "--save_strategy"),
+        ("--per_device_train_batchsize 1", "--per_device_train_batch_size"),
+        ("--lora_targets all", "--lora_target"),
+    ],
+)
+def test_misspelt_arguments_of_the_trainer_are_told(argument: str, near: str, tmp_path: Path) -> None:
+    [warning] = job(tmp_path, f"{WORDS} {argument}").rest.warnings
+
+    assert warning == (
+        "Not known to DeepSpeed or the Trainer, misspelt or of a fork, and not in the prediction:"
+        f" {argument.partition(' ')[0]} (did you mean {near}?)."
+    )
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["--evaluation_strategy no", "--group_by_length True", "--tokenizer_name_or_path x", "--data_mixture_path x"],
+)
+def test_other_arguments_of_a_program_are_not_misspelt(argument: str, tmp_path: Path) -> None:
+    assert job(tmp_path, f"{WORDS} {argument}").rest.warnings == ()

@@ -57,6 +57,8 @@ class Framework:
     """Tensor-parallel collectives overlap with the products before or after them (Megatron's --tp-comm-overlap)."""
     gradient_overlap: bool = False
     """Gradient reduction overlaps with the last backward, and parameter gathering with the first forward."""
+    gather_overlap: bool = True
+    """With `gradient_overlap`, parameter gathering overlaps, too (Megatron's --overlap-param-gather)."""
     keeps_gathered: bool = False
     """Inputs of tensor-parallel products are kept gathered, and not gathered again backward (torch's DTensor)."""
     adapted: Adapted = "all"

@@ -299,11 +299,10 @@ class StepTail:
         if not framework.gradient_overlap:
             reduce = ring(scattered * unsummed + gathered)
         elif hidden_by is None:
-            reduce = 0.0
+            reduce = 0.0 if framework.gather_overlap else ring(gathered)
         else:
-            reduce = max(0.0, ring(scattered * unsummed) - hidden_by.backward) + max(
-                0.0, ring(gathered) - hidden_by.forward
-            )
+            hides_gather = hidden_by.forward if framework.gather_overlap else 0.0
+            reduce = max(0.0, ring(scattered * unsummed) - hidden_by.backward) + max(0.0, ring(gathered) - hides_gather)
         local = dense / ranks + experts / replicas if options.zero else dense + experts
         on_host = self._host_seconds(local * options.host_optimizer, sharing=layout.ranks_per_host_link)
         stepped = local * (1 - options.host_optimizer) * unstepped

@@ -121,6 +121,7 @@ class Importer:
         marks: Name patterns that only files of this framework have, separated by blanks.
         complete: Name patterns of entries for which `entries.txt` is complete, separated by blanks.
         converts: Name patterns of entries whose strings the framework's parser converts, separated by blanks.
+        own_arguments: Whether the user's program may have arguments (`--name`) besides the framework's.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Importer:
     marks: str = ""
     complete: str = ""
     converts: str = ""
+    own_arguments: bool = False
 
     def read(self, path: Path, arguments: str | None) -> Settings:
         """A file's settings, with the command line that starts the job; None: unknown."""
@@ -156,9 +158,12 @@ class Importer:
         try:
             job = self.read_job(reader, facts)
         except InputError as error:
-            raise with_misspelt_first(error, reader, known) from None
+            raise with_misspelt_first(error, reader, known, own_arguments=self.own_arguments) from None
         if known:
-            job = replace(job, rest=job.rest.with_misspelt(known, self.defaults.source, self.complete))
+            checked = job.rest.with_misspelt(
+                known, self.defaults.source, self.complete, own_arguments=self.own_arguments
+            )
+            job = replace(job, rest=checked)
         if self.marks and settings and not (self._marked(settings) or reader.has_read):
             raise InputError(f"{path} has no entry that {self.name} reads: give the file that has its configuration.")
         facts.check_agreement(job, path)
@@ -171,9 +176,7 @@ class Importer:
 
     def _check_marks(self, settings: Settings, path: Path) -> None:
         """Raise InputError for a file of an unsupported tool or of another framework."""
-        for sentence, names in _UNSUPPORTED_TOOLS.items():
-            if any(name in settings for name in names):
-                raise InputError(f"{path} is {sentence}.")
+        check_tool(settings, path)
         if not self.marks or self._marked(settings):
             return
         other = next((importer.name for importer in imports.values() if importer._marked(settings)), None)
@@ -184,17 +187,27 @@ class Importer:
         return any(fnmatch(name, mark) for mark in self.marks.split() for name in settings)
 
 
+def check_tool(settings: Settings, path: Path) -> None:
+    """Raise InputError with advice for a file of a tool that no framework's importer reads as its own."""
+    for sentence, names in _UNSUPPORTED_TOOLS.items():
+        if any(name in settings for name in names):
+            raise InputError(f"{path} is {sentence}.")
+
+
 _SIMULATE = "give its model, degrees and batch to `debubble simulate` (--pipeline, --tensor, --data, --micro-batches)"
 _UNSUPPORTED_TOOLS: Mapping[str, tuple[str, ...]] = {
-    "for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the DeepSpeed JSON that it"
-    " names, with --model, --sequence-length and its arguments, as in --args '--per_device_train_batch_size 1 --bf16"
-    " True'": ("per_device_train_batch_size", "model_name_or_path", "base_model"),
+    "for a trainer such as LLaMA-Factory, axolotl or TRL, and read by `debubble import deepspeed` if its entry"
+    " 'deepspeed' names DeepSpeed's JSON; otherwise give its model, degrees and batch to `debubble simulate` (--data,"
+    " --zero, --micro-batches)": (
+        "per_device_train_batch_size", "model_name_or_path", "base_model", "dist_config.name",
+    ),
     f"nanotron's, which is not read: {_SIMULATE}": ("tokens.micro_batch_size", "parallelism.pp_engine"),
     f"GPT-NeoX's, which is not read: {_SIMULATE}": (
         "pipe_parallel_size", "pipe-parallel-size", "model_parallel_size", "model-parallel-size",
     ),
-    "accelerate's, which is not read: import the DeepSpeed JSON that it names (deepspeed_config_file) with `debubble"
-    f" import deepspeed`, or {_SIMULATE}": ("distributed_type", "compute_environment"),
+    "accelerate's, which `debubble import deepspeed` reads if it starts DeepSpeed": (
+        "distributed_type", "compute_environment",
+    ),
 }  # fmt: skip
 """Description of an unsupported tool's file, with advice -> entries that identify such a file."""
 

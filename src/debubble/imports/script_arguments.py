@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from debubble.imports.harmless import is_harmless
 from debubble.imports.shell.script_run import TRAINING_ARGUMENTS, ScriptRun, StartedCommand
 from debubble.imports.training_scripts import SCRIPT, is_family_script, is_other_script, swift_command
 from debubble.ir import InputError
@@ -17,8 +18,13 @@ _ARGUMENT_VARIABLES = re.compile(r"\[[@*]\]|^\$[@*]$|args|options|opts|flags|ext
 """Names of variables that contain arguments rather than the value of one."""
 
 
-def training_command(script: ScriptRun, path: Path) -> StartedCommand:
+def training_command(script: ScriptRun, path: Path, overridden: Collection[str] = ()) -> StartedCommand:
     """The command that starts the training; if there is none, one made of all variables with options.
+
+    Args:
+        script: The interpreted script.
+        path: Its file.
+        overridden: Names of arguments that the user gives, whatever the script's are.
 
     Raises:
         InputError: if several commands train with different arguments.
@@ -28,6 +34,8 @@ def training_command(script: ScriptRun, path: Path) -> StartedCommand:
         with_options = [command.words for command in script.commands if any(map(_is_name, command.words))]
         return StartedCommand(tuple(word for words in (*script.assigned, *with_options) for word in words), 0)
     named = {command.line: named_arguments(command.words) for command in training}
+    for command in training:
+        _check_repeated(named_arguments(command.words), named[command.line], command.line, path, overridden)
     main = max(named, key=lambda line: len(named[line]))
     conflicting = [
         line
@@ -38,6 +46,20 @@ def training_command(script: ScriptRun, path: Path) -> StartedCommand:
         lines = ", ".join(map(str, sorted({main, *conflicting})))
         raise InputError(f"{path} starts several trainings (lines {lines}): give a copy with the one that is meant.")
     return next(command for command in training if command.line == main)
+
+
+def _check_repeated(
+    arguments: Mapping[str, Any], last: Mapping[str, Any], line: int, path: Path, overridden: Collection[str]
+) -> None:
+    """Raise InputError if a command of a loop or function trains with other arguments than at its last time."""
+    names = (name for name in {**last, **arguments} if last.get(name) != arguments.get(name) and name not in overridden)
+    changed = [name for name in names if not is_harmless(name, arguments.get(name), "")]
+    if changed:
+        values = " and ".join(str(command.get(changed[0], "none")) for command in (arguments, last))
+        raise InputError(
+            f"{path} starts several trainings (line {line}, with {changed[0]} {values}): give the arguments of the one"
+            f" that is meant, as in --args '{' '.join(f'{name} N' for name in changed)}', or a copy with it alone."
+        )
 
 
 def _trains(words: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ import yaml
 from debubble.files import parse, read_file
 from debubble.imports.command_line import CommandLine
 from debubble.imports.script_arguments import named_arguments, training_command
-from debubble.imports.shell.script_run import RANKS, TRAINING_ARGUMENTS, named_file
+from debubble.imports.shell.script_run import RANKS, SCRIPTS, TRAINING_ARGUMENTS, ScriptRun, named_file
 from debubble.imports.shell.scripts import follow
 from debubble.imports.training_scripts import COMMAND, swift_command, swift_file
 from debubble.ir import InputError
@@ -35,10 +35,6 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 def read_settings(path: Path, *, other_suffixes: Sequence[str] = ()) -> Mapping[str, Any]:
     """The settings of a file as path -> value; see `read_tree` for arguments and errors."""
     return dict(_flatten(read_tree(path, other_suffixes=other_suffixes)))
-
-
-SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
-"""File name suffixes of scripts that start a job."""
 
 
 def read_tree(path: Path, *, other_suffixes: Sequence[str] = ()) -> Mapping[Any, Any]:
@@ -110,6 +106,13 @@ MISSING_SOURCES = "source"
 """Key for the names of sourced scripts that do not exist."""
 OVERWRITTEN_VARIABLES = "overwritten"
 """Key for sentences on variables that the user gives and the script overwrites."""
+DEEPSPEED_ENTRIES = "deepspeed_config."
+"""Prefix of the entries of the DeepSpeed configuration that a script names or writes."""
+YAML_ENTRIES = "yaml_cfg."
+"""Prefix of the entries of the YAML with Megatron-LM's arguments that a script names or writes."""
+DEEPSPEED_ARGUMENTS = frozenset(("--deepspeed", "--deepspeed-config", "--deepspeed-config-file"))
+OPEN_LOOP = "loop"
+"""Key for the line and head of a loop around the training whose number of runs is unknown."""
 DETACHED_ARGUMENTS = "lost"
 """Key for arguments that start a line because the line before lacks its backslash."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
@@ -124,12 +127,15 @@ _MIN_LOGGED_LINES = 10
 """Minimum number of argument lines by which a text is taken for a log rather than a script."""
 
 
-def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mapping[str, Any]:
+def read_arguments(
+    path: Path, command_line: CommandLine | None = None, started_by: tuple[Path, ...] = ()
+) -> Mapping[str, Any]:
     """The arguments in a file, as `--name` -> True, a word, or a tuple of words.
 
     Args:
         path: A shell script, which is interpreted but not run, or a log with the list of arguments.
         command_line: The command line that starts it, whose arguments also go to the training; None: unknown.
+        started_by: The scripts that start it.
 
     Raises:
         InputError: if the file cannot be read, has no arguments, or does not determine them.
@@ -154,7 +160,11 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
         if recipes:
             return {RECIPE: recipes.pop() + (() if command_line is None else command_line.words)}
         started = [word for words in commands for word in words if word.endswith(SCRIPTS)]
-        command = training_command(script, path)
+        overridden = named_arguments(() if command_line is None else command_line.words)
+        if _starts_only_a_script(script) and (inner := script.scripts[0]).file.resolve() not in started_by:
+            chain = (*started_by, path.resolve())
+            return {**read_arguments(inner.file, inner.command_line, chain), **overridden}
+        command = training_command(script, path, overridden)
         arguments = named_arguments(command.words)
         if script.missing and arguments:
             arguments[MISSING_SOURCES] = script.missing
@@ -162,6 +172,11 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
             arguments[OVERWRITTEN_VARIABLES] = script.overwritten
         if detached := tuple(words[0] for words in commands if words and words[0].startswith("--")):
             arguments[DETACHED_ARGUMENTS] = detached
+        for argument, prefix in (("--deepspeed-config", DEEPSPEED_ENTRIES), ("--yaml-cfg", YAML_ENTRIES)):
+            config = settings_of_script({**arguments, **overridden}.get(argument), script.files, path)
+            arguments |= {f"{prefix}{name}": value for name, value in config.items()}
+        if command.loop:
+            arguments[OPEN_LOOP] = (command.loop,)
         if script.world_size is not None:
             arguments.setdefault("--world-size", script.world_size)
         if (swift := swift_command(command.words)) is not None:
@@ -169,16 +184,41 @@ def read_arguments(path: Path, command_line: CommandLine | None = None) -> Mappi
     if command_line is not None:
         arguments |= named_arguments(command_line.words)
     if not TRAINING_ARGUMENTS & arguments.keys() and COMMAND not in arguments:
-        starts = (
-            f"; it starts {Path(started[-1]).name}: give that, with the variables that it sets in --args"
-            if started
-            else ""
-        )
+        give = "give the file that has them"
+        if started:
+            give = f"it starts {Path(started[-1]).name}: give that, with the variables that it sets in --args"
+        elif not DEEPSPEED_ARGUMENTS.isdisjoint(arguments):
+            give = f"`debubble import deepspeed {path}` reads scripts of Transformers' Trainer"
         raise InputError(
             f"{path} has no arguments of a training such as --num-layers 32, nor the list of them that Megatron-LM"
-            f" logs{starts or ': give the file that has them'}."
+            f" logs{';' if started else ':'} {give}."
         )
     return arguments
+
+
+def _starts_only_a_script(script: ScriptRun) -> bool:
+    """Tell whether a script trains nothing itself, and starts one script next to it."""
+    trains = any(not TRAINING_ARGUMENTS.isdisjoint(named_arguments(command.words)) for command in script.commands)
+    return not (trains or script.assigned) and len(set(map(str, script.scripts))) == 1
+
+
+def settings_of_script(name: Any, files: Mapping[str, str], path: Path) -> Mapping[str, Any]:
+    """The settings of a file that a script names; empty if it neither writes it nor has it next to it.
+
+    Args:
+        name: The file's name.
+        files: Name -> text of the files that the script writes.
+        path: The script.
+    """
+    if not isinstance(name, str):
+        return {}
+    file = named_file(name, path)
+    text = files.get(name) or ("" if file is None else read_file(file, "configuration").decode(errors="replace"))
+    try:
+        tree = _READERS.get(Path(name).suffix, json.loads)(text)
+    except (ValueError, yaml.YAMLError, AttributeError, RecursionError):
+        return {}
+    return dict(_flatten(tree)) if isinstance(tree, dict) else {}
 
 
 def _starts_recipe(words: Sequence[str]) -> bool:
@@ -207,7 +247,7 @@ def _arguments_of_file(words: Sequence[str], path: Path) -> dict[str, Any]:
     return {**{key: str(environment[key]) for key in RANKS if key in environment}, **words_of}
 
 
-_TURNED_OFF = {
+TURNED_OFF = {
     "add_bias_linear": "--disable-bias-linear",
     "add_position_embedding": "--no-position-embedding",
     "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
@@ -224,8 +264,8 @@ _TURNED_OFF = {
 def _logged_arguments(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
     """Arguments of log lines `name .... value`; those that are off are omitted, or become their off-switch."""
     for name, value in lines:
-        if value == "False" and name in _TURNED_OFF:
-            yield _TURNED_OFF[name], True
+        if value == "False" and name in TURNED_OFF:
+            yield TURNED_OFF[name], True
         if value not in ("None", "False", "[]"):
             listed = value.startswith("[") and tuple(word.strip(" '\"") for word in value.strip("[]").split(","))
             yield f"--{name.replace('_', '-')}", True if value == "True" else listed or value

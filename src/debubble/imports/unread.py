@@ -16,9 +16,9 @@ from debubble.imports.harmless import is_harmless
 from debubble.imports.reader import SettingsReader
 from debubble.ir import InputError
 
-_CUTOFF_OF_KNOWN, _CUTOFF_OF_MISSING = 0.8, 0.94
-"""Minimum similarity (difflib's cutoff) of a name that may be misspelt to a known name of the framework, and to a name
-that was read but is missing from the file."""
+_CUTOFF_OF_KNOWN, _CUTOFF_OF_MISSING, _CUTOFF_OF_ARGUMENTS = 0.8, 0.94, 0.9
+"""Minimum similarity (difflib's cutoff) of a name that may be misspelt to a known name of the framework, to a name that
+was read but is missing from the file, and of an argument where the user's program has arguments of its own."""
 MAX_FREE_NAMES = 12
 """Maximum number of harmless settings that the terminal lists; a log has hundreds."""
 
@@ -67,7 +67,9 @@ class Unread:
         strange = {name: _nearest(name, known) for name in self.unknown if name.startswith("--") and name not in known}
         return replace(self, strange=strange, framework=framework)
 
-    def with_misspelt(self, known: Collection[str], framework: str, complete: str = "") -> Unread:
+    def with_misspelt(
+        self, known: Collection[str], framework: str, complete: str = "", *, own_arguments: bool = False
+    ) -> Unread:
         """The entries, with those near a known name, and those that the framework cannot have, marked as strange.
 
         Args:
@@ -75,6 +77,7 @@ class Unread:
             framework: The framework's name in sentences.
             complete: Name patterns of entries for which `known` is complete, separated by blanks; if there are any,
                 `known` also has every section.
+            own_arguments: Whether the user's program may have further arguments (`--name`).
         """
         if not known:
             return self
@@ -84,15 +87,16 @@ class Unread:
             return name not in known and any(fnmatchcase(name, pattern) for pattern in patterns)
 
         # If the known names are complete, a name near a known one is misspelt even in a harmless section.
-        near = misspelt(self.free, known) if patterns else {}
+        near = misspelt(self.free, known, own_arguments=own_arguments) if patterns else {}
         free = tuple(name for name in self.free if not (name in near or is_unknown(name)))
         unknown = tuple(sorted({*self.unknown, *self.free} - {*free}))
         impossible = (
             name for name in unknown
             if is_unknown(name) or (patterns and name[0] != "-" and name.partition(".")[0] not in sections)
         )  # fmt: skip
-        strange = {**dict.fromkeys(impossible, ""), **self.strange, **misspelt(unknown, known)}
-        return replace(self, unknown=unknown, free=free, strange=strange, framework=framework)
+        of_known = misspelt(unknown, known, own_arguments=own_arguments)
+        strange = {**dict.fromkeys(impossible, ""), **self.strange, **of_known}
+        return replace(self, unknown=unknown, free=free, strange=strange, framework=self.framework or framework)
 
     @property
     def not_predicted(self) -> int:
@@ -123,26 +127,39 @@ class Unread:
 
 @cache
 def known_entries(framework: str) -> frozenset[str]:
-    """The names of all entries that a framework has or had (tools/framework_entries.py); empty if there is no list."""
-    file = resources.files(f"debubble.frameworks.{framework}").joinpath("entries.txt")
-    return frozenset(file.read_text().split()) if file.is_file() else frozenset()
+    """The names of all entries and arguments that a framework has or had; empty if there is no list."""
+    arguments = (f"--{name}" for name in listed_names(framework, "arguments.txt"))
+    entries = (name for file in ("entries.txt", "accelerate.txt") for name in listed_names(framework, file))
+    return frozenset((*entries, *arguments))
 
 
-def misspelt(names: Iterable[str], known: Collection[str]) -> dict[str, str]:
+@cache
+def listed_names(framework: str, file: str) -> frozenset[str]:
+    """The names in a file of a framework's folder (tools/framework_entries.py); empty if there is no such file."""
+    path = resources.files(f"debubble.frameworks.{framework}").joinpath(file)
+    return frozenset(path.read_text().split()) if path.is_file() else frozenset()
+
+
+def misspelt(names: Iterable[str], known: Collection[str], *, own_arguments: bool = False) -> dict[str, str]:
     """Entries that a framework does not know -> the nearest entry that it knows, for those that have one.
 
     Args:
         names: The entries' names.
         known: The names of the framework's entries.
+        own_arguments: Whether the user's program may have further arguments (`--name`).
     """
     strange = (name for name in names if name not in known and name.removeprefix("--") not in known)
-    return {name: near for name in strange if (near := _nearest(name, known))}
+    near = ((name, _nearest(name, known, own_arguments=own_arguments)) for name in strange)
+    return {name: nearest for name, nearest in near if nearest}
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
+def _nearest(name: str, known: Collection[str], *, own_arguments: bool = False) -> str:
     """The known name that is nearest as a whole, in its section and in its last component; empty if there is none."""
     section, _, last = name.rpartition(".")
-    for candidate in get_close_matches(name, known, 5, cutoff=_CUTOFF_OF_KNOWN):
+    is_argument = name.startswith("--")
+    cutoff = _CUTOFF_OF_ARGUMENTS if own_arguments and is_argument else _CUTOFF_OF_KNOWN
+    candidates = [other for other in known if other.startswith("--") == is_argument]
+    for candidate in get_close_matches(name, candidates, 5, cutoff=cutoff):
         of_section, _, of_last = candidate.rpartition(".")
         if _is_near(section, of_section) and _is_near(last, of_last):
             return candidate
@@ -153,16 +170,19 @@ def _is_near(word: str, other: str) -> bool:
     return word == other or SequenceMatcher(a=other, b=word).ratio() >= _CUTOFF_OF_KNOWN
 
 
-def with_misspelt_first(error: InputError, reader: SettingsReader, known: Collection[str]) -> InputError:
+def with_misspelt_first(
+    error: InputError, reader: SettingsReader, known: Collection[str], *, own_arguments: bool = False
+) -> InputError:
     """An error on a file, preceded by the entries that may be misspelt and may have caused it.
 
     Args:
         error: The error.
         reader: The file's settings.
         known: The names of the framework's entries.
+        own_arguments: Whether the user's program may have further arguments (`--name`).
     """
     costly = (name for name, value in reader.settings.items() if not is_harmless(name, value, reader.harmless))
-    near = misspelt_words(misspelt(costly, known))
+    near = misspelt_words(misspelt(costly, known, own_arguments=own_arguments))
     return InputError(f"{reader.path} has {near}.  {error}") if near else error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from debubble.costs import framework_with
 from debubble.costs.devices.speed import element_bytes
 from debubble.costs.step import MOMENTS
 from debubble.formatting import listed, size_words
-from debubble.frameworks.deepspeed import trainer
+from debubble.frameworks.deepspeed import accelerate, trainer
+from debubble.frameworks.deepspeed.accelerate import is_accelerate, read_accelerate
 from debubble.frameworks.deepspeed.partition import DEFAULT_METHOD, divided_states, partitioned_layers
+from debubble.frameworks.deepspeed.scripts import read_script
+from debubble.frameworks.deepspeed.trainer_files import config_of, is_trainer_file, trainer_arguments
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
@@ -20,7 +24,8 @@ from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
 from debubble.imports.kinds import INTEGER
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import SCRIPTS, read_constants, read_settings
+from debubble.imports.settings import OPEN_LOOP, read_constants, read_settings
+from debubble.imports.shell.script_run import SCRIPTS
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -30,17 +35,20 @@ _LAYERS = "planned_layers.py"
 
 
 def read_with_trainer(path: Path, command_line: CommandLine | None) -> Mapping[str, Any]:
-    """The settings of a configuration, completed by the arguments of the job's command line."""
-    return trainer.with_trainer(read_config(path), path, command_line)
+    """The settings of a configuration, completed by the Trainer's arguments in the same file or the command line."""
+    if path.suffix in SCRIPTS:
+        script = read_script(path, command_line, read_config)
+        arguments = {**script.arguments, **({OPEN_LOOP: [script.loop]} if script.loop else {})}
+        return trainer.with_trainer(as_deepspeed(script.config, path), path, command_line, arguments)
+    settings = read_config(path)
+    if not is_trainer_file(settings):
+        return trainer.with_trainer(settings, path, command_line)
+    config, arguments = config_of(settings, path, read_config), trainer_arguments(settings, path)
+    return trainer.with_trainer(config, path, command_line, arguments)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The settings of a configuration, and the constants in debubble's Python files next to it."""
-    if path.suffix in SCRIPTS:
-        raise InputError(
-            f"{path} is a script: give the JSON that its --deepspeed_config names, the model with --model, the length"
-            " with --sequence-length, and the arguments of Transformers' Trainer with --args."
-        )
     alongside = [path.parent / name for name in (_MODULE, _LAYERS)]
     planned = {
         f"{module.name}: {name}": sorted(value)
@@ -48,7 +56,14 @@ def read_config(path: Path) -> Mapping[str, Any]:
         if module.exists()
         for name, value in read_constants(module).items()
     }
-    return {**dict(_renamed(read_settings(path))), **planned}
+    return {**as_deepspeed(read_settings(path), path), **planned}
+
+
+def as_deepspeed(settings: Settings, path: Path) -> dict[str, Any]:
+    """The entries of a file by DeepSpeed's current names, also of accelerate's file."""
+    if is_accelerate(settings):
+        settings = read_accelerate(settings, path, read_config)
+    return dict(_renamed(settings))
 
 
 def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -150,6 +165,12 @@ def deepspeed(read: SettingsReader, facts: UserFacts) -> ImportedJob:
             "deepspeed", gradient_bytes=4 if gradients == "fp32" else None, bucket_bytes=_bucket_bytes(read)
         ),
     )
+    remarks = (
+        *_remarks(read, facts, pipeline=pipeline),
+        *trainer.remarks(read, optimizer, facts.sequence_length),
+        *([] if gathered is None else [gathered.sentence]),
+    )
+    has_trainer = any(name.startswith("--") for name in read.settings)
     return ImportedJob(
         target="deepspeed",
         model=model,
@@ -162,13 +183,8 @@ def deepspeed(read: SettingsReader, facts: UserFacts) -> ImportedJob:
         gradients=gradients,
         warnings=(*_batch_warnings(read, batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
         defaulted=read.defaulted(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
-        rest=Unread.from_reader(
-            read,
-            (
-                *_remarks(read, facts, pipeline=pipeline),
-                *trainer.remarks(read, optimizer, facts.sequence_length),
-                *([] if gathered is None else [gathered.sentence]),
-            ),
+        rest=replace(
+            Unread.from_reader(read, remarks), framework=f"DeepSpeed{' or the Trainer' if has_trainer else ''}"
         ),
         more_memory=gathered,
     )
@@ -197,8 +213,10 @@ imports.add(
     "deepspeed",
     Importer(
         name="deepspeed", read_job=deepspeed, settings=read_config, file="ds_config.json", defaults=DEFAULTS,
-        harmless=HARMLESS + trainer.HARMLESS, with_arguments=read_with_trainer, conflicts=conflicts, switches=switches,
-        converts=CONVERTS, complete="bf16.* fp16.* zero_optimization.*",
+        harmless=HARMLESS + trainer.HARMLESS + accelerate.HARMLESS, with_arguments=read_with_trainer,
+        conflicts=conflicts, switches=switches,
+        converts=CONVERTS, complete=f"bf16.* fp16.* zero_optimization.* {accelerate.COMPLETE}",
+        own_arguments=True,
         marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
     ),
 )  # fmt: skip

@@ -24,7 +24,7 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 
 
 def required(job: Settings, changed: Settings) -> Mapping[str, Any]:
-    """The arguments required by Megatron-LM's checks (FSDP and its checkpoint format), or by the prediction."""
+    """The arguments required by Megatron-LM's checks (FSDP and its checkpoint format)."""
     after = {name: value for name, value in {**job, **changed}.items() if value not in (None, False)}
     checkpoint_format, needed = job.get("--ckpt-format"), dict[str, Any]()
     if _leaves_torch_fsdp(job, changed):
@@ -36,16 +36,7 @@ def required(job: Settings, changed: Settings) -> Mapping[str, Any]:
         divided = _divides(after, "--tensor-model-parallel-size", "--pipeline-model-parallel-size")
         if divided or changed.get("--use-megatron-fsdp", True) is None:
             needed["--ckpt-format"] = None
-    if _lacks_gather_overlap(after):
-        needed = {**needed, "--overlap-param-gather": True}
     return needed
-
-
-def _lacks_gather_overlap(settings: Settings) -> bool:
-    """Tell whether gradient reduction overlaps backwards, but the parameter gather does not overlap forwards."""
-    on = all(name in settings for name in ("--overlap-grad-reduce", "--use-distributed-optimizer"))
-    is_bridge = settings.get("framework") == "megatron-bridge"  # set by its recipes
-    return on and not is_bridge and "--overlap-param-gather" not in settings
 
 
 def _leaves_torch_fsdp(job: Settings, changed: Settings) -> bool:
@@ -96,7 +87,9 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
             yield {**sequence, "--tp-comm-overlap": True}
     ranks = options.data * options.context
     if ranks > 1 and options.zero < 2:
-        yield {"--overlap-grad-reduce": True, **({"--overlap-param-gather": True} if options.zero else {})}
+        overlaps = ("--overlap-grad-reduce", *(("--overlap-param-gather",) if options.zero else ()))
+        if off := {name: True for name in overlaps if not job.get(name)}:
+            yield off
     divided = {"--use-distributed-optimizer": True} if ranks > 1 and options.zero == 0 else {}
     full = {} if any(name.startswith("--recompute") and job[name] for name in job) else FULL_RECOMPUTATION
     memory_savers = [change for change in (divided, sequence, full) if change]

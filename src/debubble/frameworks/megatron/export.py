@@ -149,7 +149,7 @@ def _framework(plan: Plan) -> Decision:
     traits, settings = framework_of_options(o.framework), dict[str, Any]()
     if traits.gradient_overlap:
         settings["--overlap-grad-reduce"] = _ON
-        if o.zero:
+        if o.zero and traits.gather_overlap:
             settings["--overlap-param-gather"] = _ON
     if traits.gradient_bytes == 2 and o.dtype != "fp32":
         settings["--grad-reduce-in-bf16"] = _ON

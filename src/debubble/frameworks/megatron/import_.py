@@ -13,9 +13,12 @@ from pathlib import Path
 from debubble.costs import framework_with
 from debubble.costs.step import MOMENTS
 from debubble.frameworks.deepspeed.partition import divided_states
+from debubble.frameworks.megatron import deepspeed_config, deepspeed_experts, yaml_config
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
+from debubble.frameworks.megatron.deepspeed_config import config_warnings, is_on_host, zero_stage
+from debubble.frameworks.megatron.deepspeed_experts import check_experts, with_experts_of_megatron
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
 from debubble.frameworks.megatron.mindspeed import SWAP_OPTIMIZER, as_megatron, is_mindspeed
@@ -32,14 +35,15 @@ from debubble.frameworks.megatron.swift import (
     read_swift,
 )
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
+from debubble.frameworks.megatron.yaml_config import is_yaml_config, read_yaml_config, with_yaml_config
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.harmless import LAUNCHER_FLAGS
 from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.reader import SettingsReader
-from debubble.imports.registry import Importer, Settings, UserFacts, imports
+from debubble.imports.registry import Importer, Settings, UserFacts, check_tool, imports
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import MISSING_SOURCES, RECIPE, read_arguments, read_settings
+from debubble.imports.settings import DEEPSPEED_ENTRIES, MISSING_SOURCES, RECIPE, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread, with_misspelt_first
 from debubble.ir import InputError, RunOptions
@@ -49,7 +53,7 @@ from debubble.targets.target import sparse_layers
 
 
 def read_job(path: Path, command_line: CommandLine | None = None) -> Settings:
-    """The arguments of a file; YAML is Megatron-Bridge's or FlagScale's.  Raises InputError if it has none.
+    """The arguments of a file; YAML is Megatron-Bridge's, FlagScale's or --yaml-cfg's.  Raises InputError without any.
 
     Args:
         path: The file.
@@ -59,12 +63,18 @@ def read_job(path: Path, command_line: CommandLine | None = None) -> Settings:
         arguments = read_arguments(path, command_line)
         if RECIPE in arguments:
             return read_recipe(arguments[RECIPE], path)
-        return read_swift(arguments, path) if COMMAND in arguments else arguments
+        if COMMAND in arguments:
+            return read_swift(arguments, path)
+        return with_arguments(with_yaml_config(arguments, path), command_line)
     line = command_line or CommandLine({})
     settings = read_settings(path)
+    check_tool(settings, path)
     if is_flagscale(settings):
         settings = {name: line.expand(value) for name, value in settings.items()}
         return with_arguments(read_flagscale(settings), command_line)
+    if is_yaml_config(settings):
+        expanded = {name: line.expand(value) for name, value in settings.items()}
+        return with_arguments(read_yaml_config(expanded), command_line)
     return with_arguments(read_bridge(path, line), command_line)
 
 
@@ -100,7 +110,7 @@ HARMLESS = """
     colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type n_samples_per_*
     sglang_* eval_* address runtime_env_json use_tis num_rollout
 """
-"""Entries that cost neither time nor memory of a step, besides those of all frameworks."""
+"""Entries that cost neither time nor memory of a step, besides those of all frameworks and of DeepSpeed."""
 
 
 def megatron(read: SettingsReader, facts: UserFacts) -> ImportedJob:
@@ -109,13 +119,15 @@ def megatron(read: SettingsReader, facts: UserFacts) -> ImportedJob:
     defaults = DEFAULTS[str(read.get("framework", framework))]
     harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
     converts = "--*" if defaults is SWIFT_DEFAULTS else read.converts
-    arguments = Arguments(as_megatron(read.settings), read.path, defaults, harmless, converts)
+    settings = with_experts_of_megatron(as_megatron(read.settings))
+    arguments = Arguments(settings, read.path, defaults, harmless, converts)
     for name in ("framework", MISSING_SOURCES):
         arguments.get(name)
     if defaults is SWIFT_DEFAULTS:
         check_required(arguments, facts)
     is_fork = "--deepspeed" in arguments or "framework" in read.settings or is_mindspeed(read.settings)
     is_plain = framework == "megatron" and not is_fork
+    check_experts(arguments)
     try:
         job = job_of(arguments, facts, target="megatron")
     except InputError as error:
@@ -129,7 +141,8 @@ imports.add(
     "megatron",
     Importer(
         name="megatron", read_job=megatron, settings=read_job, file="megatron-arguments.sh", conflicts=conflicts,
-        environment=environment, with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS,
+        environment=environment, with_arguments=read_job, defaults=DEFAULTS["megatron"],
+        harmless=HARMLESS + deepspeed_experts.HARMLESS + deepspeed_config.HARMLESS + yaml_config.HARMLESS,
         turned_off=turned_off, required=required, notes=notes, switches=switches,
     ),
 )  # fmt: skip
@@ -215,7 +228,10 @@ def job_of(arguments: Arguments, facts: UserFacts, *, target: str) -> ImportedJo
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
         defaulted=_defaulted(arguments, facts),
-        warnings=tuple(warnings_on(arguments, options, facts.cluster.count)),
+        warnings=(
+            *warnings_on(arguments, options, facts.cluster.count),
+            *config_warnings(arguments, options, micro_batches),
+        ),
         rest=Unread.from_reader(arguments, remarks_on(arguments, options, model)),
     )
 
@@ -236,9 +252,7 @@ def _zero(arguments: Arguments) -> int:
     if arguments.flag("--use-megatron-fsdp") or arguments.flag("--use-custom-fsdp"):
         strategy = arguments.word("--data-parallel-sharding-strategy", FSDP[3])
         return next((level for level, name in FSDP.items() if name == strategy), 3)
-    stage = arguments.count("--zero-stage", int(arguments.flag("--use-distributed-optimizer")))
-    if stage not in range(4):
-        raise arguments.refusal("--zero-stage", f"is {stage}, and DeepSpeed has the levels 0, 1, 2 and 3")
+    stage = zero_stage(arguments, int(arguments.flag("--use-distributed-optimizer")))
     return divided_states(stage, _dtype(arguments)) if arguments.flag("--deepspeed") else stage
 
 
@@ -263,7 +277,8 @@ _ADAMS = ("adam", "fusedadam", "fusedadamw")
 
 def _host_optimizer(arguments: Arguments) -> float:
     """The fraction of optimizer states on the host: 1 for the switches of Megatron-DeepSpeed and MindSpeed."""
-    if arguments.flag(SWAP_OPTIMIZER) or (arguments.flag("--cpu-optimizer") and arguments.flag("--deepspeed")):
+    on_host = arguments.flag("--cpu-optimizer") or is_on_host(arguments)
+    if arguments.flag(SWAP_OPTIMIZER) or (on_host and arguments.flag("--deepspeed")):
         return 1.0
     return arguments.share("--optimizer-offload-fraction") if arguments.flag("--optimizer-cpu-offload") else 0.0
 
@@ -291,10 +306,22 @@ def _framework(arguments: Arguments) -> str:
         adapted="qkv" if set(arguments.words("peft.target_modules")) == {"linear_qkv"} else None,
         tensor_overlap=True if arguments.flag("--tp-comm-overlap") else None,
         gradient_overlap=True if arguments.flag("--overlap-grad-reduce") else None,
+        gather_overlap=_gather_overlap(arguments),
         dispatches_once=True if _dispatches_once(arguments) else None,
         graphs=_graphs(arguments),
         keeps_remainders=True if _keeps_remainders(arguments) else None,
     )
+
+
+def _gather_overlap(arguments: Arguments) -> bool | None:
+    """False if gradients overlap with backwards, but the distributed optimizer's gather not with forwards; else None.
+
+    Megatron-Bridge's recipes overlap it unless the file says otherwise.
+    """
+    name = "--overlap-param-gather"
+    of_bridge = arguments.word("framework") == "megatron-bridge" and arguments.settings.get(name) is not False
+    waits = arguments.flag("--overlap-grad-reduce") and not arguments.flag(name) and _zero(arguments) == 1
+    return False if waits and not of_bridge else None
 
 
 def _keeps_remainders(arguments: Arguments) -> bool:
@@ -380,7 +407,7 @@ def _defaulted(arguments: Arguments, user: UserFacts) -> dict[str, str]:
         "dtype": _DTYPES,
         "gradients": _GRADIENT_DTYPES,
         "sequence_parallel": ("--sequence-parallel",),
-        "zero": (*sharding, "--zero-stage"),
+        "zero": (*sharding, "--zero-stage", f"{DEEPSPEED_ENTRIES}zero_optimization.stage"),
     }
     size_arguments = {"micro-batches of {}": "--micro-batch-size", "a global batch of {}": "--global-batch-size"}
     if user.sequence_length is None:

@@ -89,7 +89,7 @@ def _described_model(arguments: Arguments) -> Model:
         attention_dropout=dropout(arguments, "--attention-dropout"),
         hidden_dropout=dropout(arguments, "--hidden-dropout"),
         norm_eps=arguments.share("--norm-epsilon", _NORM_EPSILON),
-        initializer_range=arguments.share("--init-method-std", _INIT_METHOD_STD),
+        initializer_range=_init_method_std(arguments),
         rotary=_rotary(arguments),
     ).model()
 
@@ -263,6 +263,12 @@ def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
             "ssm_state_size": arguments.size("--mamba-state-dim", 128), **routed,
         }
     )  # fmt: skip
+
+
+def _init_method_std(arguments: Arguments) -> float:
+    """The standard deviation of initial weights, which costs nothing; the default if the file does not tell it."""
+    is_open = "$" in (arguments.word("--init-method-std") or "")
+    return _INIT_METHOD_STD if is_open else arguments.share("--init-method-std", _INIT_METHOD_STD)
 
 
 def _check_layers(arguments: Arguments, pattern: str | None) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.deepspeed_config import has_config
 from debubble.frameworks.megatron.mindspeed import SWAP_OPTIMIZER
 from debubble.frameworks.megatron.model import LLAMA2, dropout, guesses_vocabulary, has_biases
 from debubble.frameworks.megatron.orders import remarks_on_order
@@ -14,8 +15,8 @@ from debubble.frameworks.megatron.swift import SWIFT, SWIFT_OFF, remarks_on_swif
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.harmless import is_harmless
 from debubble.imports.kinds import suggest
-from debubble.imports.settings import DETACHED_ARGUMENTS, OVERWRITTEN_VARIABLES, RECIPE, SCRIPTS
-from debubble.imports.shell.script_run import RANKS
+from debubble.imports.settings import DETACHED_ARGUMENTS, OPEN_LOOP, OVERWRITTEN_VARIABLES, RECIPE
+from debubble.imports.shell.script_run import RANKS, SCRIPTS
 from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.targets.offload import MODULES
@@ -47,8 +48,11 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
     yield from _remarks_on_model(arguments, model)
-    if arguments.flag("--deepspeed") and "--zero-stage" not in arguments:
-        yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
+    if arguments.flag("--deepspeed") and "--zero-stage" not in arguments and not has_config(arguments):
+        yield (
+            "The ZeRO level stands in --deepspeed_config, which is neither in the script nor next to it: predicted is"
+            " none; give it with --args '--zero-stage N'."
+        )
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
@@ -63,9 +67,6 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         modules = set(arguments.words("peft.target_modules"))
         if modules and modules not in (_LORA_LAYERS, {"linear_qkv"}):
             yield f"Adapters are on {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
-    overlaps = arguments.flag("--overlap-grad-reduce") and arguments.word("framework") != "megatron-bridge"
-    if overlaps and options.zero == 1 and not arguments.flag("--overlap-param-gather"):
-        yield "Parameters are predicted to be gathered next to forwards, as --overlap-param-gather does."
     yield from remarks_on_order(arguments)
     if arguments.word("framework") == SWIFT:
         yield from remarks_on_swift(arguments, model)
@@ -163,6 +164,8 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         yield f"--args has {words}: change it there."
     for name in arguments.words(DETACHED_ARGUMENTS):
         yield f"{name} begins a command of its own, as no backslash ends the line before: the training does not get it."
+    for loop in arguments.words(OPEN_LOOP):
+        yield f"The training is in a loop that the file does not decide ({loop}): predicted is one run of it."
     arguments.get("--world-size")
     for names in _WORLD_SIZES:
         # The value of the launcher's last argument is followed by the training script.

@@ -27,7 +27,8 @@ from debubble.imports.job import Batch, ImportedJob, batches_in, check_ranks
 from debubble.imports.kinds import as_yaml, suggest
 from debubble.imports.reader import SettingsReader
 from debubble.imports.registry import Importer, Settings, UserFacts, imports
-from debubble.imports.settings import SCRIPTS, read_constants, read_settings
+from debubble.imports.settings import read_constants, read_settings
+from debubble.imports.shell.script_run import SCRIPTS
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model, hub_model

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from debubble.imports.command_line import CommandLine
 from debubble.imports.shell.words import is_known
+
+SCRIPTS = (".sh", ".slurm", ".sbatch", ".pbs")
+"""File name suffixes of scripts that start a job."""
 
 TRAINING_ARGUMENTS = frozenset(
     (
         "--num-layers", "--hidden-size", "--micro-batch-size", "--global-batch-size", "--seq-length",
         "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-attention-heads", "--lr", "--bf16",
+        "--yaml-cfg",
     )
 )  # fmt: skip
 """Arguments that identify a command as a training."""
@@ -21,11 +26,27 @@ RANKS = ("NNODES", "NPROC_PER_NODE")
 
 @dataclass(frozen=True)
 class StartedCommand:
-    """A command that a script starts: its words, its line, and the variables of RANKS that are set for it."""
+    """A command that a script starts.
+
+    Attributes:
+        words: Its words.
+        line: Its line.
+        ranks: The variables of RANKS that are set for it.
+        loop: The line and the head of the loop around it whose number of runs is unknown; empty: none.
+    """
 
     words: tuple[str, ...]
     line: int
     ranks: Mapping[str, str] = field(default_factory=dict)
+    loop: str = ""
+
+
+@dataclass(frozen=True)
+class StartedScript:
+    """A script next to the interpreted one that it starts, with the environment and arguments that it gives it."""
+
+    file: Path
+    command_line: CommandLine
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,8 @@ class ScriptRun:
         missing: Names of sourced scripts that do not exist.
         overwritten: Sentences on variables that the user gives and the script sets to another value.
         world_size: The product that it sets WORLD_SIZE to; None: not set, or unknown.
+        files: Name -> text of the files that it writes by `cat`, `tee`, `echo` and `printf`.
+        scripts: The scripts next to it that it starts.
     """
 
     commands: tuple[StartedCommand, ...]
@@ -45,6 +68,8 @@ class ScriptRun:
     missing: tuple[str, ...] = ()
     overwritten: tuple[str, ...] = ()
     world_size: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    scripts: tuple[StartedScript, ...] = ()
 
 
 def named_file(name: str, path: Path) -> Path | None:

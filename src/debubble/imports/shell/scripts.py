@@ -16,8 +16,14 @@ from pathlib import Path
 from debubble.files import read_file
 from debubble.imports.command_line import CommandLine, args_hint, variables_in
 from debubble.imports.harmless import is_harmless
+from debubble.imports.shell.assignments import Assignments
 from debubble.imports.shell.conditions import holds
-from debubble.imports.shell.script_run import RANKS, TRAINING_ARGUMENTS, ScriptRun, StartedCommand, named_file
+from debubble.imports.shell.script_run import (
+    TRAINING_ARGUMENTS,
+    ScriptRun,
+    StartedCommand,
+    named_file,
+)
 from debubble.imports.shell.statements import (
     ASSIGNMENT,
     DECLARES,
@@ -31,8 +37,10 @@ from debubble.imports.shell.statements import (
     is_unknown_program,
     line_and_text,
     only_prints,
+    option_names,
     resubmits,
     shell_text,
+    starts_program,
     token_text,
 )
 from debubble.imports.shell.syntax import (
@@ -48,12 +56,9 @@ from debubble.imports.shell.syntax import (
     While,
     parse,
 )
-from debubble.imports.shell.words import ShellVariables, is_known
+from debubble.imports.shell.words import ShellVariables, Value, is_known
 from debubble.ir import InputError
 
-_ARITHMETIC_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
-"""An assignment in arithmetic, such as `i=0`, `i+=2` or `i++`."""
-_OPTION_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
 _ANY_ARGUMENT = re.compile(r"\$\{?[#1@*]")
 """A reference to the script's arguments."""
 _NUMBERED_ARGUMENT = re.compile(
@@ -70,9 +75,7 @@ _SLURM: Mapping[str, tuple[str, ...]] = {
     "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
 }
 """Option of sbatch -> the environment variables that Slurm sets accordingly; sbatch(1)."""
-_POSITIONAL = re.compile(r"""["']?\$\{?[1-9]\d*\b[^$]*""")
 _MAX_STEPS = 20_000
-_MAX_LETTERS = 1_000_000
 
 
 def follow(text: str, path: Path, arguments: CommandLine | None = None) -> ScriptRun:
@@ -107,6 +110,8 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
         assigned=tuple(reader.assigned),
         missing=tuple(reader.missing),
         overwritten=() if arguments is None else tuple(_overwritten(arguments, reader.variables)),
+        files=reader.files,
+        scripts=tuple(reader.scripts),
         world_size=world if isinstance(world, str) and world.isdecimal() else None,
     )
 
@@ -124,32 +129,38 @@ class _ExitError(Exception):
     """Raised when the script or function ends by `exit` or `return`."""
 
 
+class _BreakError(Exception):
+    """Raised when a loop ends by `break`, or its body by `continue`."""
+
+    def __init__(self, *, continues: bool) -> None:
+        super().__init__()
+        self.continues = continues
+
+
 @dataclass
-class _Follower:
+class _Follower(Assignments):
     """The interpreter of a script, with its variables, functions and started commands."""
 
-    path: Path
-    numbered: Mapping[str, str] = field(default_factory=dict)
-    """Variable -> position of the script argument that it is set to."""
-    shifts: bool = False
-    """True if the script uses `shift`, and so parses its arguments by name."""
-    variables: ShellVariables = field(default_factory=ShellVariables)
     functions: dict[str, Statement] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    """Function -> ` of FILE` if a sourced file defines it; else empty."""
     commands: list[StartedCommand] = field(default_factory=list)
-    assigned: list[tuple[str, ...]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     undecided: dict[str, str] = field(default_factory=dict)
     """Placeholder for options that a variable may or may not contain -> the error to raise if a command uses it; empty
     if the options are harmless."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the user, used where conditions leave a variable unknown."""
     user_values: frozenset[str] = frozenset()
     """The values of these, and the script's arguments."""
     in_condition: bool = False
     """True inside a condition, where the success of a command is unknown."""
     steps: int = 0
     failures: int = 0
-    depth: int = 0
+    loops: int = 0
+    """The number of loops around the statement."""
+    sourced: str = ""
+    """` of FILE` while a sourced file is interpreted."""
+    loop: str = ""
+    """The line and the head of the loop around the statement whose number of runs is unknown."""
 
     def run(self, statement: Statement) -> bool | None:
         """Interpret a statement; return whether it succeeds, None if that is unknown."""
@@ -176,7 +187,7 @@ class _Follower:
                 return self._command(statement)
             case Test(kind, text, _):
                 return (
-                    self._arithmetic(text)
+                    self.arithmetic(text)
                     if kind == "(("
                     else holds(condition_words(text), self.variables, patterns=True)
                 )
@@ -190,6 +201,7 @@ class _Follower:
                 return self._while(statement)
             case Function(name, body):
                 self.functions[name] = body
+                self.origins[name] = self.sourced
                 return True
 
     def _chain(self, chain: Chain) -> bool | None:
@@ -244,27 +256,68 @@ class _Follower:
         for word in statement.words:
             for value in self.variables.fields_of(word):
                 if not is_known(value):
-                    self._skip_undecided(statement.body, statement)
+                    self._run_once(statement.body, statement, name=statement.name)
                     return True
                 self.variables.values[statement.name] = value
-                self.run(statement.body)
+                if not self._runs_on(statement.body):
+                    return True
         return True
 
     def _while(self, statement: While) -> bool | None:
         """Interpret a loop while its condition holds; a loop over unknown arguments is skipped."""
-        over_arguments = _ANY_ARGUMENT.search(line_and_text(statement.condition)[1])
+        head = line_and_text(statement.condition)[1]
+        over_arguments = _ANY_ARGUMENT.search(head) or head.startswith("getopts ")
         if over_arguments:
             self._record_option_variables(statement.body)
         while (succeeded := self._run_condition(statement.condition)) is not None:
             if succeeded != statement.runs:
                 return True
-            failures = self.failures
-            self.run(statement.body)
-            if self.failures > failures:
+            failures, before = self.failures, self._state
+            if not self._runs_on(statement.body) or self.failures > failures:
+                return True
+            if self._state == before and self._starts_program(
+                statement.body
+            ):  # An endless restart of the same program.
                 return True
         if not (over_arguments and self.variables.arguments is None):
-            self._skip_undecided(statement.body, statement.condition)
+            self._run_once(statement.body, statement.condition)
         return True
+
+    def _runs_on(self, body: Statement) -> bool:
+        """Interpret the body of a loop; return whether the loop continues."""
+        self.loops += 1
+        try:
+            self.run(body)
+        except _BreakError as end:
+            return end.continues
+        finally:
+            self.loops -= 1
+        return True
+
+    def _run_once(self, body: Statement, condition: Statement, name: str = "") -> None:
+        """Interpret the body of a loop whose number of runs is unknown once if it starts a program; else skip it."""
+        if not self._starts_program(body):
+            self._skip_undecided(body, condition)
+            return
+        self.variables.values.pop(name, None)
+        if name in self.environment:
+            self.variables.values[name] = self.environment[name]
+        outer = self.loop
+        line, text = line_and_text(condition)
+        self.loop = outer or f"line {line}: {text}"
+        self._runs_on(body)
+        self.loop = outer
+
+    def _starts_program(self, body: Statement) -> bool:
+        """Tell whether a statement starts a program, itself or by a function."""
+        words = [command.tokens[0].text for command in commands_of(body)]
+        functions = (self.functions[word] for word in words if word in self.functions)
+        return any(map(starts_program, (body, *functions)))
+
+    @property
+    def _state(self) -> tuple[Mapping[str, Value], list[str] | None]:
+        """What the next run of a loop depends on."""
+        return dict(self.variables.values), self.variables.arguments
 
     def _record_option_variables(self, body: Statement) -> None:
         """Record the variables that a loop over the script's arguments sets."""
@@ -279,8 +332,8 @@ class _Follower:
         unknown = self._unknown_in(words)
         how, by = (f"{args_hint(unknown, self.numbered)}; or ", f" by {unknown}") if unknown else ("", "")
         refusal = (
-            f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on it:"
-            f" {how}give a copy with the branch that runs."
+            f"{self.path}: what line {line}{self.sourced} decides ({words}) is not told by the file, and arguments"
+            f" depend on it: {how}give a copy with the branch that runs."
         )
         for command in commands:
             names = assigned_names(command)
@@ -289,7 +342,7 @@ class _Follower:
                     raise InputError(refusal)
                 continue
             text = " ".join(token_text(token) for token in command.tokens)
-            options = _OPTION_NAMES.findall(text)
+            options = option_names(text)
             free = options and all(is_harmless(option, True, "") for option in options)
             if free and "+=" in text:
                 continue
@@ -317,9 +370,13 @@ class _Follower:
 
     def _unknown_in(self, condition: str) -> str:
         """The unknown variables that a condition depends on, directly or through variables that the script sets."""
-        values = (self.variables.values.get(name, f"${name}") for name in variables_in(condition))
-        unknown = " ".join(value if isinstance(value, str) else " ".join(value) for value in values)
-        return " ".join(f"${name}" for name in dict.fromkeys(variables_in(unknown)))
+        unknown: list[str] = []
+        for name in variables_in(condition):
+            value = self.variables.values.get(name, f"${name}")
+            text = value if isinstance(value, str) else " ".join(value)
+            # A command's output is told by the variable that it is assigned to.
+            unknown += variables_in(text) or ([] if is_known(text) else [name])
+        return " ".join(f"${name}" for name in dict.fromkeys(unknown))
 
     def _affects_arguments(self, command: Command) -> bool:
         """Tell whether a command starts a training, or may change the arguments of later commands."""
@@ -327,7 +384,7 @@ class _Follower:
         if first in IGNORED_COMMANDS and first not in ("set", "let"):
             return False
         texts = map(token_text, command.tokens)
-        names = {name.replace("_", "-") for text in texts for name in _OPTION_NAMES.findall(text)}
+        names = {name for text in texts for name in option_names(text)}
         assigns = command.tokens[0].elements is not None or ASSIGNMENT.fullmatch(first) is not None
         named = bool(names) and (assigns or not names.isdisjoint(TRAINING_ARGUMENTS))
         calls = first in self.functions and not only_prints(self.functions[first])
@@ -340,18 +397,22 @@ class _Follower:
             words = [token.text for token in tokens[1:]]
             return holds(words[:-1] if first == "[" else words, self.variables, patterns=False)
         if first in DECLARES:
+            if first == "export":
+                self.exported |= {token.text.partition("=")[0] for token in tokens[1:]}
             tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
             for token in tokens:
-                self._assign(token)
+                self.assign(token)
             return True
         assignments = []
         while tokens and (tokens[0].elements is not None or ASSIGNMENT.fullmatch(tokens[0].text)):
             assignments.append(tokens.pop(0))
         if not tokens:
             for token in assignments:
-                self._assign(token)
+                self.assign(token)
             return True
         words = [word for token in tokens for word in self.variables.fields_of(token.text)]
+        if words and command.redirections:
+            self.write(words, command.redirections)
         return self._start(words, command.line, assignments) if words else True
 
     def _start(self, words: list[str], line: int, assignments: Sequence[Token]) -> bool | None:
@@ -362,10 +423,14 @@ class _Follower:
         if name == "exit":  # An exit with an error, which a successful run does not reach.
             self.failures += 1
             return False
+        if name in ("break", "continue") and self.loops:
+            raise _BreakError(continues=name == "continue")
+        if name == "getopts" and len(rest) > 1:
+            return self.variables.next_option(rest[0], rest[1])
         if name in ("true", "false", ":"):
             return name != "false"
         if name in self.functions:
-            return self._call(self.functions[name], rest)
+            return self._call(name, rest)
         if name in ("source", "."):
             self._source(rest)
         elif name == "eval":
@@ -375,7 +440,8 @@ class _Follower:
         elif name == "set" and "--" in rest:
             self.variables.arguments = rest[rest.index("--") + 1 :]
         elif name == "shift":
-            self.variables.arguments = (self.variables.arguments or [])[1:]
+            count = int(rest[0]) if rest and rest[0].isdecimal() else 1
+            self.variables.arguments = (self.variables.arguments or [])[count:]
         elif name in ("unset", "read", "mapfile"):
             for variable in rest:
                 self.variables.values.pop(variable, None)
@@ -387,7 +453,8 @@ class _Follower:
             if name in ("grep", "which", "command", "type", "let"):
                 return None
         else:
-            self.commands.append(StartedCommand(tuple(self._decided(words)), line, self._ranks(assignments)))
+            self.record_script(words, assignments)
+            self.commands.append(StartedCommand(tuple(self._decided(words)), line, self.ranks(assignments), self.loop))
         return None if self.in_condition and name not in ("echo", "printf", "shift", "set") else True
 
     def _decided(self, words: Sequence[str]) -> list[str]:
@@ -399,27 +466,24 @@ class _Follower:
                     raise InputError(refusal)
         return [word for word in words if word not in self.undecided]
 
-    def _ranks(self, assignments: Sequence[Token]) -> Mapping[str, str]:
-        """The numeric variables of RANKS, as set by the script or by assignments in front of the command."""
-        matched = [match for token in assignments if (match := ASSIGNMENT.fullmatch(token.text)) and match[1] in RANKS]
-        values = self.variables.values | {match[1]: self.variables.text_of(match[4]) for match in matched}
-        return {name: value for name in RANKS if isinstance(value := values.get(name), str) and value.isdecimal()}
-
-    def _call(self, body: Statement, arguments: Sequence[str]) -> bool | None:
+    def _call(self, name: str, arguments: Sequence[str]) -> bool | None:
         outer, self.variables.arguments = self.variables.arguments, list(arguments)
+        outer_file, self.sourced = self.sourced, self.origins[name]
         self.depth += 1
         try:
-            return self._run_condition(body, in_condition=False)
+            return self._run_condition(self.functions[name], in_condition=False)
         except _ExitError:
             return True
         finally:
             self.depth -= 1
-            self.variables.arguments = outer
+            self.variables.arguments, self.sourced = outer, outer_file
 
     def _run_text(self, text: str) -> None:
         self.depth += 1
-        self.run(parse(text, str(self.path)))
-        self.depth -= 1
+        try:
+            self.run(parse(text, str(self.path)))
+        finally:
+            self.depth -= 1
 
     def _source(self, words: Sequence[str]) -> None:
         """Interpret a sourced script, or record that it is missing."""
@@ -429,66 +493,6 @@ class _Follower:
         if file is None:
             self.missing.append(words[0])
         else:
+            outer, self.sourced = self.sourced, f" of {file.name}"
             self._run_text(read_file(file, "sourced script").decode(errors="replace"))
-
-    def _assign(self, token: Token) -> None:
-        """Set a variable, or append to it."""
-        values = self.variables.values
-        matched = ASSIGNMENT.fullmatch(token.text)
-        if matched is None:
-            return
-        name, index, adds, text = matched[1], matched[2], bool(matched[3]), matched[4]
-        before = values.get(name)
-        if token.elements is not None:
-            new = [word for element in token.elements for word in self.variables.fields_of(element)]
-            self._check_length(sum(map(len, new)) + (sum(map(len, before)) if isinstance(before, list) else 0))
-            old = before if isinstance(before, list) else [] if before is None else [before]
-            values[name] = [*old, *new] if adds else new
-            self._record_options(new)
-            return
-        value = self.variables.text_of(text)
-        if name in self.environment and not is_known(value):
-            value = self.environment[name]
-        if value.startswith("--") and _POSITIONAL.fullmatch(text) and not (self.depth or self.shifts):
-            raise InputError(
-                f"{self.path} takes its arguments by place, and {value} of --args would be {name}: {self._by_place}."
-            )
-        self._check_length(len(value) + (len(before) if isinstance(before, str) else 0))
-        if index is not None:
-            place = self.variables.sum_of(index[1:-1])
-            array = list(before) if isinstance(before, list) else []
-            if place is not None and 0 <= place <= len(array):
-                values[name] = [*array[:place], value, *array[place + 1 :]]
-            return
-        if isinstance(before, list) and adds:
-            values[name] = [before[0] + value, *before[1:]] if before else [value]
-        else:
-            values[name] = f"{before}{value}" if adds and before is not None else value
-        self._record_options(value.split())
-
-    @property
-    def _by_place(self) -> str:
-        """Advice on arguments for a script that takes them by position."""
-        hint = args_hint(f"${next(iter(self.numbered), '1')}", self.numbered)
-        return f"{hint}, and the training's own after them; or put those into a copy"
-
-    def _check_length(self, length: int) -> None:
-        if length > _MAX_LETTERS:
-            raise InputError(
-                f"{self.path} sets a variable of more than {_MAX_LETTERS:,} letters: give a copy without it."
-            )
-
-    def _record_options(self, words: Sequence[str]) -> None:
-        if any(word.startswith("--") for word in words):
-            self.assigned.append(tuple(words))
-
-    def _arithmetic(self, text: str) -> bool | None:
-        step = _ARITHMETIC_STEP.fullmatch(text.strip())
-        if step is None:
-            total = None if re.search(r"(?<![=!<>])=(?!=)|\+\+|--", text) else self.variables.sum_of(text)
-            return None if total is None else total != 0
-        name, sign = step[1] or step[4] or step[7], step[2] or (step[5] or step[6] or "")[:1]
-        value = step[3] or "1"
-        total = self.variables.sum_of(f"({name}) {sign} ({value})" if sign else value)
-        self.variables.values[name] = f"$(({text}))" if total is None else str(total)
-        return True
+            self.sourced = outer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from debubble.imports.shell.script_run import TRAINING_ARGUMENTS
 from debubble.imports.shell.syntax import (
     CaseStatement,
     Chain,
@@ -85,6 +86,22 @@ def is_unknown_program(statement: Statement | None) -> bool:
 
 
 _BUILTINS = ("source", ".", "eval", "shift", "unset", "read", "mapfile", "true", "false", ":", "[", "test")
+
+
+def starts_program(body: Statement) -> bool:
+    """Tell whether a statement starts a Python program or a command with arguments of a training."""
+    commands = (command for command in commands_of(body) if assigned_names(command) is None)
+    texts = (token_text(token) for command in commands for token in command.tokens)
+    return any(_PROGRAM.search(text) or not TRAINING_ARGUMENTS.isdisjoint(option_names(text)) for text in texts)
+
+
+_PROGRAM = re.compile(r"\w\.py(?![\w.])")
+_OPTION_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
+
+
+def option_names(text: str) -> list[str]:
+    """The names of options in a text, as Megatron-LM writes them."""
+    return [name.replace("_", "-") for name in _OPTION_NAMES.findall(text)]
 
 
 def only_prints(body: Statement) -> bool:

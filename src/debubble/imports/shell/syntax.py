@@ -1,7 +1,7 @@
 """Tokenizer and parser of shell scripts.
 
 Supported is the syntax of launch scripts: commands, assignments, arrays, lists with `&&` and `||`, conditions, cases,
-loops and functions.  Here-documents and redirections are dropped, as they do not change arguments.
+loops and functions.  Of redirections, here-documents and files that commands write are recorded.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ _CLOSING = {"(": ")", "{": "}"}
 
 @dataclass(frozen=True)
 class Token:
-    """A token of kind `word`, `op`, `[[` (condition) or `((` (arithmetic), with its text and line."""
+    """A token of kind `word`, `op`, `[[` (condition), `((` (sum), `<<` (here-document), `>` and `>>` (file)."""
 
     kind: str
     text: str
     line: int
     elements: tuple[str, ...] | None = None
-    """Words of the array if the token assigns one."""
+    """Words of the array if the token assigns one; of a here-document, its delimiter as written."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A simple command: its words, including assignments in front of it."""
+    """A simple command: its words, including assignments in front of it, its here-document and the file it writes."""
 
     tokens: tuple[Token, ...]
     line: int
+    redirections: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,9 @@ def _tokens(text: str, name: str) -> Iterator[Token]:
             end = _word_end(text, pos, name, line) if pos < len(text) and text[pos] not in "\n;" else pos
             if redirection[0].lstrip("0123456789").rstrip("-") == "<<":
                 waiting.append(re.sub(r"['\"\\]", "", text[pos:end]))
+                yield Token("<<", _here_document(text, end, waiting[-1]), line, (text[pos:end],))
+            elif redirection[0] in (">", ">>", ">|", "1>", "1>>", "&>") and end > pos:
+                yield Token(">>" if ">>" in redirection[0] else ">", text[pos:end], line)
             pos = end + (text[pos : pos + 1] == "&" and end == pos)
         elif begins and re.match(r"\[\[\s", text[pos : pos + 3]):
             close = re.compile(r"\s\]\]").search(text, pos)
@@ -219,6 +223,16 @@ _RESERVED = ("if", "then", "elif", "else", "for", "while", "until", "do", "{", "
 """Words after which a command, or the brackets of an arithmetic `for` loop, may start."""
 
 
+def _here_document(text: str, pos: int, delimiter: str) -> str:
+    """The lines after the one at `pos`, up to the delimiter."""
+    rows: list[str] = []
+    pos = _line_end(text, pos) + 1
+    while pos < len(text) and (row := text[pos : _line_end(text, pos)]).strip() != delimiter:
+        rows.append(row)
+        pos += len(row) + 1
+    return "\n".join(rows)
+
+
 def _line_end(text: str, pos: int) -> int:
     end = text.find("\n", pos)
     return len(text) if end < 0 else end
@@ -259,11 +273,24 @@ def _array(text: str, pos: int, name: str, line: int) -> tuple[tuple[str, ...], 
     return tuple(words), pos + 1
 
 
+_REDIRECTIONS = ("<<", ">", ">>")
+"""Kinds of tokens that may stand anywhere in a command."""
+
+
 class _Parser:
     """A recursive-descent parser of tokens."""
 
     def __init__(self, tokens: Sequence[Token], name: str) -> None:
-        self._tokens, self._name, self._pos = tokens, name, 0
+        self._tokens = tuple(token for token in tokens if token.kind not in _REDIRECTIONS)
+        self._name, self._pos = name, 0
+        self._redirections: dict[int, list[Token]] = {}
+        """Index of the token after a redirection -> the redirections."""
+        index = 0
+        for token in tokens:
+            if token.kind in _REDIRECTIONS:
+                self._redirections.setdefault(index, []).append(token)
+            else:
+                index += 1
 
     def script(self) -> Chain:
         """All statements; raises InputError at a token that cannot start a statement."""
@@ -332,13 +359,14 @@ class _Parser:
         return self._command()
 
     def _command(self) -> Command:
-        tokens = []
+        tokens, redirections = [], list[Token]()
         while (token := self._peek()) is not None and token.kind == "word":
             tokens.append(token)
             self._pos += 1
+            redirections += self._redirections.get(self._pos, [])
         if not tokens:
             raise self._error(f"'{token.text.strip()}' is out of place" if token is not None else "It ends too early")
-        return Command(tuple(tokens), tokens[0].line)
+        return Command(tuple(tokens), tokens[0].line, tuple(redirections))
 
     def _not(self) -> Statement:
         self._take("!")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 
+from debubble.imports.shell.sequences import counted, expanded_braces
 from debubble.imports.shell.syntax import end_of_quoted
 
 Value = str | list[str]
@@ -55,6 +56,8 @@ class ShellVariables:
     """The variables that the script sets when it parses its arguments."""
     status: str | None = "0"
     """The exit status of the last statement; None: unknown."""
+    clustered: str = ""
+    """The letters that follow in the word of the last option of `getopts`, as in `-ab`."""
     separator: str = " "
     """The separator of elements in `"${A[*]}"`."""
 
@@ -63,8 +66,34 @@ class ShellVariables:
         """The variables of options that are not among the script's arguments."""
         return self.options - self.values.keys()
 
+    def next_option(self, letters: str, name: str) -> bool | None:
+        """Set a variable to the next option's letter as `getopts` does; return whether there is one, None: unknown.
+
+        Args:
+            letters: The letters of options, with a colon after those that take a value.
+            name: The variable.
+        """
+        if self.arguments is None:
+            return None
+        number = str(self.values.get("OPTIND", "1"))
+        index = int(number) - 1 if number.isdecimal() else 0
+        word, *following = [*self.arguments[index:], ""]
+        letters_left = self.clustered or (word[1:] if re.fullmatch("-[^-].*", word) else "")
+        if not letters_left:
+            return False
+        letter, value = letters_left[0], letters_left[1:]
+        takes = f"{letter}:" in letters
+        self.values[name] = letter if letter in letters else "?"
+        self.values["OPTARG"] = (value or "".join(following[:1])) if takes else ""
+        self.clustered = "" if takes else value
+        self.values["OPTIND"] = str(index + 1 + (not self.clustered) + (takes and not value))
+        return True
+
     def fields_of(self, word: str) -> list[str]:
-        """Expand a word: quotes are removed, and unquoted values are split at blanks."""
+        """Expand a word: quotes are removed, braces expanded, and unquoted values split at blanks."""
+        return [field for expanded in expanded_braces(word) for field in self._fields(expanded)]
+
+    def _fields(self, word: str) -> list[str]:
         fields: list[str] = []
         current: str | None = None
         for text, divided in self._pieces(word):
@@ -85,6 +114,10 @@ class ShellVariables:
     def text_of(self, word: str) -> str:
         """Expand a word to one text without splitting, as after `=`."""
         return "".join(text for text, _ in self._pieces(word))
+
+    def document(self, text: str) -> str:
+        """Expand a here-document, in which quotes are plain letters."""
+        return "".join(expanded for expanded, _ in self._quoted(text))
 
     def _pieces(self, word: str) -> list[tuple[str, bool]]:
         """The expanded pieces of a word, and whether each may be split at blanks."""
@@ -141,7 +174,8 @@ class ShellVariables:
         """The value of the expansion that starts at `pos` with `$` or a backtick, and the index after it."""
         if text[pos] == "`":
             end = end_of_quoted(text, pos)
-            return text[pos:end], end
+            numbers = self._sequence(text[pos + 1 : end - 1].strip())
+            return (text[pos:end] if numbers is None else numbers), end
         if text.startswith("$((", pos):
             end = end_of_quoted(text, pos)
             inner = text[pos + 3 : end - 2]
@@ -154,7 +188,7 @@ class ShellVariables:
             end = end_of_quoted(text, pos)
             command = text[pos + 2 : end - 1].strip()
             echoed = _ECHO.fullmatch(command)
-            output = self._basename(command) if echoed is None else self._echo(echoed)
+            output = self._echo(echoed) if echoed is not None else self._basename(command) or self._sequence(command)
             return (text[pos:end] if output is None else output), end
         if text.startswith("$'", pos):
             end = end_of_quoted(text, pos + 1)
@@ -171,6 +205,12 @@ class ShellVariables:
             return " ".join(self.fields_of(echoed[2]))
         finally:
             self.separator = outer
+
+    def _sequence(self, command: str) -> str | None:
+        """The output of `seq`; None: another command, or unknown numbers."""
+        words = command.split()
+        numbers = counted([self.text_of(word) for word in words[1:]]) if words[:1] == ["seq"] else None
+        return None if numbers is None else " ".join(numbers)
 
     def _basename(self, command: str) -> str | None:
         """The output of `basename FILE [SUFFIX]`; None: another command, or an unknown file."""

@@ -416,7 +416,12 @@ def _overlapping_framework(plan: Plan) -> str | None:
     if plan.target not in OVERLAPPING_TARGETS or not framework_name(o.framework):
         return None
     traits = framework_of_options(o.framework)
-    possible = {"tensor_overlap": o.tensor > 1, "gradient_overlap": o.data * o.context > 1}
+    replicas = o.data * o.context
+    possible = {
+        "tensor_overlap": o.tensor > 1,
+        "gradient_overlap": replicas > 1,
+        "gather_overlap": replicas > 1 and o.zero > 0,
+    }
     off = [name for name, has in possible.items() if has and not getattr(traits, name)]
     return ",".join([o.framework, *(f"{name}=true" for name in off)]) if off else None
 
