@@ -54,6 +54,13 @@ def test_the_answer_compares_and_names_the_settings_to_change(megatron: Any, tmp
     assert Plan.load(tmp_path / "plan.json").target == "megatron"
 
 
+def test_the_answer_names_the_model_and_the_planned_degrees(megatron: Any) -> None:
+    _, out, _ = megatron(RECOMPUTING, "--cluster", "4xA100-80GB", "--degrees", "--planner", "auto", "--effort", "0.2")
+
+    assert re.match(r"llama, [\d.]+ [BM] parameters on 4 x A100-80GB: pipeline 4", unwrapped(out))
+    assert "\nIts degrees: " in out
+
+
 def test_arguments_that_conflict_with_the_plan_are_removed(megatron: Any) -> None:
     job = SCRIPT.replace("EXTRA", "--num-virtual-stages-per-pipeline-rank 2 --recompute-activations")
     _, out, _ = megatron(job, "--cluster", "4xA100-80GB")

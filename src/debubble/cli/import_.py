@@ -164,7 +164,8 @@ def _show(
     share = yours.options.host_optimizer
     hosts = [f"{share:.0%} of the optimizer states on hosts"] if share else []
     assert yours.cluster is not None
-    first = [f"{model_title(job.model, yours.cluster)}: {yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}", *hosts]
+    subject = f"{model_title(job.model, yours.cluster)}: {yours.degrees}"
+    first = [subject, yours.schedule.name, f"recomputing {recomputation_words(yours)}", *hosts]
     print_wrapped("; ".join(filter(None, [*first, job.left_out])))
     print_wrapped(f"It {job.summary}.")
     if corrected := calibration_words(job.model, yours.cluster, yours.options):
