@@ -176,7 +176,7 @@ class Levers:
     def policies(self) -> tuple[Sequence[float], ...]:
         """The candidate values of each policy entry."""
         first = (BY_AGE, HOSTS_FIRST, BY_STAGE, BY_DEEP_STAGE) if self.crowded else (BY_AGE, HOSTS_FIRST)
-        return policy_choices(self.placement.stages, first=first if self.units.hostable else ())
+        return policy_choices(self.placement.stages, first=first if self.hostable else ())
 
     @cached_property
     def space(self) -> Space:
