@@ -112,30 +112,19 @@ SHORT_FRACTION = 0.85
 settings are 4% faster on average (llama2-70b on 16 H100 by 17%); three settings below it would be 0.6% slower."""
 
 
-MIN_OFFLOADED_FRACTION = 0.02
-"""Smallest fraction of device memory that all optimizer states must take for CPU optimizer steps to be tried; those of
-LoRA's adapters take less."""
-
-
-def can_offload_states(problem: Problem, units: Units) -> bool:
-    """Tell whether offloading the optimizer is possible and frees a noticeable part of device memory."""
-    freed = sum(float(unit.static - unit.on_host.static) for unit in units.units if unit.on_host is not None)
-    return units.hostable and freed > MIN_OFFLOADED_FRACTION * sum(problem.limits)
-
-
 def exceeds_devices(problem: Problem, units: Units) -> bool:
     """Tell whether all states exceed device memory, so that optimizer steps have to be offloaded."""
-    return can_offload_states(problem, units) and _states_fraction(problem, units) > MAX_STATES_FRACTION
+    return units.hostable and _states_fraction(problem, units) > MAX_STATES_FRACTION
 
 
 def is_crowded(problem: Problem, units: Units) -> bool:
     """Tell whether states would take most of the device memory, and optimizer steps may be offloaded."""
-    return can_offload_states(problem, units) and _states_fraction(problem, units) > CROWDED_FRACTION
+    return units.hostable and _states_fraction(problem, units) > CROWDED_FRACTION
 
 
 def is_short(problem: Problem, units: Units) -> bool:
     """Tell whether states would take nearly all of the device memory, and optimizer steps may be offloaded."""
-    return can_offload_states(problem, units) and _states_fraction(problem, units) > SHORT_FRACTION
+    return units.hostable and _states_fraction(problem, units) > SHORT_FRACTION
 
 
 def _states_fraction(problem: Problem, units: Units) -> float:
@@ -170,13 +159,13 @@ class Levers:
         """Length of each micro-batch relative to a full one."""
         self.longest = 4 * problem.micro_batches * float(work.max())
         """Upper bound on the time of every step that completes."""
-        self.hostable, self.crowded = can_offload_states(problem, units), is_crowded(problem, units)
+        self.crowded = is_crowded(problem, units)
 
     @cached_property
     def policies(self) -> tuple[Sequence[float], ...]:
         """The candidate values of each policy entry."""
         first = (BY_AGE, HOSTS_FIRST, BY_STAGE, BY_DEEP_STAGE) if self.crowded else (BY_AGE, HOSTS_FIRST)
-        return policy_choices(self.placement.stages, first=first if self.hostable else ())
+        return policy_choices(self.placement.stages, first=first if self.units.hostable else ())
 
     @cached_property
     def space(self) -> Space:
@@ -201,7 +190,7 @@ class Levers:
             on_device=self._on_device,
             longest=self.longest,
             offloads=int(units.offload_bandwidth is not None),
-            hostable=int(self.hostable),
+            hostable=int(units.hostable),
             crowded=int(self.crowded),
             short=int(is_short(self.problem, units)),
             filled=0,

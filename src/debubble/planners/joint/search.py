@@ -141,7 +141,7 @@ def _draft(problem: Problem, units: Units, effort: Effort, *, no_order_search: b
     effort.deadline.extend_for_kernels(compile_kernels(chains[0].levers))
     _draw(problem, chains, DRAW_SHARE, effort)
     chains = sorted(chains, key=lambda chain: chain.best_score)
-    if levers[0].hostable:
+    if units.hostable:
         chains = _with_states_on_devices(problem, levers, chains, effort)
     best: Number = math.inf
     with suppress(InfeasibleError):
