@@ -364,7 +364,7 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     assert "shorter with" in words
     assert "no plan with these degrees takes less than" in words
     assert "--details" in words
-    assert "Share of the step, per device" not in out
+    assert "Share of the pipeline's time" not in out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The report's texts and tables of a scene: the answer, the plan, its memory by part, and shares of the step."""
+"""The report's texts and tables of a scene: the answer, the plan, its memory by part, and shares of time."""
 
 from __future__ import annotations
 
