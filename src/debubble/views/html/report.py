@@ -94,7 +94,8 @@ def _beyond_the_peak(why: Explanation | None) -> Iterator[str]:
     if why is not None:
         if why.fragmentation:
             yield f"One arena for its tensors takes {readable_bytes(why.fragmentation)} more (fragmentation)."
-        yield f"A reserve of {size_words(why.reserve)} is left below the limit."
+        if why.reserve:
+            yield f"The limit leaves {size_words(why.reserve)} of the device as a reserve."
         if offloaded := ", ".join(offload_words(why.plan, why)):
             yield f"Offload: {offloaded}."
 
