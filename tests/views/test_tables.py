@@ -418,3 +418,12 @@ def test_unexplored_choices_name_the_remedy(cut_off: bool, remedy: str) -> None:
     with_unplanned = replace(plan, degree_search=replace(plan.degree_search, unplanned=5, cut_off=cut_off))
     text = printed(render_plan(with_unplanned, Scene.predicted(with_unplanned)))
     assert f"5 choices of degrees and CPU optimizers ({remedy})" in " ".join(text.split())
+
+
+def test_remaining_gap_is_named_as_the_time_a_search_may_save() -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", global_batch=4, sequence_length=128, effort=0.1)
+    assert plan.degree_search is not None
+    searched = replace(plan.degree_search, unplanned=0)
+    bounded = replace(plan, lower_bound=0.987 * plan.step_time, degree_search=searched)
+    text = printed(render_plan(bounded, Scene.predicted(bounded)))
+    assert "a longer search for at most 1.3% less time (--fastest)" in " ".join(text.split())
