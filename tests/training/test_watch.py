@@ -159,6 +159,24 @@ def test_a_run_that_has_not_begun_is_waited_for(
     assert (code, "Waiting for a run to begin in" in err, "step 1 of 9" in out) == (0, True, True)
 
 
+def test_a_folder_that_is_not_there_yet_is_named_once(
+    tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, sleeps = tmp_path / "c", iter(range(3))
+
+    def sleep(_: float) -> None:
+        if next(sleeps) == 2:
+            folder.mkdir()
+            lines = (START, RunStep.from_report(step(1)), RunEnd(error=None))
+            (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    monkeypatch.setattr("time.sleep", sleep)
+    code, out, err = run("watch", str(folder))
+
+    assert err == f"Waiting for a run to begin in {folder}, which is not there yet; Ctrl-C leaves.\n"
+    assert (code, "step 1 of 9" in out) == (0, True)
+
+
 def test_run_without_its_process_has_died(written: Callable[..., Path], run: Any) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

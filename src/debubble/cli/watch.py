@@ -70,7 +70,8 @@ def _wait_for(run: Path) -> None:
     if not run.absolute().parent.is_dir():
         raise InputError(f"There is no folder {run.parent}, so no run begins in it: give the run's --checkpoint.")
     if not has_begun(run):
-        log().print(f"Waiting for a run to begin in {run}; Ctrl-C leaves.")
+        missing = "" if run.exists() else ", which is not there yet"
+        log().print(f"Waiting for a run to begin in {run}{missing}; Ctrl-C leaves.", soft_wrap=True)
     while not has_begun(run):
         time.sleep(POLL_SECONDS)
 
