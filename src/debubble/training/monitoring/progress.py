@@ -50,6 +50,8 @@ class StepReport:
     """Model FLOPs utilization; None if the plan does not state the devices' peak."""
     bubble_fraction: float | None = None
     """Fraction of the devices' pipeline time without compute."""
+    measured_step: int | None = None
+    """The step, this one or an earlier one, in which memory, compute and bubble were measured."""
     rolled_back: int = 0
     """Number of devices that rolled back a premature optimizer step."""
     validation_loss: float | None = None
