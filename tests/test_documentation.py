@@ -140,6 +140,16 @@ def test_the_page_of_schedules_is_that_of_the_library() -> None:
     assert (ROOT / "docs/schedules.md").read_text() == schedule_page.page(), "python tools/schedule_page.py"
 
 
+@pytest.mark.parametrize("name", [*db.schedules])
+def test_every_argument_of_a_schedule_is_explained(name: str) -> None:
+    section = schedule_page.section(name)
+    introduction = schedule_page.page().partition("## The library")[0]
+
+    for option in db.schedules[name].options:
+        assert re.search(rf"\* `{option}`: \S", section) or re.search(rf"`{option}=` \(\w", introduction), option
+    assert "\n\n\n" not in section
+
+
 def test_schedule_comparison_page_matches_the_results() -> None:
     note = schedules.comparison(schedules.BENCHMARK.rows())
     assert (ROOT / "docs/notes/schedules.md").read_text() == note, "python benchmarks/schedules.py --docs"

@@ -43,8 +43,10 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     ("content", "sentence"),
     [
         (DEEP, "It is no JSON: it is nested too deeply."),
-        (b"{", "It is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)."),
+        (b"{", "It is no JSON: line 1, column 2: expecting property name enclosed in double quotes."),
         (b"9" * 5000, None),
+        (b" ", "It is no JSON: it is empty."),
+        (b"\xff", "It is no JSON: it is not a text file."),
     ],
 )
 def test_content_that_a_library_cannot_read_is_a_sentence(content: bytes, sentence: str | None) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import debubble as db
+from debubble.planners import planners
 from debubble.registry import Registry
+from debubble.schedules import schedules
 
 FAILS_ONCE = """
 from pathlib import Path
@@ -72,6 +74,19 @@ def test_a_module_may_ask_the_registry_that_imports_it(library: Path) -> None:
     (library / "b.py").write_text("from library import registry\nseen = list(registry)\n")
     assert list(registry()) == ["a", "c"]
     assert sys.modules["library.b"].seen == ["a"]
+
+
+@pytest.mark.parametrize("name", sorted({*planners} - {*schedules}))
+def test_planner_in_place_of_a_schedule_is_named(name: str) -> None:
+    with pytest.raises(db.InputError) as refused:
+        schedules.full_name(name)
+    assert str(refused.value) == f"There is no schedule '{name}', which is a planner: `debubble plan --planner {name}`."
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "hanayo", "V-Half"])
+def test_schedule_in_place_of_a_planner_is_named(name: str) -> None:
+    with pytest.raises(db.InputError, match=f"'{name}', which is a schedule: `debubble simulate --schedule"):
+        planners[name]
 
 
 def test_second_thread_waits_for_all_members(library: Path) -> None:

@@ -21,7 +21,7 @@ COMMON = (
     "costs: Times and bytes per stage; all times 1 by default.",
     "recomputing: Stages whose backwards recompute.",
 )
-"""Arguments that most schedules share, which the page explains once."""
+"""Arguments that many schedules share, which the introduction explains once."""
 
 
 def page() -> str:
@@ -34,13 +34,15 @@ def page() -> str:
 
 
 def section(name: str) -> str:
-    """A schedule's arguments and picture; the table has its summary."""
+    """A schedule's arguments and picture; the table has its summary, the introduction the shared arguments."""
     entry = db.schedules[name]
-    options = sorted(entry.options - {"devices", "micro_batches", "costs"})
     _, _, further = (inspect.getdoc(entry.build) or "").partition("\n\n")
-    lines = [f"### {name}", "", *([described(further), ""] if further else [])]
-    if options:
-        lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
+    words = described(further)
+    options = sorted(entry.options - {"devices", "micro_batches", "costs"})
+    shared = [option for option in options if f"* `{option}`:" not in words]
+    lines = [f"### {name}", "", *([words, ""] if words else [])]
+    if shared:
+        lines += [f"{'Also' if words else 'Arguments'}: {', '.join(f'`{option}=`' for option in shared)}.", ""]
     return "\n".join([*lines, f"![{name}](pictures/schedule-{name}.png)", ""])
 
 

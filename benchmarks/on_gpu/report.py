@@ -17,6 +17,10 @@ Figures = dict[str, Any]
 
 TEXT = json.loads((Path(__file__).parents[1] / "cases" / "gpu.json").read_text())
 SECTIONS: dict[str, dict[str, str]] = TEXT["sections"]
+WAYS = ("kept", "recomputed", "offloaded")
+"""Ways to train the model that does not fit: the cases of the section `large`."""
+CASE_DEPTH = 2
+"""Number of names in the path of a case; longer paths are single figures of one."""
 
 
 def read(path: Path) -> Result:
@@ -27,10 +31,10 @@ def read(path: Path) -> Result:
 
 def page(result: Result) -> str:
     """The summary."""
-    parts = ["# Measured on a GPU", "\n".join(_standing(result)), TEXT["untested"], _contents(result)]
+    parts = ["# Measured on a GPU", "\n".join(_introduction(result)), TEXT["untested"], _contents(result)]
     if "plans" in result["sections"]:
         parts.append(TEXT["picture"])
-    return "\n\n".join([*parts, "[All figures](notes/gpu.md) are in a note.", TEXT["source"], ""]).rstrip() + "\n"
+    return "\n\n".join([*parts, "[All figures](notes/gpu.md)", TEXT["source"], ""]).rstrip() + "\n"
 
 
 def note(result: Result) -> str:
@@ -46,7 +50,7 @@ def note(result: Result) -> str:
     return "\n".join([*lines, ""])
 
 
-def _standing(result: Result) -> Iterator[str]:
+def _introduction(result: Result) -> Iterator[str]:
     if not result["sections"]:
         yield "**No CUDA path of debubble has run yet.** Everything below waits for a machine with a GPU."
         return
@@ -56,8 +60,9 @@ def _standing(result: Result) -> Iterator[str]:
     if machine := _figures(result, "machine").get("machine"):
         driver = machine["driver_and_clocks"].split(",")[0]
         yield f"Measured on one {machine['device']} with torch {machine['torch']} and driver {driver}."
-    ran = [name for name in SECTIONS if result["sections"].get(name, {}).get("status") == "ran"]
-    yield f"{len(ran)} of {len(SECTIONS)} sections have run to their end; the table says which have not."
+    standings = [_standing(name, result["sections"][name]) for name in SECTIONS if name in result["sections"]]
+    full, part = (sum(words.startswith(start) for words in standings) for start in ("in full", "in part"))
+    yield f"Of {len(SECTIONS)} sections {full} have run in full and {part} in part."
     yield ""
     yield from headlines(result)
 
@@ -89,8 +94,8 @@ def headlines(result: Result) -> Iterator[str]:
             f" {spans[0]:.2f} to {spans[-1]:.2f} for {len(spans)} programs, whose messages come when predicted."
             " What one device's delay does to the others is not in it."
         )
-    ways = [way for way in ("kept", "recomputed", "offloaded") if "fits" in large.get(way, {})]
-    if large:
+    ways = [way for way in WAYS if "fits" in large.get(way, {})]
+    if ways:
         outcomes = ", ".join(f"{way} {'trains' if large[way]['fits'] else 'does not fit'}" for way in ways)
         yield f"* **A model that does not fit**: {outcomes}."
 
@@ -112,10 +117,30 @@ def _kept_errors(profile: Figures) -> Iterator[tuple[str, float]]:
 def _contents(result: Result) -> str:
     lines = []
     for name, texts in SECTIONS.items():
-        section = result["sections"].get(name, {"status": "**has not run**", "commit": ""})
+        section = result["sections"].get(name, {})
+        standing = _standing(name, section) if section else "**has not run**"
         when = section.get("at", "").partition("T")[0]
-        lines.append((texts["title"], texts["what"], section["status"], when, section["commit"]))
+        lines.append((texts["title"], texts["what"], standing, when, section.get("commit", "")))
     return table(("section", "what", "status", "at", "commit"), lines)
+
+
+def _standing(name: str, section: dict[str, Any]) -> str:
+    """Words for how much of a section has run: in full or in part, and the cases that have not."""
+    figures, status = section.get("figures", {}), section["status"]
+    missing = [way for way in WAYS if way not in figures] if name == "large" else []
+    paths = [path for path, tree in _trees("", figures) if _is_missing(tree)]
+    missing += [path.replace(",", "") for path in paths if path.count(",") < CASE_DEPTH]
+    if missing:
+        return f"in part{'' if status == 'ran' else f': {status}'}, without {', '.join(missing)}"
+    if status == "ran":
+        return "in full"
+    # Nothing says which cases of other sections there would have been.
+    return f"in full, {status} after the last case" if name == "large" else f"in part: {status}"
+
+
+def _is_missing(tree: Figures) -> bool:
+    """Whether these figures are of a case that failed or was left out."""
+    return "left_out" in tree or isinstance(tree.get("failed"), str)
 
 
 def _figures(result: Result, name: str) -> Figures:
@@ -128,7 +153,7 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
         yield from (section["note"], "")
     if section["status"] != "ran":
         why = section.get("traceback", section.get("why", "")).strip().split("\n")[-1]
-        yield f"This section {section['status']} after {section.get('seconds', 0)} s. {why}"
+        yield f"Ended after {section.get('seconds', 0)} s: {section['status']}. {why}".rstrip()
         yield ""
     tables = {"tests": _tests, "torch": _overheads, "profile": _profile, "plans": _programs, "rivals": _paces}
     yield from tables.get(name, _pairs)(section.get("figures", {}))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from debubble.errors import InputError
+from debubble.parse_errors import reason_of, validation_words
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -38,25 +39,23 @@ def parse(read: Callable[[S], T], content: S, refusal: str, *errors: type[Except
     Raises:
         InputError: If it cannot parse the content.
     """
-    kinds: tuple[type[Exception], ...] = (ValueError, *errors)
+    kinds: tuple[type[Exception], ...] = (ValueError, RecursionError, *errors)
     try:
         return read(content)
-    except RecursionError as error:
-        raise InputError(f"{refusal}: it is nested too deeply.") from error
     except kinds as error:
-        raise InputError(f"{refusal}: {str(error).splitlines()[0].rstrip('.')}.") from error
+        raise InputError(f"{refusal}: {reason_of(error)}.") from error
 
 
 def decode_json(content: bytes, type_: type[T]) -> T:
-    """Decode JSON to a type; raises msgspec.DecodeError, and nothing else, for other content."""
+    """Decode JSON to a type; raises msgspec.DecodeError in plain words, and nothing else, for other content."""
     prepare(type_)
     try:
         content.decode()
         return msgspec.json.decode(content, type=type_)
-    except UnicodeDecodeError as error:
-        raise msgspec.DecodeError("it is not a text file") from error
-    except RecursionError as error:
-        raise msgspec.DecodeError("it is nested too deeply") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(reason_of(error)) from error
+    except msgspec.DecodeError as error:
+        raise type(error)(validation_words(str(error), content)) from error
 
 
 def prepare(type_: Any) -> None:
@@ -72,9 +71,12 @@ _PREPARED: set[Any] = set()
 
 
 def convert(entries: Any, type_: type[T], *, strict: bool = True) -> T:
-    """Convert plain values to a type; raises msgspec.ValidationError if they do not fit."""
+    """Convert plain values to a type; raises msgspec.ValidationError in plain words if they do not fit."""
     prepare(type_)
-    return msgspec.convert(entries, type_, strict=strict)
+    try:
+        return msgspec.convert(entries, type_, strict=strict)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(validation_words(str(error))) from error
 
 
 COMMANDS_FOR = {
@@ -103,7 +105,7 @@ def decode_versioned(content: bytes, type_: type[T], *, kind: str, name: str, ve
         raise InputError(f"{name} is empty: {advice}.")
     try:
         header = decode_json(content, dict[str, msgspec.Raw])
-        file_version = msgspec.json.decode(header.get(entry, b"null"), type=int | None)
+        file_version = decode_json(bytes(header.get(entry, b"null")), object)
         if file_version is None:
             other = next((k for k in COMMANDS_FOR if k != kind and f"debubble_{k}" in header), None)
             if other is not None:

@@ -61,6 +61,10 @@ def unknown_name(name: str, names: Iterable[str], *, kind: str) -> InputError:
     meant = _MEANT.get((kind, str(name).lower()))
     if meant in known:
         return InputError(f"There is no {kind} '{name}', which is a schedule; did you mean '{meant}'?")
+    other, package, call = _OTHER_KINDS.get(kind, ("", "", ""))
+    members: Iterable[str] = vars(importlib.import_module(package))[f"{other}s"] if package else ()
+    if (member := str(name).lower()) in members:
+        return InputError(f"There is no {kind} '{name}', which is a {other}: `debubble {call} {member}`.")
     listed = _LISTS[kind] if kind in _LISTS else f"there are: {', '.join(known.values())}."
     close = [known[candidate] for candidate in _similar(str(name).lower(), known)]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else listed
@@ -92,6 +96,11 @@ _LISTS = {
 """Kind with too many names for a sentence -> where they are listed."""
 _MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe", "interleaved", "interleaved1f1b")}
 """(kind, name of another kind) -> the name of this kind that the user means."""
+_OTHER_KINDS = {
+    "schedule": ("planner", "debubble.planners", "plan --planner"),
+    "planner": ("schedule", "debubble.schedules", "simulate --schedule"),
+}
+"""Kind -> a kind that is taken for it, the package of its members, and the call that takes their names."""
 
 _TRAINERS = ("accelerate", "axolotl", "llama-factory", "llamafactory", "transformers", "trl")
 _OTHER_METHODS = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import debubble as db
@@ -152,6 +153,15 @@ def test_models_shows_the_parameters_of_a_config(tmp_path: Path) -> None:
     assert [row["parameters"] for row in json.loads(output_of("models", str(config), "--json"))["models"]] == [
         6_738_415_616
     ]
+
+
+def test_options_refer_to_options_of_their_own_command() -> None:
+    other = {("import", "--vocab-size"), ("watch", "--checkpoint"), ("watch", "--metrics")}  # of the job, of `train`
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        known = {option for parameter in command.params for option in parameter.opts}
+        words = " ".join(str(getattr(parameter, "help", "")) for parameter in command.params)
+        named = {option for option in re.findall(r"(?<![\w-])--[a-z-]+", words) if (name, option) not in other}
+        assert named <= known, name
 
 
 @pytest.mark.parametrize(("command", "names"), [("export", list(exports)), ("plan", list(MOMENTS))])

@@ -332,7 +332,7 @@ def test_show_keeps_costs_of_other_frameworks(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     call = ("llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4", "--planner", "joint", "--effort", "0.1")
     planned, shown = run("plan", *call, "-o", str(file))[1], run("show", str(file))[1]
-    assert "at most, with these degrees: " in " ".join(planned.split())
+    assert "with these degrees: " in " ".join(planned.split())
     assert shown == planned
 
 
@@ -364,7 +364,7 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     assert "shorter with" in words
     assert "no plan with these degrees takes less than" in words
     assert "--details" in words
-    assert "Share of the step, per device" not in out
+    assert "Share of the pipeline's time" not in out
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ def test_fits_names_a_framework_that_gathers_less(run: Any) -> None:
     fsdp = ("--pipeline", "1", "--data", "8", "--zero", "3", "--global-batch", "64")
     code, out, _ = run("fits", "qwen2.5-14b", "--cluster", "8xA100-40GB", *fsdp)
     assert code == 1
-    assert "With --for torchtitan 1 of 1 choices fit, as --data 8 --zero 3:" in " ".join(out.split())
+    assert "With --for torchtitan 1 of 1 choices fits, as --data 8 --zero 3:" in " ".join(out.split())
 
 
 @pytest.mark.slow
@@ -546,8 +546,10 @@ def test_answer_names_the_framework_of_the_kernels(run: Any, framework: str, tit
 
 def test_plan_shows_its_host_memory(run: Any, json_of: Any) -> None:
     call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--planner", "chronos", "--effort", "0.1")
-    [largest] = re.findall(r"([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])
+    words = " ".join(run(*call)[1].split())
+    [largest] = re.findall(r"([0-9.]+) GiB of [0-9.]+ GiB of host memory", words)
 
+    assert re.search(r"[0-9.]+ GiB in all", words)
     assert float(largest) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
 
 

@@ -131,7 +131,10 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ({"devices": "2xRTX4091"}, "There is no device 'RTX4091'; did you mean 'RTX4090-24GB'"),
         ({"devices": "8xSpock"}, "There is no device 'Spock'; see `debubble hardware`"),
         ({"devices": "8xA100"}, "'A100' may be A100-40GB or A100-80GB: write more of it."),
-        ({"devices": "2xX", "hardware": {"X": {"memory": "1GiB", "flops": 1e12}}}, "missing required field"),
+        (
+            {"devices": "2xX", "hardware": {"X": {"memory": "1GiB", "flops": 1e12}}},
+            "`hardware[...]` has no field `memory_bandwidth`",
+        ),
         ({"devices": "2xX", "hardware": {"X": {**MINE, "memory": "much"}}}, "'much' is no size"),
         (
             {"devices": "2xX", "hardware": {"X": {**MINE, "host_link": "simplex"}}},

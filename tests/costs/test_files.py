@@ -82,14 +82,14 @@ def test_units_round_trip_with_the_same_stage_costs() -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ([], "Expected `object`"),
-        ({}, "missing required field `units`"),
+        ([], "it must be fields by name, not a list"),
+        ({}, "it has no field `units`"),
         ({"units": []}, "at least one unit"),
         ({"units": [{**DENSE, "count": 0}]}, "The count of 'dense' must be at least 1"),
         ({"units": [{**DENSE, "strategies": {}}]}, "needs a strategy 'none'"),
         ({"units": [{**DENSE, "forward": -1}]}, "'forward' must not be negative"),
-        ({"units": [{**DENSE, "forward": "1"}]}, "got `str` (at `units[0].forward`)"),
-        ({"units": [DENSE], "host_link": "simplex"}, "Invalid enum value 'simplex'"),
+        ({"units": [{**DENSE, "forward": "1"}]}, "`units[0].forward` must be a number, not a text"),
+        ({"units": [DENSE], "host_link": "simplex"}, "`host_link` cannot be 'simplex'"),
         ({"units": [DENSE], "memory_limit": []}, "memory_limit"),
         ({"units": [DENSE], "offload_bandwidth": 0}, "'offload_bandwidth' must be positive"),
         ({"units": [DENSE], "communication": 10**400}, "'communication' must not be more than 1e+18"),

@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_the_page_has_a_slider_over_the_values() -> None:
     sweep = db.sweep("llama-tiny", CLUSTER, micro_batches=[2, 4, 8], planner="dapple")
     page = sweep.show().content.decode()
     assert '<input id="slider" type="range" min="0" max="2" value="0"' in page
-    assert page.count("data-point=") == page.count("<svg") - 1 == 3
+    assert page.count("data-point=") == page.count(">device 0</text>") == 3
 
 
 @pytest.mark.parametrize(
@@ -82,14 +83,25 @@ def test_the_page_has_a_slider_over_the_values() -> None:
 )
 def test_numeric_values_are_drawn_to_scale(over: str, values: list[Any], places: list[float]) -> None:
     sweep = Sweep(over, tuple(SweepPoint(value, None, "Nothing fits.") for value in values))
-    curve = sweep_curve(sweep)
-    xs = [mark["x"] for mark in curve["marks"]]
-    assert [(x - xs[0]) / (xs[-1] - xs[0]) for x in xs] == pytest.approx(places)
+    xs = [mark["x"] for mark in sweep_curve(sweep)["marks"]]
+    assert [(x - xs[0]) / (xs[-1] - xs[0]) for x in xs] == pytest.approx(places, abs=1e-3)
+    picture = sweep_picture(sweep, "svg")
+    drawn = [float(x) for x in re.findall(rb"translate\(([0-9.]+) [0-9.]+\) rotate\(-90\)\">does not fit", picture)]
+    assert [(x - drawn[0]) / (drawn[-1] - drawn[0]) for x in drawn] == pytest.approx(places, abs=1e-3)
 
 
 def test_labels_of_near_values_do_not_overlap() -> None:
     sweep = Sweep("micro_batches", tuple(SweepPoint(value, None, "Nothing fits.") for value in (1000, 1001, 9000)))
     assert [mark["label"] for mark in sweep_curve(sweep)["marks"]] == ["1000", "", "9000"]
+    assert re.findall(rb">(\d{4})</text>", sweep_picture(sweep, "svg")) == [b"1000", b"9000"]
+
+
+def test_labels_are_fewer_on_a_phone() -> None:
+    values = [f"{count}xA100-80GB" for count in (1, 2, 4, 8, 16)]
+    sweep = Sweep("cluster", tuple(SweepPoint(value, None, "Nothing fits.") for value in values))
+    marks = sweep_curve(sweep)["marks"]
+    assert [mark["label"] for mark in marks] == values
+    assert [mark["on_phones"] for mark in marks] == [True, False, True, False, True]
 
 
 def test_devices_with_few_measured_runs_are_named() -> None:

@@ -103,6 +103,23 @@ def test_the_page_has_a_row_for_every_program_of_a_device() -> None:
     assert row in report.note({"sections": {"plans": plans}})
 
 
+@pytest.mark.parametrize(
+    ("name", "status", "figures", "words"),
+    [
+        ("machine", "ran", {"copies": {}}, "in full"),
+        ("profile", "ran", {"a": {"operators": {}}, "b": {"left_out": "no time"}}, "in part, without b"),
+        ("plans", "ran", {"4": {"auto": {"failed": "Error"}}}, "in part, without 4 auto"),
+        ("plans", "ran", {"4": {"auto": {"memory": {"left_out": "why"}}}}, "in full"),
+        ("large", "out of time", {"kept": {}, "recomputed": {}}, "in part: out of time, without offloaded"),
+        ("large", "out of time", {way: {} for way in report.WAYS}, "in full, out of time after the last case"),
+        ("slices", "failed", {}, "in part: failed"),
+    ],
+)
+def test_the_status_names_cases_that_have_not_run(name: str, status: str, figures: Any, words: str) -> None:
+    page = report.page({"sections": {name: {"status": status, "commit": "abc", "figures": figures}}})
+    assert f" | {words} |  | abc |" in page
+
+
 def test_the_page_of_no_figures_says_that_nothing_has_run() -> None:
     assert "**No CUDA path of debubble has run yet.**" in report.page({"sections": {}})
 

@@ -164,7 +164,7 @@ def test_a_trial_is_simulated_at_once(client: Client) -> None:
         ),
         ("trial", b"[" * 100_000, "The form is wrong: it is nested too deeply"),
         ("search", b'{"model": "\xff"}', "The form is wrong: it is not a text file"),
-        ("trial", b'{"micro_batches": ' + b"9" * 5000 + b"}", "The form is wrong: Integer value out of range"),
+        ("trial", b'{"micro_batches": ' + b"9" * 5000 + b"}", "The form is wrong: integer value out of range"),
     ],
 )
 def test_bad_input_is_a_sentence(client: Client, path: str, content: bytes, sentence: str) -> None:

@@ -31,10 +31,10 @@ def checkpoint(folder: Path, **entries: Any) -> Path:
         ({"trace": "/some/file"}, "unknown field `trace`"),
         ({"load": ["/some/folder"]}, "unknown field `load`"),
         ({"nonsense": 1}, "unknown field `nonsense`"),
-        ({"steps": "many"}, r"Expected `int \| null`, got `str`"),
-        ({"steps": -1}, "Expected `int` >= 0"),
-        ({"clip": [1]}, r"Expected `float \| null`, got `array`"),
-        ([], "Expected `object`, got `array`"),
+        ({"steps": "many"}, "`recipe.steps` must be a whole number or null, not a text"),
+        ({"steps": -1}, "must be a whole number >= 0"),
+        ({"clip": [1]}, "must be a number or null, not a list"),
+        ([], "`recipe` must be fields by name, not a list"),
     ],
 )
 def test_recipe_has_only_its_nine_typed_settings(tmp_path: Path, recipe: Any, message: str) -> None:

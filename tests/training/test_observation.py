@@ -1,6 +1,7 @@
 """Reports of a run during training and at its end."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -17,7 +18,7 @@ from debubble.ir import InputError, RunOptions
 from debubble.ir.trace import TraceEvent
 from debubble.runtime.steps.measurements import AllocatorPeaks
 from debubble.training.checks import check
-from debubble.training.monitoring.progress import DeviceWork, StepReport, bubble_fraction
+from debubble.training.monitoring.progress import DeviceWork, StepReport, bubble_fraction, display
 from debubble.training.monitoring.report import TrainingSummary
 from debubble.training.options import TrainOptions
 from tests.support.training_cases import train_alone
@@ -58,6 +59,22 @@ def test_utilization_is_relative_to_the_peak_of_all_devices() -> None:
 
 def test_the_line_of_a_step_has_all_its_figures() -> None:
     assert str(REPORT) == "loss 2.500   norm 1.25   1,000 tokens/s   MFU 40.0%   bubble 12%   peak 2.00 MiB"
+
+
+@pytest.mark.parametrize(("steps", "width", "words"), [
+    (20, 80, "loss 2.500   1,234,567 tokens/s   bubble 12%   peak 70.12 GiB"),
+    (20_000, 80, "loss 2.500   1,234,567 tokens/s   peak 70.12 GiB"),
+    (20, 120, "loss 2.500   norm 1.25   1,234,567 tokens/s   MFU 40.0%   bubble 12%   peak 70.12 GiB"),
+])  # fmt: skip
+def test_the_live_line_fits_the_terminal_with_its_memory(steps: int, width: int, words: str) -> None:
+    terminal = StringIO()
+    console = Console(file=terminal, force_terminal=True, width=width, color_system=None, legacy_windows=False)
+    report = replace(REPORT, tokens_per_second=1_234_567, peak_memory=(70.12 * 2**30,))
+    with display(steps=steps, done=0, console=console) as show:
+        show(report)
+    lines = re.split(r"[\n\r]", re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", terminal.getvalue()))
+    assert f" {words} " in f" {lines[-2]} "
+    assert len(lines[-2].rstrip()) <= width
 
 
 def outcome(seconds: list[float]) -> TrainingSummary:

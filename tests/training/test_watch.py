@@ -119,6 +119,7 @@ def test_a_run_that_took_all_its_steps_has_ended(plan_file: Callable[[int], Path
     assert code == 0
     assert "plan-1.json: step 3 of 3, ended" in out
     assert [(s.step, s.loss) for s in RunRecord(file).steps] == [(r.step, r.loss) for r in summary.reports]
+    assert [s.measured_step for s in RunRecord(file).steps] == [1, 2, 3]  # the last ten steps are
 
 
 def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
@@ -159,6 +160,24 @@ def test_a_run_that_has_not_begun_is_waited_for(
     assert (code, "Waiting for a run to begin in" in err, "step 1 of 9" in out) == (0, True, True)
 
 
+def test_a_folder_that_is_not_there_yet_is_named_once(
+    tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, sleeps = tmp_path / "c", iter(range(3))
+
+    def sleep(_: float) -> None:
+        if next(sleeps) == 2:
+            folder.mkdir()
+            lines = (START, RunStep.from_report(step(1)), RunEnd(error=None))
+            (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    monkeypatch.setattr("time.sleep", sleep)
+    code, out, err = run("watch", str(folder))
+
+    assert err == f"Waiting for a run to begin in {folder}, which is not there yet; Ctrl-C leaves.\n"
+    assert (code, "step 1 of 9" in out) == (0, True)
+
+
 def test_run_without_its_process_has_died(written: Callable[..., Path], run: Any) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -196,9 +215,34 @@ def test_waiting_is_blamed_if_all_devices_are_fast(written: Callable[..., Path])
     seen = WatchedRun.from_record(RunRecord(written(START, waits)), plan, now=0.0)
 
     assert seen.reason == (
-        "the plan gives others as much work; devices wait 33% of the step, 20% by the plan: look at messages, loading"
-        " of data and the host"
+        "the plan gives others as much work; devices wait 33% of the pipeline's time, 20% by the plan: look at"
+        " messages, loading of data and the host"
     )
+
+
+def test_figures_of_devices_and_their_steps_belong_together(written: Callable[..., Path], run: Any) -> None:
+    def sampled(number: int, sample: int, seconds: float, busy: float, bubble: float) -> RunStep:
+        line = RunStep.from_report(step(number, busy=(busy, 1.0)))
+        return msgspec.structs.replace(line, seconds=seconds, bubble_fraction=bubble, measured_step=sample)
+
+    first = [sampled(1, 1, 5.0, 1.9, 0.48), *(sampled(n, 1, 2.0, 1.9, 0.48) for n in range(2, 11))]
+    second = [sampled(n, 11, 2.0 + n / 10, 1.7, 0.2) for n in (11, 12)]
+    screens = [
+        " ".join(run("watch", str(written(START, *steps)), "--once")[1].split()) for steps in (first, first + second)
+    ]
+    seen = WatchedRun.from_record(RunRecord(written(START, *first, *second)), None, now=0.0)
+
+    assert "device 0 computes 1.9 s of 5 s in step 1: it computes longest" in screens[0]
+    assert "device 0 computes 1.8 s of 4.05 s (median of steps 1 and 11): " in screens[1]
+    assert seen.measured_steps == [1, 11]
+    assert seen.measured_seconds == pytest.approx(4.05)
+    assert seen.bubble_fraction == pytest.approx(0.34)
+
+
+def test_resumed_run_is_shown_before_its_first_step(written: Callable[..., Path], run: Any) -> None:
+    folder = written(START, RunStep.from_report(step(1)), msgspec.structs.replace(START, done=1))
+    code, out, _ = run("watch", str(folder), "--once")
+    assert (code, "step 1 of 9, running" in out) == (0, True)
 
 
 def test_a_run_in_no_folder_is_not_waited_for(tmp_path: Path, run: Any) -> None:

@@ -147,6 +147,14 @@ def test_quick_plans_of_changes_are_compared() -> None:
     assert "What would help? 10% more memory: at least 21.1% faster per sequence." in text
 
 
+def test_the_reserve_is_what_the_limit_leaves_of_the_device() -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", planner="dapple", micro_batches=4)
+    text = words(page(Scene.predicted(plan)))
+
+    assert "of 72.00 GiB" in text
+    assert "The limit leaves 8.00 GiB of the device as a reserve." in text
+
+
 def test_page_of_a_misfit_suggests_offload_or_devices() -> None:
     job = Job(model=db.models["llama-tiny"], cluster=db.Cluster.parse("2xA100-80GB"), global_batch=4)
     more = Remedy(change="--cluster 4xA100-80GB", degrees=Degrees(), step_time=2.0, on_host="optimizers")

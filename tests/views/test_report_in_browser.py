@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import debubble as db
 from debubble.views import Scene, views
 from tests.support.browsers import PHONE, empty_page
 from tests.views.scenes import small_plan, trace_of
@@ -154,6 +155,22 @@ def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, browse
 
     assert wide <= 390
     assert re.match(r"0F\d: forward", pinned)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_sweep_fits_a_phone(browser: Any, tmp_path: Path, theme: str) -> None:
+    limits = ["24GiB", "28GiB", "32GiB", "40GiB", "56GiB", "72GiB"]
+    sweep = db.sweep("llama2-7b", "4xA100-80GB", memory_limit=limits, micro_batches=8, planner="dapple")
+    sweep.show().save(tmp_path / "sweep.html")
+    beyond = """[...document.querySelectorAll("article :is(circle, text, rect, span, td, input)")]
+        .filter(shape => shape.getClientRects().length)
+        .filter(shape => shape.getBoundingClientRect().right > shape.closest(".card").getBoundingClientRect().right)
+        .length"""
+    with empty_page(browser, **PHONE, color_scheme=theme) as page:
+        page.goto(f"file://{tmp_path}/sweep.html")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate(beyond) == 0
+        assert page.locator("circle").count() > 1
 
 
 def test_measured_operations_show_their_prediction(folder: Path, browser: Any) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
@@ -14,13 +15,13 @@ from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, Fas
 from debubble.papers.chronospipe.offload import offload_states
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline
-from debubble.views import Scene
+from debubble.views import Scene, views
 from debubble.views.plan_screen import framework_to_plan_for
 from debubble.views.plan_table import render as render_plan
 from debubble.views.rows import chosen_degrees_words, chosen_words, configuration_rows, planner_rows
 from debubble.views.scene_table import render_scenes
 from debubble.views.summary import as_dict, bound_words, device_figures, kind_figures, stage_figures, why_not_faster
-from debubble.views.terminal import device_table, headline, stage_table
+from debubble.views.terminal import bubble_table, device_table, headline, stage_table
 from tests.views.scenes import small_plan, surrounded
 
 
@@ -41,6 +42,19 @@ def test_table_shows_shares_and_peak_of_devices() -> None:
     assert ["■", "backward", "8", "2", "16"] in rows
     kinds = {kind: (k.count, k.total) for kind, k in kind_figures(Scene.predicted(small_plan())).items()}
     assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
+
+
+def test_shares_are_of_the_pipelines_time_by_title_too() -> None:
+    scene = replace(Scene.predicted(small_plan(schedule="interleaved", chunks=2)), tail=100)
+    titles = [str(table(scene).title) for table in (device_table, stage_table, bubble_table)]
+
+    assert [title.partition(",")[0] for title in titles] == [
+        "Share of the pipeline's time", "Share of the pipeline's time", "Idle share of the pipeline's time"
+    ]  # fmt: skip
+    page = unescape(views["html"]([scene]).decode())
+    assert all(f"Share of the pipeline's time, per {row}" in page for row in ("device", "stage"))
+    for d in device_figures(scene):
+        assert d.busy + sum(d.bubbles.values()) == scene.timeline.makespan == scene.step_time - 100
 
 
 def test_recomputation_has_a_column() -> None:
@@ -404,3 +418,12 @@ def test_unexplored_choices_name_the_remedy(cut_off: bool, remedy: str) -> None:
     with_unplanned = replace(plan, degree_search=replace(plan.degree_search, unplanned=5, cut_off=cut_off))
     text = printed(render_plan(with_unplanned, Scene.predicted(with_unplanned)))
     assert f"5 choices of degrees and CPU optimizers ({remedy})" in " ".join(text.split())
+
+
+def test_remaining_gap_is_named_as_the_time_a_search_may_save() -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", global_batch=4, sequence_length=128, effort=0.1)
+    assert plan.degree_search is not None
+    searched = replace(plan.degree_search, unplanned=0)
+    bounded = replace(plan, lower_bound=0.987 * plan.step_time, degree_search=searched)
+    text = printed(render_plan(bounded, Scene.predicted(bounded)))
+    assert "a longer search for at most 1.3% less time (--fastest)" in " ".join(text.split())

@@ -96,7 +96,7 @@ def _remarks_on_fsdp(choices: Sequence[Footprint]) -> Iterator[str]:
     if fitting:
         smallest = min(fitting, key=lambda choice: choice.recomputed.total)
         yield (
-            f"With --for {LAYERWISE_FSDP} {len(fitting)} of {len(choices)} choices fit, as"
+            f"With --for {LAYERWISE_FSDP} {len(fitting)} of {len(choices)} choices fit{'s' * (len(fitting) == 1)}, as"
             f" {option_words(smallest.degrees)}: it gathers less at a time than debubble's runtime."
         )
 

@@ -41,12 +41,15 @@ Chunks = Annotated[int | None, typer.Option(help="Stages per device.", rich_help
 MemoryLimit = Annotated[
     str | None,
     typer.Option(
-        help="Per device: bytes, with a unit such as 20GiB, or its share such as 70%; abstract with --costs.",
+        help="Per device: bytes, with a unit such as 20GiB, or its share such as 70%.",
         rich_help_panel=PLANNING,
     ),
 ]
 Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with abstract costs.", rich_help_panel=COSTS)]
-Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.", rich_help_panel=COSTS)]
+Costs = Annotated[
+    Path | None,
+    typer.Option("--costs", help="Stage costs, as a costs file, whose unit --memory-limit has.", rich_help_panel=COSTS),
+]
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.", rich_help_panel=COSTS)]
 _MODEL = typer.Argument(
     metavar="MODEL",

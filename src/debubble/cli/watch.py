@@ -16,7 +16,7 @@ from rich.text import Text
 
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, figure_table, log, print_answer
-from debubble.formatting import cores_words, size_words, time_words
+from debubble.formatting import cores_words, listed, size_words, time_words
 from debubble.ir import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 """Polling interval, in seconds."""
+STEPS_NAMED = 3
+"""Number of measured steps that are named; of more, the first and the last are."""
 SILENCE_STEPS = 10
 """Time without a step after which a run is reported as silent, as a multiple of its step time."""
 
@@ -70,7 +72,8 @@ def _wait_for(run: Path) -> None:
     if not run.absolute().parent.is_dir():
         raise InputError(f"There is no folder {run.parent}, so no run begins in it: give the run's --checkpoint.")
     if not has_begun(run):
-        log().print(f"Waiting for a run to begin in {run}; Ctrl-C leaves.")
+        missing = "" if run.exists() else ", which is not there yet"
+        log().print(f"Waiting for a run to begin in {run}{missing}; Ctrl-C leaves.", soft_wrap=True)
     while not has_begun(run):
         time.sleep(POLL_SECONDS)
 
@@ -151,7 +154,18 @@ def _slow(run: WatchedRun) -> str | None:
     if run.slowest is None or len(run.devices) < 2:
         return None
     busy = time_words(run.devices[run.slowest].busy, seconds=True)
-    return f"device {run.slowest} computes {busy} in a step: {run.reason}"
+    return f"device {run.slowest} computes {busy}{_measured(run)}: {run.reason}"
+
+
+def _measured(run: WatchedRun) -> str:
+    """Words for the steps in which the devices were measured, and for their time."""
+    if run.measured_seconds is None:
+        return ""
+    steps, seconds = run.measured_steps, time_words(run.measured_seconds, seconds=True)
+    if len(steps) == 1:
+        return f" of {seconds} in step {steps[0]:,}"
+    named = listed([f"{step:,}" for step in steps]) if len(steps) <= STEPS_NAMED else f"{steps[0]:,} to {steps[-1]:,}"
+    return f" of {seconds} (median of steps {named})"
 
 
 def _table(run: WatchedRun) -> Table:

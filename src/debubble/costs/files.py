@@ -223,7 +223,7 @@ def units_from_dict(entries: Any) -> Units:
     try:
         file = convert(entries, UnitsFile)
     except msgspec.ValidationError as error:
-        raise InputError(f"This is no units file: {_sentence(error)}.") from error
+        raise InputError(f"This is no units file: {error}.") from error
     if not file.units:
         raise InputError("A units file needs at least one unit.")
     _check_numbers("", msgspec.to_builtins(file))
@@ -357,11 +357,6 @@ def _json(path: Path, kind: str) -> Any:
         return decode_json(content, object)
     except msgspec.DecodeError as error:
         raise InputError(f"The {kind} {path} is not JSON: {error}.") from error
-
-
-def _sentence(error: msgspec.ValidationError) -> str:
-    message, separator, place = str(error).partition(" - at `$")
-    return f"{message} (at `{place.lstrip('.')})" if separator else message
 
 
 def _entries(value: Strategy | HostStates) -> dict[str, Any]:

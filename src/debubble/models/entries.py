@@ -11,6 +11,7 @@ import msgspec
 
 from debubble.files import convert
 from debubble.ir import InputError
+from debubble.parse_errors import reason_of
 
 MAX_LAYERS = 10_000
 """Maximum layers of a model, all of which a plan lists."""
@@ -172,11 +173,11 @@ def read_entries(path: Path) -> Entries:
     except OSError as error:
         raise InputError(f"The model config {file.absolute()} cannot be read: {error.strerror}.") from error
     except RecursionError as error:
-        raise InputError(f"{file} is not a model config: it is nested too deeply.") from error
+        raise InputError(f"{file} is not a model config: {reason_of(error)}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not a text file: a model config is JSON.") from error
     except ValueError as error:
-        raise InputError(f"{file} is not a JSON file: {error}.") from error
+        raise InputError(f"{file} is not a JSON file: {reason_of(error)}.") from error
     if not isinstance(entries, dict):
         raise InputError(f"{file} is not a model config: it holds no JSON object.")
     if "debubble_plan" in entries:

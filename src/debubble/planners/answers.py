@@ -121,9 +121,10 @@ class Answers:
     def _tell(self) -> None:
         """Report how many planners have answered, and the fastest answer."""
         best = next(iter(self.results), None)
+        done = sum(name in self._answers for name in self._names)
         tell(
             Progress(
-                stage="Planning", done=len(self._answers), total=len(self._names), counted="planners",
+                stage="Planning", done=done, total=len(self._names), counted="planners",
                 best=None if best is None else best.planner, step_time=None if best is None else float(best.time),
             )
         )  # fmt: skip

@@ -141,6 +141,7 @@ class TrainingRun:
         self._peaks: tuple[float, ...] = ()
         self._busy: tuple[float, ...] = ()
         self._bubble: float | None = None
+        self._measured_step: int | None = None
         run = plan.model_on_cluster
         self._utilization = None if run is None else Utilization.of_run(*run, plan.options, devices=plan.ranks)
         self.saver = None if options.checkpoint is None else Saver(options.checkpoint, keep=options.keep)
@@ -254,6 +255,7 @@ class TrainingRun:
                 loss_scale=None if self.pipeline.loss_scale is None else self.pipeline.loss_scale.value,
                 mfu=None if self._utilization is None else self._utilization.mfu(tokens_per_second),
                 bubble_fraction=self._bubble,
+                measured_step=self._measured_step,
                 validation_loss=validation_loss,
                 sample=sample,
                 news=news,
@@ -287,6 +289,7 @@ class TrainingRun:
             dist.all_gather_object(metrics, (self.pipeline.measured.peak_memory, DeviceWork.from_events(step.events)))
             peaks, work = zip(*self.pipeline.ranks.first_per_device(metrics), strict=True)
             self._peaks, self._busy, self._bubble = peaks, tuple(d.busy for d in work), bubble_fraction(work)
+            self._measured_step = self.step
 
     def _switch_order(self, online: OnlineScheduler, seconds: float) -> tuple[str, ...]:
         """Switch to a better plan of the online search, if any; returns sentences on what happened."""

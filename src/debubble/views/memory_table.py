@@ -83,18 +83,24 @@ def _verdict(footprints: Sequence[Footprint]) -> str:
     if not fitting:
         return "No choice fits by recomputation alone; `debubble plan` also tries offload and CPU optimizers."
     counted = Counter(choice.fits for choice in fitting)
-    ways = [f"{counted[fit]} {words}" for fit, words in _WAYS.items() if counted[fit]]
+    ways = [_fit_words(counted[fit], fit) for fit in _WAYS if counted[fit]]
+    ways[0] = ways[0].replace(" ", f" of {len(footprints)} choices ", 1)
     smallest = [_least([choice for choice in fitting if choice.fits != "with recomputation"], recomputed=False)]
     smallest += [_least(fitting, recomputed=True)]
-    return f"Yes: of {len(footprints)} choices {listed(ways)}; the least memory is {listed([*filter(None, smallest)])}."
+    return f"Yes: {listed(ways)}; the least memory is {listed([*filter(None, smallest)])}."
 
 
-_WAYS: Mapping[Fit, str] = {
-    "yes": "fit as they are",
-    "likely": "likely fit",
-    "with recomputation": "fit with full recomputation",
+_WAYS: Mapping[Fit, tuple[str, str]] = {
+    "yes": ("fits as it is", "fit as they are"),
+    "likely": ("likely fits", "likely fit"),
+    "with recomputation": ("fits with full recomputation", "fit with full recomputation"),
 }
-"""Words for the degrees of fit, in the order of the verdict."""
+"""Words for the degrees of fit of one and of several choices, in the order of the verdict."""
+
+
+def _fit_words(count: int, fit: Fit) -> str:
+    one, several = _WAYS[fit]
+    return f"{count} {one if count == 1 else several}"
 
 
 def _least(choices: Sequence[Footprint], *, recomputed: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -23,8 +22,12 @@ from debubble.views.scene import Scene
 from debubble.views.summary import bound_words, pace_words, present_causes, present_kinds
 from debubble.views.terminal import headline
 
-WIDTH, ROW = 900, 20
-"""Width of the picture and height of a device's row, in pixels."""
+WIDTH, PHONE_WIDTH, ROW = 760, 212, 20
+"""Usual width of the picture without its margins, that on a phone, and height of a device's row, in pixels."""
+LEFT_MARGIN, RIGHT_MARGIN = 60, 80
+"""Margins for the devices' names and peak memory, in pixels."""
+PHONE_SCREEN = 700
+"""Width of a screen, in pixels, up to which labels that do not fit on a phone are left out, as on all pages."""
 
 MAX_BARS = 4000
 """Number of operations that the picture draws, the earliest first; more make a cell slow."""
@@ -103,63 +106,61 @@ def inline_html(source: Plan | Timeline | Schedule) -> str:
 
 
 def _picture(scene: Scene) -> str:
-    """Draw the compute lanes as SVG, with idle time by cause and each device's peak memory."""
+    """Draw the compute lanes as SVG of the cell's width, with idle time by cause and each device's peak memory."""
     first, last = scene.extent
     chunks = scene.timeline.program.schedule.placement.chunks
-    left_margin, right_margin = 60, 80
-    scale = (WIDTH - left_margin - right_margin) / (last - first)
+    scale = WIDTH / (last - first)
     shapes, schedule = [], scene.timeline.program.schedule
     for device in range(scene.devices):
         y = device * ROW
-        shapes.append(f'<text x="0" y="{y + 14}">device {device}</text>')
-        shapes.append(
-            f'<text x="{WIDTH - right_margin + 6}" y="{y + 14}">{size_words(scene.peak_memory[device])}</text>'
-        )
+        shapes.append(f'<text x="-{LEFT_MARGIN}" y="{y + 14}">device {device}</text>')
+        shapes.append(f'<text x="100%" dx="6" y="{y + 14}">{size_words(scene.peak_memory[device])}</text>')
         for bubble in scene.bubbles[device]:
             words = f"idle: {bubble.cause.value}"
-            x, wide = left_margin + (float(bubble.start) - first) * scale, float(bubble.duration) * scale
+            x, wide = (float(bubble.start) - first) * scale, float(bubble.duration) * scale
             shapes.append(_bar(x, y, wide, LIGHT.causes[bubble.cause], words))
     computed = [o for o in scene.timeline.operations if o.lane is Lane.COMPUTE and o.duration]
     drawn = sorted(computed, key=lambda o: o.start)[:MAX_BARS]
     for o in drawn:
         color = shade(KIND_COLORS[o.op.kind], scene.chunk_of(o.op.stage), chunks=chunks)
-        x, wide, y = left_margin + (float(o.start) - first) * scale, float(o.duration) * scale, o.device * ROW
+        x, wide, y = (float(o.start) - first) * scale, float(o.duration) * scale, o.device * ROW
         shapes.append(_bar(x, y, wide, color, o.name))
         label = schedule.label(o.op.micro_batch)
-        if wide > 5 + 6.5 * len(label):
+        needed = 5 + 6.5 * len(label)
+        if wide > needed:
+            only_wide = "" if wide * PHONE_WIDTH / WIDTH > needed else ' class="wide-only"'
             shapes.append(
-                f'<text x="{x + wide / 2:.1f}" y="{y + 13}" text-anchor="middle" fill="{ink_on(color)}">{label}</text>'
+                f'<text x="{_percent(x + wide / 2)}" y="{y + 13}" text-anchor="middle"'
+                f' fill="{ink_on(color)}"{only_wide}>{label}</text>'
             )
-    drawn_kinds = [kind for kind in present_kinds([scene]) if kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)]
-    entries = [(KIND_COLORS[kind], KIND_WORDS[kind]) for kind in drawn_kinds]
-    entries += [(LIGHT.causes[cause], f"idle: {cause.value}") for cause in present_causes([scene])]
-    legend, rows = _legend(entries, left_margin, scene.devices * ROW + 8)
-    shapes += legend
-    height = scene.devices * ROW + 8 + rows * ROW
     left_out = len(computed) - len(drawn)
     note = f"<p style='margin: 2px 0'>{left_out:,} later operations are left out: show() has all.</p>" * bool(left_out)
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" style="width: 100%; min-width: {WIDTH}px; max-width: {2 * WIDTH}px"'
+        f"<style>@media (max-width: {PHONE_SCREEN}px) {{ .wide-only {{ display: none; }} }}</style>"
+        f'<div style="padding: 0 {RIGHT_MARGIN}px 0 {LEFT_MARGIN}px; max-width: {2 * WIDTH}px">'
+        f'<svg width="100%" height="{scene.devices * ROW}" style="display: block; overflow: visible"'
         ' font-family="sans-serif" font-size="11" fill="currentColor" role="img"'
-        f' aria-label="{escape(headline(scene))}">{"".join(shapes)}</svg>{note}'
+        f' aria-label="{escape(headline(scene))}">{"".join(shapes)}</svg></div>{_legend(scene)}{note}'
     )
 
 
-def _legend(entries: Sequence[tuple[str, str]], margin: int, top: int) -> tuple[list[str], int]:
-    """The legend's SVG shapes below `top`, wrapped into rows, and the number of rows."""
-    shapes, x, row = [], margin, 0
-    for color, words in entries:
-        wide = 30 + 7 * len(words)
-        if x > margin and x + wide > WIDTH:
-            x, row = margin, row + 1
-        y = top + row * ROW
-        shapes.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{color}"/>')
-        shapes.append(f'<text x="{x + 14}" y="{y + 9}">{words}</text>')
-        x += wide
-    return shapes, row + 1
+def _legend(scene: Scene) -> str:
+    """The colors of the kinds of operations and of the causes of idle time."""
+    drawn_kinds = [kind for kind in present_kinds([scene]) if kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)]
+    entries = [(KIND_COLORS[kind], KIND_WORDS[kind]) for kind in drawn_kinds]
+    entries += [(LIGHT.causes[cause], f"idle: {cause.value}") for cause in present_causes([scene])]
+    square = "display: inline-block; width: 10px; height: 10px; margin-right: 4px; background:"
+    words = "".join(f'<span><i style="{square} {color}"></i>{words}</span>' for color, words in entries)
+    style = f"display: flex; flex-wrap: wrap; gap: 2px 14px; padding-left: {LEFT_MARGIN}px; font: 11px sans-serif"
+    return f'<div style="{style}">{words}</div>'
 
 
 def _bar(x: float, y: float, width: float, color: str, words: str) -> str:
     wide = max(width - 0.8 * (width > 3), 0.3)
-    place = f'x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{ROW - 3}"'
+    place = f'x="{_percent(x)}" y="{y + 1}" width="{_percent(wide)}" height="{ROW - 3}"'
     return f'<rect {place} fill="{color}"><title>{words}</title></rect>'
+
+
+def _percent(x: float) -> str:
+    """A length of the picture at its usual width as a share of its width."""
+    return f"{100 * x / WIDTH:.2f}%"

@@ -58,7 +58,8 @@ def offload_words(plan: Plan, why: Explanation) -> Iterator[str]:
         yield f"{size_words(largest)}{there} of host memory per {device}"
         if 0 < activations < largest:
             yield f"{size_words(activations)} of it activations"
-        yield f"{size_words(total)} on all hosts"
+        if total > largest:
+            yield f"{size_words(total)} in all"
 
 
 def is_assumed(why: Explanation) -> bool:

@@ -232,10 +232,18 @@ def _runs_in(plan: Plan) -> Iterator[str]:
     yield ", ".join(plan_runs_in(plan)) or "no framework (see --for)"
     nearest = sorted(plan.other_targets.items(), key=lambda entry: entry[1])
     if nearest:
-        named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:OTHER_TARGETS_SHOWN]]
-        yield f"at most, with these degrees: {', '.join(named)}"
+        named = [f"{name} {_pace_words(ratio)}" for name, ratio in nearest[:OTHER_TARGETS_SHOWN]]
+        yield f"with these degrees: {', '.join(named)}"
     if plan.options.lora:
         yield "adapters are configured by hand elsewhere"
+
+
+def _pace_words(ratio: float) -> str:
+    """Words for the step of a quick plan, as a multiple of the plan's: better plans take less."""
+    percent = round(100 * (ratio - 1))
+    if not percent:
+        return "as fast"
+    return f"≤{percent}% slower" if percent > 0 else f"≥{-percent}% faster"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
@@ -353,7 +361,7 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     elif plan.degree_search.cut_off:
         yield "more planners for the best degrees (more --deadline)"
     elif MIN_GAP < plan.gap <= plan.degree_search.tolerance:
-        yield "closing the remaining gap (--fastest)"
+        yield f"a longer search for at most {100 * plan.gap:.1f}% less time (--fastest)"
     batch, ranks = plan.degrees.global_batch, plan.ranks
     if plan.degree_search is not None and math.gcd(batch, ranks) == 1 < min(batch, ranks):
         more = ranks * math.ceil(batch / ranks)

@@ -39,7 +39,7 @@ class DeviceFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class StageFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stage's part of its device's step."""
+    """A stage's part of the pipeline's time on its device."""
 
     stage: int
     device: int

@@ -55,13 +55,13 @@ def remark_lines(scene: Scene) -> list[Text]:
 
 
 def device_table(scene: Scene) -> Table:
-    """A table of the shares of each device's step, and its peak memory."""
+    """A table of what each device does in the pipeline's time, and its peak memory."""
     devices = device_figures(scene)
     makespan = scene.timeline.makespan
     causes = notable_causes(devices, makespan)
     recomputing = any(d.recompute for d in devices)
     limits = {size_words(d.memory_limit) for d in devices if d.memory_limit is not None}
-    title = "Share of the step, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
+    title = "Share of the pipeline's time, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
     columns = ["device", "busy", *(["recompute"] if recomputing else []), *causes, "peak"]
     table, digits = _share_table(title, columns)
     for d, name in zip(devices, _device_names(scene), strict=True):
@@ -87,7 +87,7 @@ def _device_names(scene: Scene) -> list[str]:
 def bubble_table(scene: Scene) -> Table:
     """A table of each device's idle time: Obscura's forward bubbles, its backward bubbles, and the rest."""
     columns = ("device", "forward bubbles", "backward bubbles", "before and after")
-    table = titled_table("Idle share of the step, per device", columns)
+    table = titled_table("Idle share of the pipeline's time, per device", columns)
     for d in device_figures(scene):
         outside = sum(d.bubbles.values()) - d.forward_bubbles - d.backward_bubbles
         times = (d.forward_bubbles, d.backward_bubbles, outside)
@@ -96,12 +96,12 @@ def bubble_table(scene: Scene) -> Table:
 
 
 def stage_table(scene: Scene) -> Table:
-    """A table of each stage's share of its device's step; the stages of a device sum to the step."""
+    """A table of each stage's share of the pipeline's time; the stages of a device sum to all of it."""
     stages = stage_figures(scene)
     makespan = scene.timeline.makespan
     causes = notable_causes(stages, makespan)
     columns = ["stage", "device", "compute", "recompute", *causes]
-    table, digits = _share_table("Share of the step, per stage", columns)
+    table, digits = _share_table("Share of the pipeline's time, per stage", columns)
     for s in stages:
         times = (s.compute, s.recompute, *(s.bubbles[c] for c in causes))
         table.add_row(str(s.stage), str(s.device), *(percent(t, makespan, digits=digits) if t else "" for t in times))

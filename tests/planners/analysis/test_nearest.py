@@ -53,12 +53,16 @@ def test_abstract_costs_run_in_no_framework() -> None:
     assert quick_nearest(plan) == {}
 
 
-def test_the_plan_table_says_what_other_targets_cost(planned: db.Plan) -> None:
+@pytest.mark.parametrize(("ratios", "said"), [
+    ({"megatron": 1.25, "torch": 1.001}, "torch as fast, megatron ≤25% slower"),
+    ({"torchtitan": 0.8}, "torchtitan ≥20% faster"),
+])  # fmt: skip
+def test_the_plan_table_says_what_other_targets_cost(ratios: dict[str, float], said: str, planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
-    compared = replace(planned, other_targets={"megatron": 1.25, "torch": 1.0})
+    compared = replace(planned, other_targets=ratios)
     console.print(render(compared, Scene.predicted(compared)))
     words = " ".join(console.export_text().split())
-    assert "at most, with these degrees: torch +0%, megatron +25%" in words
+    assert f"with these degrees: {said}" in words
 
 
 def test_host_steps_of_a_shared_embedding_are_not_supported() -> None:

@@ -59,6 +59,17 @@ def test_choices_that_the_planner_refuses_count_once() -> None:
     assert max(report.done for report in reports) == reports[0].total
 
 
+@pytest.mark.parametrize("planner", ["dapple", "pipeoffload"])
+def test_no_count_of_choices_exceeds_their_total(planner: str) -> None:
+    """These planners refuse choices that had been excluded as slower."""
+    reports: list[Progress] = []
+    asked = job("llama2-13b", "4xA100-80GB", sequence_length=4096, dtype="bf16")
+    search = search_degrees(replace(asked, effort=0.3), planner=planner, progress=reports.append).search
+    assert all(report.done <= report.total for report in reports)
+    assert (reports[-1].stage, reports[-1].done) == ("Planning the best", search.legal)
+    assert search.too_large + search.slower + search.planned == search.legal
+
+
 def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
     asked = job("llama3-8b", "16xH100-80GB", batch=32, sequence_length=8192, dtype="bf16")
     some = list(steps(asked, every=36).items())

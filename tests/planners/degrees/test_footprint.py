@@ -1,7 +1,9 @@
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import debubble as db
 from debubble.ir import RunOptions
@@ -10,6 +12,7 @@ from debubble.planners.degrees.memory import Footprint, footprints
 from debubble.planners.degrees.space import Job
 from debubble.planners.fits import common_choices
 from debubble.planners.fixed_plan import fixed_plan
+from debubble.views.memory_table import render_footprints
 
 LLAMA = db.models["llama3-8b"]
 
@@ -132,11 +135,25 @@ def test_memory_close_to_the_limit_fits_likely() -> None:
     assert replace(full, most=1.2).fits == "likely"
 
 
+@pytest.mark.parametrize(("limits", "words"), [
+    ((1.0, 0.1, 0.1), "Yes: 1 of 3 choices fits as it is; the least"),
+    ((1.0, 1.0, 0.1), "Yes: 2 of 3 choices fit as they are; the least"),
+    ((1.0, 1.01, 0.1), "Yes: 1 of 3 choices fits as it is and 1 fits with full recomputation; the least"),
+])  # fmt: skip
+def test_counts_of_fitting_choices_agree_with_their_verb(limits: tuple[float, ...], words: str) -> None:
+    footprint = footprints(job())[0]
+    sizes = [limit * (footprint.kept if limit == 1 else footprint.recomputed).total for limit in limits]
+    choices = [replace(footprint, limit=size, memory=2 * size) for size in sizes]
+    console = Console(width=200, file=StringIO(), record=True)
+    console.print(render_footprints(choices, reserve=0.0, left_out=0))
+    assert console.export_text().startswith(words)
+
+
 def test_the_table_says_what_fits_and_what_only_json_has(run: Any) -> None:
     code, out, _ = run("fits", "llama3-8b", "--cluster", "8xH100-80GB")
     assert code == 0
     words = " ".join(out.split())
-    assert words.startswith("Yes: of 28 choices 24 fit as they are and 3 fit with full recomputation; the least memory")
+    assert words.startswith("Yes: 24 of 28 choices fit as they are and 3 fit with full recomputation; the least memory")
     assert "recomputing everything" in words
     assert (
         "choices with context or other expert ranks, slices, or tensor ranks over several nodes, are in --json."

@@ -313,10 +313,10 @@ class Cluster(PickledFields):
 
 
 def _legal_fields(error: str) -> str:
-    """A hint to append to msgspec's message on a field: the fields that exist, or the unit of a number."""
+    """A hint to append to the message on a field: the fields that exist, or the unit of a number."""
     if "unknown field" in error:
         section: type[msgspec.Struct] = ClusterFile
-        section = EfficiencyFile if "$.efficiency" in error else DeviceFile if "$.hardware" in error else section
+        section = EfficiencyFile if "`efficiency" in error else DeviceFile if "`hardware" in error else section
         return f"; the fields are {', '.join(section.__struct_fields__)}"
     if "bandwidth`" in error:
         return (
@@ -458,4 +458,7 @@ def _check_share(name: str, value: float | Table) -> None:
 def _read(path: Path) -> Any:
     content = read_file(path, "cluster file")
     # PyYAML does not catch the exceptions of its date and number constructors.
-    return parse(yaml.safe_load, content, f"The cluster file {path} is not YAML", yaml.YAMLError, AttributeError)
+    entries = parse(yaml.safe_load, content, f"The cluster file {path} is not YAML", yaml.YAMLError, AttributeError)
+    if entries is None:
+        raise InputError(f"The cluster file {path} is empty: write at least its devices, as `devices: 8xA100-80GB`.")
+    return entries

@@ -118,7 +118,8 @@ class CandidatePlans:
         # After Ctrl-C the legal choices may not have been listed.
         legal = len({*self.legal, *self.problems} if "legal" in vars(self) else self.problems)
         too_large = len(self.too_large) + len(self.ranking.infeasible.keys() - steps.keys())
-        examined = too_large + self.ranking.slower + len(self.ranking.steps)
+        excluded = len(self.ranking.slower - self.ranking.infeasible.keys())
+        examined = too_large + excluded + len(self.ranking.steps)
         search = DegreeSearch(
             fastest=FasterPlan(configuration=fastest, levers=levers) if slower else None,
             usual=usual,
@@ -126,7 +127,7 @@ class CandidatePlans:
             configurations=tuple(self._summary(degrees) for degrees in shown),
             legal=legal,
             too_large=too_large,
-            slower=self.ranking.slower,
+            slower=excluded,
             planned=len(self.ranking.steps),
             unplanned=max(legal - examined, 0) if self.ranking.remaining else 0,
             interrupted=self.interrupted,

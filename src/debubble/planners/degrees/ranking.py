@@ -23,8 +23,8 @@ class Ranking(Generic[K]):
     steps: dict[K, float] = field(default_factory=dict)
     """Step in seconds of the choices that fit, in the order in which they were planned."""
     infeasible: dict[K, DebubbleError] = field(default_factory=dict)
-    slower: int = 0
-    """Number of choices whose bounds exclude them from the best."""
+    slower: set[K] = field(default_factory=set)
+    """Choices whose bounds exclude them from the best."""
     remaining: int = 0
     """Number of choices that are not examined yet."""
 
@@ -75,7 +75,7 @@ def rank(
         ranking.remaining = len(waiting)
         bound, index, level = heapq.heappop(waiting)
         if bound > threshold:
-            ranking.remaining, ranking.slower = 0, len(waiting) + 1
+            ranking.remaining, ranking.slower = 0, {choices[index], *(choices[other] for _, other, _ in waiting)}
             return
         if (effort_spent() and ranking.steps) or expired():
             return

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError
@@ -215,6 +215,11 @@ class _DegreesSearch(CandidatePlans):
         if self.expired:
             raise self.deadline_error()
 
+    @cached_property
+    def _legal_choices(self) -> frozenset[Degrees]:
+        """All legal choices; more slices may be planned if none of these fits."""
+        return frozenset(self.legal)
+
     def _bound(self, degrees: Degrees) -> float:
         """Lower bound in seconds on the step of any plan of a choice."""
         if degrees not in self.step_bounds:
@@ -233,7 +238,7 @@ class _DegreesSearch(CandidatePlans):
                     if quick_bound(self.problems[degrees]) < best:
                         self.ranking.steps[degrees], self.quick[degrees] = quick_step(self.problems[degrees])
                         # The ranking had counted it as pruned.
-                        self.ranking.slower = max(0, self.ranking.slower - 1)
+                        self.ranking.slower.discard(degrees)
                 except DebubbleError as refusal:
                     reasons.append(str(refusal))
             fit = [degrees for degrees in choices if degrees in self.ranking.steps]
@@ -488,10 +493,10 @@ class _DegreesSearch(CandidatePlans):
             self.results[degrees] = answer
 
     def _report(self, stage: str = "Planning the best") -> None:
-        # A planner may fail on a choice of which a quick plan fits.
-        ranked = self.ranking.steps.keys() | self.ranking.infeasible.keys()
-        done = len(self.too_large) + len(ranked) + self.ranking.slower
-        self._tell(stage, done, len(self.legal), self.steps())
+        # A planner may fail on a choice of which a quick plan fits, or which cannot be faster.
+        ranked = self.ranking.steps.keys() | self.ranking.infeasible.keys() | self.ranking.slower
+        legal = self._legal_choices
+        self._tell(stage, len(self.too_large) + len(ranked & legal), len(legal), self.steps())
 
     def _tell(self, stage: str, done: int, total: int, steps: Mapping[Degrees, float]) -> None:
         best = min(steps, key=lambda degrees: steps[degrees], default=None)

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
+from rich.text import Text
 
 from debubble.errors import readable
 from debubble.ir import Lane, Op
@@ -41,6 +50,8 @@ class StepReport:
     """Model FLOPs utilization; None if the plan does not state the devices' peak."""
     bubble_fraction: float | None = None
     """Fraction of the devices' pipeline time without compute."""
+    measured_step: int | None = None
+    """The step, this one or an earlier one, in which memory, compute and bubble were measured."""
     rolled_back: int = 0
     """Number of devices that rolled back a premature optimizer step."""
     validation_loss: float | None = None
@@ -51,12 +62,34 @@ class StepReport:
     """Sentences on the update, and on switches of the schedule after this step."""
 
     def __str__(self) -> str:
-        figures = [f"loss {self.loss:.3f}", f"norm {self.gradient_norm:.3g}", f"{self.tokens_per_second:,.0f} tokens/s"]
+        return SEPARATOR.join(self._figures.values())
+
+    def words(self, width: int) -> str:
+        """The figures that fit into this width: the least important ones are left out."""
+        figures, optional = self._figures, [*OPTIONAL_FIGURES]
+        while len(words := SEPARATOR.join(figures.values())) > width and optional:
+            figures.pop(optional.pop(0), None)
+        return words
+
+    @property
+    def _figures(self) -> dict[str, str]:
+        """Words for the figures by name."""
+        figures = {
+            "loss": f"loss {self.loss:.3f}",
+            "norm": f"norm {self.gradient_norm:.3g}",
+            "speed": f"{self.tokens_per_second:,.0f} tokens/s",
+        }
         if self.mfu is not None:
-            figures.append(f"MFU {100 * self.mfu:.1f}%")
+            figures["mfu"] = f"MFU {100 * self.mfu:.1f}%"
         if self.bubble_fraction is not None:
-            figures.append(f"bubble {100 * self.bubble_fraction:.0f}%")
-        return "   ".join([*figures, f"peak {readable(max(self.peak_memory))}"])
+            figures["bubble"] = f"bubble {100 * self.bubble_fraction:.0f}%"
+        return figures | {"memory": f"peak {readable(max(self.peak_memory))}"}
+
+
+SEPARATOR = "   "
+"""Space between the figures of a step."""
+OPTIONAL_FIGURES = ("norm", "mfu", "bubble")
+"""Figures that a narrow line leaves out, the least important first."""
 
 
 class DeviceWork(NamedTuple):
@@ -96,22 +129,45 @@ Show = Callable[[StepReport], None]
 """Shows the report of one step."""
 
 
+@dataclass(frozen=True)
+class _Figures:
+    """The figures of a step that fit into their place on the line."""
+
+    report: StepReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield Text(self.report.words(options.max_width), no_wrap=True, overflow="ellipsis")
+
+
+class _FiguresColumn(ProgressColumn):
+    """The figures of the task's newest step."""
+
+    def render(self, task: Task) -> RenderableType:
+        report = task.fields["report"]
+        return "" if report is None else _Figures(report)
+
+
 @contextmanager
-def display(*, steps: int, done: int) -> Iterator[Show]:
-    """Show a progress bar, validation losses, samples and news; without a terminal, a line every few steps."""
-    console = Console(stderr=True, highlight=False)
-    # On a narrow terminal the last figures are cut off, not the step or the remaining time.
-    figures = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+def display(*, steps: int, done: int, console: Console | None = None) -> Iterator[Show]:
+    """Show a progress bar, validation losses, samples and news; without a terminal, a line every few steps.
+
+    Args:
+        steps: Steps of the run.
+        done: Steps that are done already.
+        console: Where to show it; None: on standard error.
+    """
+    console = console or Console(stderr=True, highlight=False)
+    figures = _FiguresColumn(table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
     bar_of_steps = [BarColumn(20)] if console.width >= MIN_BAR_WIDTH else []
     columns = (
         TextColumn("step", table_column=Column(no_wrap=True)), MofNCompleteColumn(table_column=Column(no_wrap=True)),
         *bar_of_steps, TimeRemainingColumn(table_column=Column(no_wrap=True)), figures,
     )  # fmt: skip
     with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as bar:
-        task = bar.add_task("", total=steps, completed=done)
+        task = bar.add_task("", total=steps, completed=done, report=None)
 
         def show(report: StepReport) -> None:
-            bar.update(task, completed=report.step, description=str(report))
+            bar.update(task, completed=report.step, report=report)
             if not console.is_terminal and (report.step % LINE_INTERVAL == 0 or report.step == steps):
                 console.print(f"step {report.step}/{steps}   {report}", soft_wrap=True)
             if report.validation_loss is not None:

@@ -56,6 +56,8 @@ class RunStep(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     loss_scale: float | None = None
     mfu: float | None = None
     bubble_fraction: float | None = None
+    measured_step: int | None = None
+    """The step of the peak memory, busy times and bubble; None: an earlier version did not write it."""
     validation_loss: float | None = None
 
     @staticmethod

@@ -27,7 +27,7 @@ MIN_WAITING_SHARE = 0.05
 class DeviceState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device, measured and planned."""
 
-    busy: Annotated[float, Meta(description="Seconds of computing in a step, the median of the last 20.")]
+    busy: Annotated[float, Meta(description="Seconds of computing in a step, the median of the measured steps.")]
     planned_busy: float | None
     peak_memory: Annotated[float, Meta(description="Bytes.")]
     planned_memory: float | None
@@ -54,9 +54,15 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float | None, Meta(description="Seconds of a whole step by the plan, on so many cores as the run has.")
     ]
     cores: Annotated[int | None, Meta(description="CPU cores that its devices share; null: each has its own.")]
-    bubble_fraction: float | None
+    measured_steps: Annotated[
+        list[int], Meta(description="Those of the last 20 steps whose computing and bubble were measured.")
+    ]
+    measured_seconds: Annotated[float | None, Meta(description="The median of these steps.")]
+    bubble_fraction: Annotated[
+        float | None, Meta(description="Of the pipeline's time, the median of the measured steps.")
+    ]
     planned_bubble: float | None
-    devices: Annotated[list[DeviceState], Meta(description="Of the first replica, as measured every ten steps.")]
+    devices: Annotated[list[DeviceState], Meta(description="Of the first replica.")]
     slowest: Annotated[int | None, Meta(description="The device that computes longest.")]
     reason: Annotated[str | None, Meta(description="Why it does, and what the others wait for.")]
 
@@ -79,13 +85,16 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if plan is not None and last is not None and len(last.busy) != plan.devices:
             plan = None  # the file now has another plan
         timeline = None if plan is None else _planned_timeline(plan, start.cores)
-        devices = [] if last is None else _devices(last, _typical_busy(recent), plan, timeline)
+        # What is not measured in a step is that of an earlier one; earlier versions do not say which.
+        measured = [step for step in recent if step.measured_step in (step.step, None)]
+        devices = [] if last is None or not measured else _devices(last, _typical_busy(measured), plan, timeline)
         slowest = max(range(len(devices)), key=lambda d: devices[d].busy) if devices else None
-        bubble = None if last is None else last.bubble_fraction
+        bubbles = [step.bubble_fraction for step in measured if step.bubble_fraction is not None]
+        bubble = median(bubbles) if bubbles else None
         planned_bubble = None if timeline is None else timeline.bubble_fraction
         waiting = None
         if bubble is not None and planned_bubble is not None and bubble > planned_bubble + MIN_WAITING_SHARE:
-            waiting = f"devices wait {bubble:.0%} of the step, {planned_bubble:.0%} by the plan"
+            waiting = f"devices wait {bubble:.0%} of the pipeline's time, {planned_bubble:.0%} by the plan"
         reason = None if slowest is None else _reason(devices, slowest, waiting)
         done = start.done if last is None else last.step
         return WatchedRun(
@@ -104,6 +113,8 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             seconds_per_step=pace,
             planned_seconds=None if plan is None or timeline is None else seconds_per_step(plan, timeline),
             cores=start.cores,
+            measured_steps=[step.step for step in measured],
+            measured_seconds=median(step.seconds for step in measured) if measured else None,
             bubble_fraction=bubble,
             planned_bubble=planned_bubble,
             devices=devices,

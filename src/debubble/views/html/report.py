@@ -1,4 +1,4 @@
-"""The report's texts and tables of a scene: the answer, the plan, its memory by part, and shares of the step."""
+"""The report's texts and tables of a scene: the answer, the plan, its memory by part, and shares of time."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def _beyond_the_peak(why: Explanation | None) -> Iterator[str]:
     if why is not None:
         if why.fragmentation:
             yield f"One arena for its tensors takes {readable_bytes(why.fragmentation)} more (fragmentation)."
-        yield f"A reserve of {size_words(why.reserve)} is left below the limit."
+        if why.reserve:
+            yield f"The limit leaves {size_words(why.reserve)} of the device as a reserve."
         if offloaded := ", ".join(offload_words(why.plan, why)):
             yield f"Offload: {offloaded}."
 

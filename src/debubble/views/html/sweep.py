@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
-from debubble.costs.devices.cluster import parse_size
 from debubble.formatting import listed, mfu_words, size_words, time_words
 from debubble.planners.analysis.likely_fit import plan_accuracy
 from debubble.planners.plan_step import seconds_per_step
@@ -17,11 +14,16 @@ from debubble.views.html.templates import render
 from debubble.views.plan_levers import lever_words
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene, subject
+from debubble.views.sweep_axis import axis_labels, axis_places
 
-WIDTH, HEIGHT, LEFT_MARGIN, BOTTOM_MARGIN = 860, 220, 70, 34
-"""Size of the curve and margins for its axes, in pixels."""
+WIDTH, PHONE_WIDTH = 790, 290
+"""Least widths of the curve without its left axis, in pixels, on screens and on phones."""
+HEIGHT, LEFT_MARGIN, BOTTOM_MARGIN = 220, 60, 34
+"""Height of the curve and margins for its axes, in pixels."""
 LETTER_WIDTH = 7
 """Largest width of a letter of the axis, in pixels."""
+MAX_MARGIN = 25
+"""Largest distance of the first and last mark from the curve's ends, in percent of its width."""
 
 
 def sweep_page(sweep: Sweep, pictures: list[str]) -> bytes:
@@ -105,57 +107,25 @@ def _words(point: SweepPoint) -> str:
 
 
 def sweep_curve(sweep: Sweep) -> dict[str, Any]:
-    """Marks, line and axis labels of the curve, in pixels."""
+    """Marks, line and axis labels of the curve: across in percent of its width, down in pixels."""
     steps = [None if point.plan is None else seconds_per_step(point.plan) for point in sweep.points]
     longest = max((step for step in steps if step is not None), default=1.0)
-    margin = (WIDTH - LEFT_MARGIN) / len(steps)
-    xs = [LEFT_MARGIN + margin / 2 + (WIDTH - LEFT_MARGIN - margin) * place for place in _places(sweep)]
+    places = axis_places(sweep)
+    ends = [len(str(sweep.points[places.index(end)].value)) for end in (min(places), max(places))]
+    margin = min(MAX_MARGIN, max(50 / len(steps), 50 * LETTER_WIDTH * max(ends) / PHONE_WIDTH))
+    xs = [margin + (100 - 2 * margin) * place for place in places]
     ys = [None if step is None else (HEIGHT - BOTTOM_MARGIN) * (1 - 0.9 * step / longest) for step in steps]
-    labels = _labels(xs, [str(point.value) for point in sweep.points])
-    marks = [{"x": x, "y": y, "label": label} for x, y, label in zip(xs, ys, labels, strict=True)]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(zip(xs, ys, strict=True)) if y is not None)
+    wide, narrow = (
+        axis_labels(sweep, [x * width / 100 for x in xs], letter_width=LETTER_WIDTH) for width in (WIDTH, PHONE_WIDTH)
+    )
+    marks = [
+        {"x": round(x, 2), "y": y, "label": label, "on_phones": label == short}
+        for x, y, label, short in zip(xs, ys, wide, narrow, strict=True)
+    ]
+    line = " ".join(f"{x:.2f},{y:.1f}" for x, y in sorted(zip(xs, ys, strict=True)) if y is not None)
     return {
-        "width": WIDTH, "height": HEIGHT, "left": LEFT_MARGIN, "marks": marks, "line": line,
-        "ticks": list(_ticks(longest)),
+        "height": HEIGHT, "left": LEFT_MARGIN, "marks": marks, "line": line, "ticks": list(_ticks(longest)),
     }  # fmt: skip
-
-
-def _places(sweep: Sweep) -> list[float]:
-    """Positions of the values on the horizontal axis, 0 to 1: to scale if they are numbers, else evenly spaced.
-
-    The scale is logarithmic if all ratios of values are powers of two.
-    """
-    numbers = _numbers(sweep) or [float(place) for place in range(len(sweep.points))]
-    if min(numbers) > 0:
-        logs = [math.log2(number) for number in numbers]
-        if all(math.isclose(log - logs[0], round(log - logs[0]), abs_tol=1e-9) for log in logs):
-            numbers = logs
-    low = min(numbers)
-    span = max(numbers) - low or 1.0
-    return [(number - low) / span for number in numbers]
-
-
-def _numbers(sweep: Sweep) -> list[float] | None:
-    """The values as numbers: sizes in bytes, clusters of one device type by count; None: they are not numeric."""
-    values = [point.value for point in sweep.points]
-    if sweep.over == "memory_limit":
-        values = [parse_size(value) for value in values if value is not None]
-    elif sweep.over == "cluster":
-        counts = [re.fullmatch(r"(\d+)x([^+]+)", str(value)) for value in values]
-        names = {None if count is None else count[2] for count in counts}
-        values = [int(count[1]) for count in counts if count is not None and len(names) == 1]
-    is_numeric = len(values) == len(sweep.points) and all(isinstance(value, int | float) for value in values)
-    return [float(value) for value in values] if is_numeric and len({*values}) > 1 else None
-
-
-def _labels(xs: list[float], words: list[str]) -> list[str]:
-    """The labels at these positions; empty where one would overlap the label to its left."""
-    end, shown = -math.inf, [""] * len(xs)
-    for x, place in sorted(zip(xs, range(len(xs)), strict=True)):
-        half = LETTER_WIDTH * len(words[place]) / 2
-        if x - half >= end:
-            shown[place], end = words[place], x + half + LETTER_WIDTH
-    return shown
 
 
 def _ticks(longest: float) -> Iterator[dict[str, Any]]:
