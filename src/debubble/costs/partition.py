@@ -33,6 +33,12 @@ class Partition(tuple[tuple[tuple[int, str], ...], ...]):
         _check_count(ends[-1], units)
         return cls([(i, strategies[i]) for i in range(begin, end)] for begin, end in pairwise(ends))
 
+    @classmethod
+    def cut_layers(cls, units: Units, lengths: Iterable[int], *, strategy: str) -> Self:
+        """Cut the model as `cut` does, but only layers have the strategy, as in frameworks, and not the head."""
+        stages = cls.cut(units, lengths, strategy=strategy)
+        return cls([(i, "none" if units.units[i].layer is None else name) for i, name in stage] for stage in stages)
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """Units per stage."""

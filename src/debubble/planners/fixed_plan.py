@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from debubble.costs import Cluster, Units
+from debubble.costs import Cluster
 from debubble.costs.partition import Partition
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
@@ -121,7 +121,7 @@ def _custom_order(
     if layers is not None:
         return _with_layers(model, problem, layers, lambda *_, **__: order, chunks=None, recompute=recompute)
     counts = even_counts(problem.units, order.stages)
-    partition = _cut(problem.units, counts, recompute or "none")
+    partition = Partition.cut_layers(problem.units, counts, strategy=recompute or "none")
     return replace(order, fused_recompute=partition.recomputing), partition
 
 
@@ -158,7 +158,7 @@ def _configured(
     chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_RECOMPUTE_OPTIONS & entry.options)
-    everywhere = _cut(units, counts, recompute or ("full" if can_choose else "none"))
+    everywhere = Partition.cut_layers(units, counts, strategy=recompute or ("full" if can_choose else "none"))
     made = _ordered(
         entry, problem, everywhere, chunks=chunks, micro_batches=micro_batches, recomputes=not can_choose, **options
     )
@@ -194,15 +194,6 @@ def _ordered(
         # Its order search suits coarse times; on a model's times it takes a minute without a gain.
         options = {"steps": 0} | options
     return entry(devices=problem.devices, chunks=chunks, costs=costs, **options)
-
-
-def _cut(units: Units, counts: Sequence[int], strategy: str) -> Partition:
-    """Stages of these numbers of units; layers have this strategy, and the others none, as in frameworks."""
-    partition = Partition.cut(units, counts, strategy=strategy)
-    return Partition(
-        tuple((index, "none" if units.units[index].layer is None else name) for index, name in stage)
-        for stage in partition
-    )
 
 
 def _with_layers(

@@ -57,7 +57,7 @@ def placed_stages(
             yield PlacedStages(costs=costs, partition=None, placement=placement, objective=problem.objective)
         case ModelUnits(units):
             for lengths in even_and_balanced(units, placement.stages):
-                partition = Partition.cut(units, lengths, strategy=strategy)
+                partition = Partition.cut_layers(units, lengths, strategy=strategy)
                 costs = units.stage_costs(partition, placement)
                 yield PlacedStages(costs=costs, partition=partition, placement=placement, objective=problem.objective)
 
