@@ -117,3 +117,16 @@ def test_recipe_may_be_in_a_command_of_ranks(tmp_path: Path) -> None:
 def test_ends_that_a_recipe_may_set_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="or what the recipe has, such as --args"):
         job(tmp_path, f"{RUN} model.virtual_pipeline_model_parallel_size=5")
+
+
+@pytest.mark.parametrize(
+    ("script", "overlaps"),
+    [
+        (RUN, True),
+        (f"{RUN} ddp.overlap_grad_reduce=false", False),
+        (RUN.replace("pretrain_config", "sft_config"), False),
+        (RUN.replace("pretrain_config", "peft_config"), False),
+    ],
+)
+def test_recipes_of_pretraining_overlap_gradients(tmp_path: Path, script: str, overlaps: bool) -> None:
+    assert ("gradient_overlap=true" in str(job(tmp_path, script).options.framework)) is overlaps

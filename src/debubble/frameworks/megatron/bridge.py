@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from debubble.frameworks.megatron.arguments import is_off
+from debubble.frameworks.megatron.arguments import Arguments, is_off
 from debubble.imports.command_line import CommandLine
 from debubble.imports.settings import RECIPE, read_settings
 from debubble.ir import InputError
@@ -129,6 +129,18 @@ def read_recipe(words: Sequence[str], path: Path) -> Mapping[str, Any]:
         settings.setdefault(_ADAPTERS, "LoRA")
     named = {} if model is None else {"model.hf_model_id": re.sub(r"^(llama|qwen)(\d)(\d)", r"\1\2.\3", model)}
     return {**_read_settings({**named, **settings}, path), RECIPE: recipe or True}
+
+
+def overlaps_gradients(arguments: Arguments) -> bool:
+    """Whether gradients are reduced during backwards; recipes of pretraining do so unless told not to.
+
+    Source: Megatron-Bridge 0.4, recipes/, where `ddp.overlap_grad_reduce` is False for fine-tuning.
+    """
+    name, settings = "--overlap-grad-reduce", arguments.settings
+    of_bridge = arguments.word("framework") == "megatron-bridge" and settings.get(name) is not False
+    kind = _RECIPE_KIND.search(str(settings.get(RECIPE, "")))
+    adapts = any(key.startswith("peft.") for key in settings)
+    return arguments.flag(name) or (of_bridge and not adapts and (kind is None or kind[1] == "pretrain"))
 
 
 def _split_option(word: str) -> Sequence[str]:

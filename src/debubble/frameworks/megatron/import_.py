@@ -15,7 +15,7 @@ from debubble.costs.step import MOMENTS
 from debubble.frameworks.deepspeed.partition import divided_states
 from debubble.frameworks.megatron import deepspeed_config, deepspeed_experts, yaml_config
 from debubble.frameworks.megatron.arguments import Arguments
-from debubble.frameworks.megatron.bridge import read_bridge, read_recipe
+from debubble.frameworks.megatron.bridge import overlaps_gradients, read_bridge, read_recipe
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.deepspeed_config import config_warnings, is_on_host, zero_stage
 from debubble.frameworks.megatron.deepspeed_experts import check_experts, with_experts_of_megatron
@@ -305,7 +305,7 @@ def _framework(arguments: Arguments) -> str:
         "megatron-lm",
         adapted="qkv" if set(arguments.words("peft.target_modules")) == {"linear_qkv"} else None,
         tensor_overlap=True if arguments.flag("--tp-comm-overlap") else None,
-        gradient_overlap=True if arguments.flag("--overlap-grad-reduce") else None,
+        gradient_overlap=True if overlaps_gradients(arguments) else None,
         gather_overlap=_gather_overlap(arguments),
         dispatches_once=True if _dispatches_once(arguments) else None,
         graphs=_graphs(arguments),
