@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import debubble as db
+from debubble.imports import imports
 from debubble.imports.job import ImportedJob
 from debubble.ir import InputError
 from tests.support import imported_jobs
@@ -66,3 +68,19 @@ def test_frozen_layers_are_predicted_as_trained(tmp_path: Path) -> None:
     job = factory(tmp_path, f"{FACTORY}finetuning_type: freeze")
 
     assert "--finetuning_type freeze is predicted as full: its frozen layers take less." in job.unread
+
+
+@pytest.mark.parametrize(
+    ("entries", "instead"),
+    [
+        ("distributed_type: FSDP", "--pipeline 1 --data 4 --zero 3 "),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}", "--data 4 --zero 2 "),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}", "--data 4 --zero 3 "),
+        ("distributed_type: MULTI_GPU", "--data 4 --zero 0 "),
+        ("distributed_type: MEGATRON_LM", "`debubble import megatron`"),
+    ],
+)
+def test_other_accelerate_jobs_are_refused_with_a_command(tmp_path: Path, entries: str, instead: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"{entries}\nnum_processes: 4\n")
+    with pytest.raises(InputError, match=re.escape(instead)):
+        imports["deepspeed"].read(tmp_path / "a.yaml", None)

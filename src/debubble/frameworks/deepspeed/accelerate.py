@@ -33,6 +33,7 @@ _DEFAULTS = {
     "gradient_accumulation_steps": "auto",
 }
 _DEGREES = tuple(f"parallelism_config.parallelism_config_{degree}_size" for degree in ("tp", "cp", "sp"))
+_STRATEGY, _RESHARDS = "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward"
 _KIND, _ENVIRONMENT, _DTYPE = "distributed_type", "compute_environment", "mixed_precision"
 HARMLESS = """
     machine_rank main_* same_network downcast_bf16 gpu_ids enable_cpu_affinity tpu_* debug use_cpu
@@ -65,7 +66,7 @@ def read_accelerate(settings: Settings, path: Path, read_config: Callable[[Path]
         near = misspelt_words(misspelt(settings, known))
         raise InputError(
             f"{path} {f'has {near}; it ' if near else ''}is accelerate's of distributed_type {kind}, and DEEPSPEED is"
-            " read: give the job's model, degrees and batch to `debubble simulate` (--tensor, --data, --zero)."
+            f" read: {_instead(kind, settings)}."
         )
     for degree in _DEGREES:
         if settings.get(degree, 1) not in (None, 1):
@@ -84,6 +85,20 @@ def read_accelerate(settings: Settings, path: Path, read_config: Callable[[Path]
     unread = {f"{_SECTION}{name}": value for name, value in specified.items() if file or name not in _ENTRIES}
     remaining = {name: value for name, value in rest.items() if name not in (_KIND, _ENVIRONMENT, _DTYPE)}
     return {**config, **entries, **dict(_dtypes(rest.get(_DTYPE), config)), **unread, **remaining}
+
+
+def _instead(kind: str, settings: Settings) -> str:
+    """What predicts and plans a job that accelerate runs without DeepSpeed."""
+    if kind == "MEGATRON_LM":
+        return "import the script of the same job with Megatron-LM's arguments, `debubble import megatron`"
+    strategy = str(settings.get(_STRATEGY, "FULL_SHARD")).rpartition(".")[2].upper()
+    reshards = settings.get(_RESHARDS, strategy not in ("SHARD_GRAD_OP", "2")) is True
+    zero = 0 if kind != "FSDP" or strategy in ("NO_SHARD", "3") else 3 if reshards else 2
+    count = settings.get("num_processes", 8)
+    return (
+        f"`debubble plan MODEL --cluster {count}xGPU --pipeline 1 --data {count} --zero {zero} --global-batch SEQUENCES"
+        " --sequence-length TOKENS` plans that job, and without the degrees what is faster"
+    )
 
 
 def _as_deepspeed(specified: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
