@@ -304,8 +304,8 @@ def test_plan_for_debubble_only_suggests_for(run: Any) -> None:
     call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4")
     named = "--for megatron plans what it runs"
 
-    assert named in " ".join(run(*call, "--planner", "joint", "--effort", "0.1")[1].split())
-    assert named not in " ".join(run(*call, "--planner", "dapple")[1].split())
+    assert named in " ".join(run(*call, "--planner", "joint", "--effort", "0.1", "--details")[1].split())
+    assert named not in " ".join(run(*call, "--planner", "dapple", "--details")[1].split())
 
 
 def test_export_losses_are_wrapped(run: Any, tmp_path: Path) -> None:
@@ -544,10 +544,20 @@ def test_answer_names_the_framework_of_the_kernels(run: Any, framework: str, tit
     assert f", {title}'s kernels" in " ".join(out.split())
 
 
+def test_the_answer_fits_a_screen_of_24_lines(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    call = ("plan", "llama2-13b", "--cluster", "8xA100-40GB", "--micro-batches", "16", "--effort", "0.2")
+    lines, detailed = run(*call)[1].splitlines(), run(*call, "--details")[1]
+
+    assert len(lines) <= 24
+    assert "narrows it" in " ".join(detailed.split())
+    assert "narrows it" not in " ".join(lines)
+
+
 def test_plan_shows_its_host_memory(run: Any, json_of: Any) -> None:
     call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--planner", "chronos", "--effort", "0.1")
-    words = " ".join(run(*call)[1].split())
-    [largest] = re.findall(r"([0-9.]+) GiB of [0-9.]+ GiB of host memory", words)
+    words = " ".join(run(*call, "--details")[1].split())
+    [largest] = re.findall(r"([0-9.]+) GiB of host memory per GPU, of [0-9.]+ GiB assumed", words)
 
     assert re.search(r"[0-9.]+ GiB in all", words)
     assert float(largest) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)

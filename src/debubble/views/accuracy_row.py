@@ -14,6 +14,7 @@ from debubble.planners.analysis.likely_fit import is_of_cpus, safe_limit
 from debubble.planners.analysis.what_if import MIN_SHOWN_GAIN, gains
 from debubble.plans import Plan
 from debubble.targets.target import targets
+from debubble.views.plan_levers import Detail
 from debubble.views.scene import Scene
 
 
@@ -38,7 +39,7 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
         days_per_second = scene.why.days(tokens) / float(scene.step_time)
         low, high = (days_words(days_per_second * value) for value in (seconds.low, seconds.high))
         yield f"{low} to {high} for these tokens"
-    yield f"errors of {step.runs} published runs ({step.group}){_kernels(plan)}"
+    yield f"by {step.runs} published runs ({step.group}){_kernels(plan)}"
     if not step.of_hardware:
         yield "few or none on such GPUs"
     if plan.options.lora:
@@ -46,7 +47,7 @@ def accuracy_row(plan: Plan, scene: Scene, tokens: float | None) -> Iterator[str
     yield from _assumed_links(plan.cluster)
     needed = missing_calibration(*plan.model_on_cluster, plan.options)
     if needed is None:
-        yield "`profile` narrows it" if MEASURED_HERE in step.group else "`calibrate` or `profile` narrows it"
+        yield Detail("`profile` narrows it" if MEASURED_HERE in step.group else "`calibrate` or `profile` narrows it")
         return
     yield "no measured run of the cluster is like this job"
     if frameworks := other_frameworks(*plan.model_on_cluster, plan.options):
@@ -66,12 +67,13 @@ def safer_row(plan: Plan, scene: Scene) -> Iterator[str]:
     if gain is not None and gain.share is None:
         yield f"{'no quick plan' if gain.what_if.quick else 'nothing'} leaves room for that ({option})"
         return
-    price = None if gain is None else gain.effect.removesuffix(" per sequence")
-    if gain is not None and abs(gain.share or 0.0) < MIN_SHOWN_GAIN:
+    if gain is None:
+        yield f"{option} leaves room for that (--why tells its step)"
+        return
+    price = gain.effect.removesuffix(" per sequence").replace("at most ", "≤")
+    if abs(gain.share or 0.0) < MIN_SHOWN_GAIN:
         price = "as fast"
-    if gain is not None and gain.what_if.quick:
-        price = f"{price} by quick plans{' of these degrees' * (plan.degree_search is not None)}"
-    yield f"{option} leaves room for that ({price or '--why tells its step'})"
+    yield f"{option} leaves room ({price}{' by quick plans' * gain.what_if.quick})"
 
 
 def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
@@ -82,7 +84,7 @@ def _assumed_links(cluster: Cluster | None) -> Iterator[str]:
     if cluster.count > slowest.devices_per_node and not cluster.gives("network_bandwidth"):
         yield f"network {slowest.network_bandwidth / 1e9:.4g} GB/s assumed"
     if slowest.link_latency >= PCIE_LATENCY and not cluster.gives("link_bandwidth"):
-        yield f"assumed: {slowest.link_bandwidth / 1e9:.4g} GB/s between {cluster.device_word}s (link_bandwidth)"
+        yield f"{slowest.link_bandwidth / 1e9:.4g} GB/s between {cluster.device_word}s assumed"
 
 
 def _kernels(plan: Plan) -> str:

@@ -12,6 +12,13 @@ from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.plans import Plan
 from debubble.targets.target import targets
 
+
+class Detail(str):
+    """A phrase that is left out where the screen is full."""
+
+    __slots__ = ()
+
+
 STRATEGIES_SHOWN = 2
 """Number of recomputation strategies that are named; if several remain, they are counted together."""
 FULL_HOST_SHARE = 0.95
@@ -34,7 +41,7 @@ def recomputation_words(plan: Plan) -> Iterator[str]:
     if rest := ways[shown:]:
         yield f"other ways in {sum(count for _, count in rest)}"
     if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
-        yield f"{deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards recompute more"
+        yield Detail(f"{deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards recompute more")
 
 
 def offload_words(plan: Plan, why: Explanation) -> Iterator[str]:
@@ -51,15 +58,15 @@ def offload_words(plan: Plan, why: Explanation) -> Iterator[str]:
     if any(why.host_memory):
         largest, total = max(why.host_memory), sum(why.host_memory) * plan.ranks / plan.devices
         limit = why.units.host_memory
-        there = "" if limit is None else f" of {size_words(limit)}"
+        there = "" if limit is None else f", of {size_words(limit)}{' assumed' * is_assumed(why)}"
         device = why.cluster.device_word
         fullest = why.host_memory.index(largest)
         activations = why.host_activations[fullest]
-        yield f"{size_words(largest)}{there} of host memory per {device}"
+        yield f"{size_words(largest)} of host memory per {device}{there}"
         if 0 < activations < largest:
-            yield f"{size_words(activations)} of it activations"
+            yield Detail(f"{size_words(activations)} of it activations")
         if total > largest:
-            yield f"{size_words(total)} in all"
+            yield Detail(f"{size_words(total)} in all")
 
 
 def is_assumed(why: Explanation) -> bool:

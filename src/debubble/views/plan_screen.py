@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ from debubble.targets.target import targets
 from debubble.views.accuracy_row import accuracy_row, safer_row
 from debubble.views.memory_table import PARTS, STEP_BUFFERS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
-from debubble.views.plan_levers import host_is_full, is_assumed, offload_words, recomputation_words, unit_words
+from debubble.views.plan_levers import Detail, host_is_full, is_assumed, offload_words, recomputation_words, unit_words
 from debubble.views.rows import configuration_words, fastest_other, where_simpler_wins
 from debubble.views.scene import Scene, planner_of, subject
 from debubble.views.summary import bounded_plans
@@ -46,7 +46,8 @@ OTHER_TARGETS_SHOWN = 2
 CHANGES_SHOWN = 2
 """Number of helpful changes that are named."""
 MAX_BARS = 4
-"""Number of devices up to which all have memory bars; of more, only the fullest of each type and the emptiest."""
+"""Number of devices up to which all have memory bars; of more, or on a full screen, the fullest of each type and the
+emptiest."""
 DEFAULT_TARGET = "megatron"
 """The framework that `--for` suggests if it is about as fast as the fastest."""
 COMPUTE_BOUND = 0.9
@@ -58,6 +59,8 @@ MIN_GAP = 5e-4
 """Gap up to which 0.0% is shown and closing it is not suggested."""
 MIN_SAVED_PERCENT = 0.5
 """Percent of the step that a faster plan must save to be mentioned."""
+MAX_LINES = 24
+"""Number of lines above which details are left out."""
 BAR_COLUMNS = 2
 """Number of memory bars per line."""
 
@@ -72,7 +75,9 @@ STEP_PARTS = (
 """Parts of the step's bar: words, cell, color and causes."""
 
 
-def plan_screen(plan: Plan, scene: Scene, why: Explanation, *, width: int, tokens: float | None) -> list[Text]:
+def plan_screen(
+    plan: Plan, scene: Scene, why: Explanation, *, width: int, tokens: float | None, details: bool = False
+) -> list[Text]:
     """Write the answer as lines of text.
 
     Args:
@@ -81,26 +86,35 @@ def plan_screen(plan: Plan, scene: Scene, why: Explanation, *, width: int, token
         why: The explanation of its step.
         width: Characters of a line.
         tokens: Number of tokens to train on; None: days are not shown.
+        details: Whether all phrases are shown, however many lines they take.
 
     Returns:
-        The lines, at most 24 of 80 characters for an ordinary plan.
+        The lines, at most 24 of 80 characters for an ordinary plan without details.
     """
-    rows: list[tuple[str, Sequence[str]]] = [
-        ("Parallelism", [*_parallelism(plan)]),
-        ("Recompute", [*recomputation_words(plan)]),
-        ("Offload", [*offload_words(plan, why), *_host_hints(why)]),
-        ("Faster", [*_faster(plan)]),
-        ("Runs in", [*_runs_in(plan)]),
-        ("Predicted", [*accuracy_row(plan, scene, tokens), *safer_row(plan, scene)]),
-    ]
-    lines = [Text(_title(plan, scene), style="bold"), *_speed(scene, why, tokens), Text()]
-    lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
-    lines += [Text(), *_memory(scene, why, width), *_time(why, width)]
-    lines += _row("Limited by", [*_limits(plan, scene, why)], width)
-    lines += _row("Bound", [_bound(plan, scene)], width)
-    rows = [("Would help", [*_changes(plan, scene)]), ("Not tried", [*_not_tried(plan)])]
-    rows.append(("Next", [] if scene.misfit else [*_next(plan, scene.file)]))
-    return lines + [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
+    above = {
+        "Parallelism": _parallelism(plan), "Recompute": recomputation_words(plan),
+        "Offload": [*offload_words(plan, why), *_host_hints(why)], "Faster": _faster(plan), "Runs in": _runs_in(plan),
+        "Predicted": [*accuracy_row(plan, scene, tokens), *safer_row(plan, scene)],
+    }  # fmt: skip
+    below = {
+        "Limited by": _limits(plan, scene, why), "Bound": [_bound(plan, scene)], "Would help": _changes(plan, scene),
+        "Not tried": _not_tried(plan), "Next": [] if scene.misfit else _next(plan, scene.file),
+    }  # fmt: skip
+    rows = [{label: [*phrases] for label, phrases in part.items()} for part in (above, below)]
+    head = [Text(_title(plan, scene), style="bold"), *_speed(scene, why, tokens), Text()]
+    bars = [*_memory(scene, why, width, bars=MAX_BARS), *_time(why, width)]
+    lines = [*head, *_rows(rows[0], width), Text(), *bars, *_rows(rows[1], width)]
+    if details or len(lines) <= MAX_LINES:
+        return lines
+    rows = [{label: [p for p in part[label] if not isinstance(p, Detail)] for label in part} for part in rows]
+    bars = [*_memory(scene, why, width, bars=BAR_COLUMNS), *_time(why, width)]
+    lines = [*head, *_rows(rows[0], width), *bars, *_rows(rows[1], width)]
+    return lines if len(lines) <= MAX_LINES else [line for line in lines if line.plain]
+
+
+def _rows(phrases: Mapping[str, Sequence[str]], width: int) -> list[Text]:
+    """The lines of the rows with these labels, without those that have no phrase."""
+    return [line for label, part in phrases.items() if part for line in _row(label, part, width)]
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
@@ -170,7 +184,7 @@ def _parallelism(plan: Plan) -> Iterator[str]:
     if plan.cluster is not None:
         across = Layout.from_options(plan.cluster, o, plan.devices).degrees_across_nodes(o)
         if across:
-            yield f"{' and '.join(across)} across nodes"
+            yield Detail(f"{' and '.join(across)} across nodes")
     if o.zero:
         alone = " over one rank, dividing nothing" if o.data * o.context == 1 else ""
         yield f"ZeRO-{o.zero}{alone or ' (FSDP)' * (o.zero == 3)}"
@@ -190,7 +204,7 @@ def _slice_words(plan: Plan) -> str:
 def _host_hints(why: Explanation) -> Iterator[str]:
     """Phrases on what a cluster file should give as host memory."""
     if any(why.host_memory) and why.units.host_memory is not None and is_assumed(why):
-        yield "assumed: host_memory in a cluster file"
+        yield Detail("a cluster file's host_memory says how much there is")
     if host_is_full(why):
         yield "give less as host_memory if the system needs more than the rest"
 
@@ -246,8 +260,8 @@ def _pace_words(ratio: float) -> str:
     return f"≤{percent}% slower" if percent > 0 else f"≥{-percent}% faster"
 
 
-def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
-    """Lines with the fullest device's memory by part, and a memory bar per device."""
+def _memory(scene: Scene, why: Explanation, width: int, *, bars: int) -> Iterator[Text]:
+    """Lines with the fullest device's memory by part, and a memory bar per device or of some devices."""
     memory = why.memory[scene.fullest]
     peaks = [float(peak) for peak in scene.peak_memory]
     unit = unit_of(peaks)
@@ -261,7 +275,7 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     first = f"{word[0].upper()}{word[1:]} {scene.fullest}, {when}, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
-    if scene.devices > MAX_BARS:
+    if scene.devices > bars:
         shares = [peak / float(limit or 1) for peak, limit in zip(peaks, scene.limits, strict=True)]
         layout = Layout.from_options(why.cluster, why.plan.options, why.plan.devices)
         types = [type_.name for type_ in layout.slowest_ranks]
@@ -434,6 +448,7 @@ def _next(plan: Plan, file: str | None) -> Iterator[str]:
     yield f"{'' if written else '-o plan.json, then '}{run}"
     if plan.target is None and not frameworks and not plan.has_lengths:
         named = framework_to_plan_for(plan)
-        yield f"--for {named} plans what {'a framework' if named == 'NAME' else 'it'} runs"
+        words = f"--for {named} plans what {'a framework' if named == 'NAME' else 'it'} runs"
+        yield Detail(words) if plan_runs_in(plan) else words
     asked = "--why" in call
     yield f"plan --details{'' if plan.has_lengths or asked else ', --why'}"

@@ -74,7 +74,7 @@ def render(
         parts = [Text(f"{letter}{scene.title}", style="bold"), Text(f"{headline(scene)}\n{_partition_words(plan)}")]
         parts += [Text("\n".join([bound_words(plan, scene, argument=details), *_judgement(plan, scene)]))]
     else:
-        parts = [*plan_screen(plan, scene, scene.why, width=width, tokens=tokens)]
+        parts = [*plan_screen(plan, scene, scene.why, width=width, tokens=tokens, details=details)]
         parts[0] = Text(f"{letter}{parts[0]}", style="bold")
         parts += [Text(line) for line in _judgement(plan, scene)]
         if plan.what_ifs and not plan.what_ifs[0].quick:
