@@ -39,7 +39,7 @@ def recomputation_words(plan: Plan) -> Iterator[str]:
     for n, (name, count) in enumerate(ways[:shown]):
         yield f"{name} in {count}{f' of {total} {unit_words(plan)}' if n == 0 else ''}"
     if rest := ways[shown:]:
-        yield f"other ways in {sum(count for _, count in rest)}"
+        yield f"others in {sum(count for _, count in rest)}"
     if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
         yield Detail(f"{deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards recompute more")
 
