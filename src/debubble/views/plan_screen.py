@@ -100,13 +100,15 @@ def plan_screen(
         "Limited by": _limits(plan, scene, why), "Bound": [_bound(plan, scene)], "Would help": _changes(plan, scene),
         "Not tried": _not_tried(plan), "Next": [] if scene.misfit else _next(plan, scene.file),
     }  # fmt: skip
-    rows = [{label: [*phrases] for label, phrases in part.items()} for part in (above, below)]
+    rows = [{label: [*phrases] for label, phrases in section.items()} for section in (above, below)]
     head = [Text(_title(plan, scene), style="bold"), *_speed(scene, why, tokens), Text()]
     bars = [*_memory(scene, why, width, bars=MAX_BARS), *_time(why, width)]
     lines = [*head, *_rows(rows[0], width), Text(), *bars, *_rows(rows[1], width)]
     if details or len(lines) <= MAX_LINES:
         return lines
-    rows = [{label: [p for p in part[label] if not isinstance(p, Detail)] for label in part} for part in rows]
+    rows = [
+        {label: [p for p in phrases if not isinstance(p, Detail)] for label, phrases in row.items()} for row in rows
+    ]
     bars = [*_memory(scene, why, width, bars=BAR_COLUMNS), *_time(why, width)]
     lines = [*head, *_rows(rows[0], width), *bars, *_rows(rows[1], width)]
     return lines if len(lines) <= MAX_LINES else [line for line in lines if line.plain]
@@ -114,7 +116,7 @@ def plan_screen(
 
 def _rows(phrases: Mapping[str, Sequence[str]], width: int) -> list[Text]:
     """The lines of the rows with these labels, without those that have no phrase."""
-    return [line for label, part in phrases.items() if part for line in _row(label, part, width)]
+    return [line for label, said in phrases.items() if said for line in _row(label, said, width)]
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
