@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import debubble as db
 from debubble.costs import framework_of_options
@@ -161,6 +163,13 @@ def test_recomputation_is_read(arguments: str, recomputed: dict[tuple[str, str],
 def test_the_gradients_of_fsdp_have_its_dtype(arguments: str, dtype: str, tmp_path: Path) -> None:
     text = SCRIPT.replace("PP=4", "PP=1").replace("EXTRA", f"--use-megatron-fsdp {arguments}")
     assert job(tmp_path, text, cluster="4xH100-80GB").options.gradient_dtype == dtype
+
+
+@pytest.mark.parametrize(("config", "dtype"), [("", "bf16"), ("data_types: {grad_accum_dtype: fp32}", "fp32")])
+def test_deepspeed_sums_gradients_in_its_own_dtype(config: str, dtype: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 1}, **(yaml.safe_load(config) or {})}))
+    text = SCRIPT.replace("EXTRA", "--deepspeed --deepspeed_config ds.json --zero-stage 1")
+    assert job(tmp_path, text).options.gradient_dtype == dtype
 
 
 def test_fsdp_gradient_dtype_affects_only_fsdp(tmp_path: Path) -> None:

@@ -287,12 +287,16 @@ def _gradients(read: SettingsReader, dtype: str, *, pipeline: int) -> str:
     Without ZeRO a pipeline stores bf16 gradients twice, which takes as much memory as fp32.  Source:
     deepspeed/runtime/engine.py, get_data_types, from 0.17.6 on.
     """
-    duplicated = dtype == "bf16" and _stage(read) == 0 and pipeline > 1
-    specified = read.choice(SUMMED_IN, "", {"": "", **_SUMMED}) if read.get(SUMMED_IN) != "auto" else ""
-    return specified or ("fp32" if duplicated else dtype)
+    specified = read.choice(SUMMED_IN, "", {"": "", **SUMMED}) if read.get(SUMMED_IN) != "auto" else ""
+    return specified or default_sum(dtype, stage=_stage(read), pipeline=pipeline)
 
 
-_SUMMED = {
+def default_sum(dtype: str, *, stage: int, pipeline: int) -> str:
+    """The dtype in which gradients are summed at a ZeRO level unless the configuration says it."""
+    return "fp32" if dtype == "bf16" and stage == 0 and pipeline > 1 else dtype
+
+
+SUMMED = {
     "bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
     "float32": "fp32", "float": "fp32",
 }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.frameworks.deepspeed.import_ import HARMLESS as DEEPSPEED_HARMLESS
+from debubble.frameworks.deepspeed.import_ import SUMMED, SUMMED_IN, default_sum
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.imports.settings import DEEPSPEED_ENTRIES
 from debubble.ir import InputError, RunOptions
@@ -45,6 +46,14 @@ def zero_stage(arguments: Arguments, default: int) -> int:
             f" {_NO_PIPELINE}', or a copy with {name} 1."
         )
     return stage
+
+
+def gradient_dtype(arguments: Arguments, dtype: str) -> str:
+    """The dtype in which DeepSpeed sums gradients, whatever Megatron-LM's arguments say."""
+    said = arguments.word(f"{DEEPSPEED_ENTRIES}{SUMMED_IN}", "auto")
+    pipeline = 1 if arguments.flag(_NO_PIPELINE) else arguments.size(_PIPELINE, 1)
+    dtype = dtype if dtype in ("fp16", "fp32") else "bf16"
+    return SUMMED.get(str(said), default_sum(dtype, stage=zero_stage(arguments, 0), pipeline=pipeline))
 
 
 def is_on_host(arguments: Arguments) -> bool:

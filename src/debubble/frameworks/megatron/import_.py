@@ -12,6 +12,7 @@ from pathlib import Path
 
 from debubble.costs import framework_with
 from debubble.costs.step import MOMENTS
+from debubble.frameworks.deepspeed.import_ import SUMMED_IN
 from debubble.frameworks.deepspeed.partition import divided_states
 from debubble.frameworks.megatron import deepspeed_config, deepspeed_experts, yaml_config
 from debubble.frameworks.megatron.arguments import Arguments
@@ -359,6 +360,8 @@ def _gradient_dtype(arguments: Arguments) -> str:
     Source: Megatron-LM, validate_args.
     """
     accumulates, dtype = arguments.flag("--accumulate-allreduce-grads-in-fp32"), _dtype(arguments)
+    if arguments.flag("--deepspeed"):
+        return deepspeed_config.gradient_dtype(arguments, dtype)
     of_fsdp = arguments.word(_FSDP_GRADIENTS) if arguments.flag("--use-megatron-fsdp") else None
     if of_fsdp is not None:
         of_parameters = dtype if dtype in ("fp16", "fp32") else "bf16"
@@ -405,7 +408,7 @@ def _defaulted(arguments: Arguments, user: UserFacts) -> dict[str, str]:
     sharding = ("--use-distributed-optimizer", "--use-megatron-fsdp", "--use-torch-fsdp2", "--use-custom-fsdp")
     facts: dict[str, tuple[str, ...]] = {
         "dtype": _DTYPES,
-        "gradients": _GRADIENT_DTYPES,
+        "gradients": (*_GRADIENT_DTYPES, f"{DEEPSPEED_ENTRIES}{SUMMED_IN}"),
         "sequence_parallel": ("--sequence-parallel",),
         "zero": (*sharding, "--zero-stage", f"{DEEPSPEED_ENTRIES}zero_optimization.stage"),
     }
@@ -418,7 +421,9 @@ def _defaulted(arguments: Arguments, user: UserFacts) -> dict[str, str]:
         facts["GPT-2's vocabulary"] = ("--tokenizer-type",)
     values = arguments.defaults.values
     facts |= {words.format(values[name]): (name,) for words, name in size_arguments.items() if name in values}
-    return arguments.defaulted(**facts)
+    by_deepspeed = {"gradients": "DeepSpeed"} if arguments.flag("--deepspeed") else {}
+    defaulted = arguments.defaulted(**facts)
+    return {**defaulted, **{fact: source for fact, source in by_deepspeed.items() if fact in defaulted}}
 
 
 def _offload(arguments: Arguments) -> ModuleOffload | None:
