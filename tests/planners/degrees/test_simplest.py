@@ -61,8 +61,8 @@ def test_the_fewest_levers_within_the_tolerance_are_chosen() -> None:
 def test_a_plan_that_a_target_runs_precedes_a_simpler_one() -> None:
     plans = [BOTH, PIPELINE, PLAIN]
 
-    assert simplest(plans, tolerance=0.02, runs=lambda plan: plan is not PLAIN) is PIPELINE
-    assert simplest(plans, tolerance=0.02, runs=lambda _: False) is PLAIN
+    assert simplest(plans, tolerance=0.02, support=lambda plan: plan is not PLAIN) is PIPELINE
+    assert simplest(plans, tolerance=0.02, support=lambda _: False) is PLAIN
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from debubble.planners.degrees.usual import usual_choices, usual_elsewhere
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.registry import Result, frameworks_of, verify
 from debubble.search.effort import Deadline
+from debubble.targets.target import targets
 
 GRACE_SECONDS = 2.0
 """Seconds after the deadline for which a search that has no plan yet keeps looking for one."""
@@ -184,7 +185,7 @@ class CandidatePlans:
         while True:
             plan = fastest
             if self.job.tolerance:
-                plan = simplest(plans, tolerance=self.job.tolerance, runs=self._runs)
+                plan = simplest(plans, tolerance=self.job.tolerance, support=self._support)
             result = next((result for result in known if result.solution is plan.solution), None)
             if result is not None:
                 self.results[plan.degrees] = result
@@ -199,13 +200,17 @@ class CandidatePlans:
         result = self.results[degrees]
         return PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
 
-    def _runs(self, plan: PlannedChoice) -> bool:
-        """Whether debubble's runtime or a framework runs the plan as it is."""
-        if self.job.runs_as_planned(plan.degrees):
-            return True
-        if self.job.target is not None or {OFFLOAD, CPU_OPTIMIZER} & set(plan.levers):
-            return False
-        return bool(frameworks_of(self.problems[plan.degrees], plan.solution))
+    def _support(self, plan: PlannedChoice) -> int:
+        """2: debubble's runtime or a framework runs the plan as it is, 1: one accepts its options, 0: none does."""
+        job, degrees = self.job, plan.degrees
+        if job.runs_as_planned(degrees):
+            return 2
+        if job.target is not None or {OFFLOAD, CPU_OPTIMIZER} & set(plan.levers):
+            return 0
+        if frameworks_of(self.problems[degrees], plan.solution):
+            return 2
+        options = job.run_options(degrees)
+        return any(target.refusal(options, job.model, pipeline=degrees.pipeline) is None for target in targets.values())
 
     def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
         if isinstance(choice, str):

@@ -67,18 +67,19 @@ def levers_of(
 
 
 def simplest(
-    plans: Sequence[PlannedChoice], *, tolerance: float, runs: Callable[[PlannedChoice], bool] = lambda _: True
+    plans: Sequence[PlannedChoice], *, tolerance: float, support: Callable[[PlannedChoice], int] = lambda _: 0
 ) -> PlannedChoice:
     """The plan with the fewest levers among those within the tolerance of the fastest step.
 
-    Plans that some framework `runs` come first.  Of plans with equally many levers, those with the least context
-    parallelism come first, as few people run few tokens per rank if data parallelism is as fast; then the fastest, and
-    of equally fast ones the least complex.
+    Plans with the highest `support` by frameworks come first.  Of plans with equally many levers, those with the least
+    context parallelism come first, as few people run few tokens per rank if data parallelism is as fast; then the
+    fastest, and of equally fast ones the least complex.
     """
     max_step = min(plan.step for plan in plans) * (1 + tolerance)
     fast = [plan for plan in plans if plan.step <= max_step]
-    runnable = [plan for plan in fast if runs(plan)]
-    near = [(len(plan.levers), plan.degrees.context, plan) for plan in runnable or fast]
+    supported = [support(plan) for plan in fast]
+    first = [plan for plan, level in zip(fast, supported, strict=True) if level == max(supported)]
+    near = [(len(plan.levers), plan.degrees.context, plan) for plan in first]
     fewest = min((levers, context) for levers, context, _ in near)
     simple = [plan for levers, context, plan in near if (levers, context) == fewest]
     step = min(plan.step for plan in simple) * (1 + NEGLIGIBLE_DIFFERENCE)
