@@ -41,3 +41,14 @@ def test_the_head_has_its_older_name() -> None:
 def test_config_has_the_recomputation_mode_or_none(layers: tuple[int, ...], mode: str | None) -> None:
     text = exports["torchtitan"](priced(full(*layers))).files.get("plan.toml")
     assert (None if text is None else tomllib.loads(text)["activation_checkpoint"]["mode"]) == mode
+
+
+def test_a_job_without_fsdp_is_said_to_compute_in_fp32(tmp_path: Path) -> None:
+    file, importer, cluster = tmp_path / "job.toml", imports["torchtitan"], db.Cluster.parse("4xA100-80GB")
+    degrees = "[parallelism]\npipeline_parallel_degree = {}\npipeline_parallel_schedule = '1F1B'\n"
+    said = []
+    for pipeline in (4, 2):
+        file.write_text(f"[model]\nname = 'llama3'\nflavor = '8B'\n{degrees.format(pipeline)}")
+        job = importer.job(importer.read(file, None), file, UserFacts(cluster=cluster))
+        said.append(any("computes in fp32" in warning for warning in job.warnings))
+    assert said == [True, False]

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from rich.console import Console
 
+import debubble as db
 from debubble.ir import Trace
 from debubble.plans import Plan
 from debubble.views import Scene
 from debubble.views.comparison import Comparison, as_dict, compare, pair, render
+from debubble.views.scene_table import side_by_side
 from tests.views.scenes import small_plan, surrounded, trace_of
 
 
@@ -133,3 +136,14 @@ def test_phases_around_programs_explain_the_full_step() -> None:
     assert comparison.around == {"reads data": 2, "updates": 2.5}
     assert comparison.seconds == 3 + 19 + 5
     assert as_dict(comparison)["around"] == comparison.around
+
+
+def test_two_simulated_schedules_are_compared_as_a_and_b() -> None:
+    costs = db.StageCosts.of(stages=12).replace(forward=[Fraction(1, 3)] * 12)
+    scenes = []
+    for name in ("gpipe", "zb-v"):
+        schedule = db.schedules[name](devices=6 if name == "zb-v" else 12, micro_batches=12, costs=costs)
+        scenes.append(Scene(db.simulate(schedule, costs), title=name))
+    table = side_by_side(scenes)
+    assert table is not None
+    assert (table.columns[1:3], table.caption) == (("A", "B"), "A is gpipe; B is zb-v.")

@@ -64,7 +64,8 @@ def as_model(model: ModelConfig | str | Path) -> ModelConfig:
         return named_model(str(model))
     if not isinstance(model, ModelConfig):
         raise InputError(
-            f"A model is db.models[NAME], db.Model.from_hf(FILE), a name or a file, not {type(model).__name__}."
+            f"A model is db.models[NAME], db.Model.from_hf(FILE), a name or a file, not {type(model).__name__}; units"
+            " that db.profile measured are planned with `debubble plan --units FILE --devices P`."
         )
     return model
 

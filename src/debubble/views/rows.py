@@ -282,7 +282,7 @@ def _misfit_words(usual: UsualChoice) -> str:
     name = usual.name.removesuffix(f", {usual.options}")
     if usual.configuration is None:
         return f"{name} does not fit: {(usual.reason or '').partition(';')[0].removesuffix('.')}."
-    return f"{name} does not fit without its options." if usual.options else ""
+    return f"{name} fits with {usual.options} alone." if usual.options else ""
 
 
 def _usual_row(usual: UsualChoice) -> tuple[str, ...]:

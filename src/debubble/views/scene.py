@@ -48,6 +48,7 @@ class Scene:
         sampled_memory: Measured memory curves, one per device; None: the timeline's memory is used.
         cores: Number of cores that the devices share; None: each device has a core.
         file: The plan's file; None: unknown.
+        measured: Whether the timeline was measured.
     """
 
     timeline: Timeline
@@ -62,6 +63,7 @@ class Scene:
     sampled_memory: tuple[Curve, ...] | None = None
     cores: int | None = None
     file: str | None = None
+    measured: bool = False
 
     @staticmethod
     def predicted(plan: Plan, *, limited: bool = True) -> Scene:
@@ -107,7 +109,10 @@ class Scene:
         title = f"Measured: step {trace.typical.step}"
         phases = trace.typical.from_zero().phases
         memory = measured_memory(trace)
-        return predicted, Scene(timeline, title=title, seconds=True, phases=phases, sampled_memory=memory)
+        measured = Scene(
+            timeline, title=title, seconds=True, phases=phases, sampled_memory=memory, measured=True
+        )  # fmt: skip
+        return predicted, measured
 
     def _on_shared_cores(self, cores: int) -> Scene:
         """Predict the scene for devices that share this number of cores."""

@@ -24,7 +24,7 @@ def side_by_side(scenes: Sequence[Scene]) -> Rows | None:
     if len(scenes) != 2:
         return None
     first, second = scenes
-    names = ("predicted", "measured") if second.plan is None else ("A", "B")
+    names = ("predicted", "measured") if second.measured else ("A", "B")
     return Rows(
         title="Side by side",
         columns=("", *names, f"{names[1]} / {names[0]}"),
@@ -69,20 +69,23 @@ MIN_SHARE = 0.001
 
 
 def _caption(first: Scene, second: Scene) -> str:
-    if first.plan is None or second.plan is None:
-        return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
+    if second.measured:
+        return f"The step took {float(second.step_time / first.step_time):.2f} times as long as predicted."
     said = []
-    for name, scene, plan in (("A", first, first.plan), ("B", second, second.plan)):
-        file = "" if scene.file is None else f" ({scene.file})"
+    for name, scene in (("A", first), ("B", second)):
+        plan, file = scene.plan, "" if scene.file is None else f" ({scene.file})"
+        if plan is None:
+            said.append(f"{name} is {scene.title}")
+            continue
         degrees = "" if plan.model is None else f", {plan.degrees}"
         said.append(f"{name}{file} is {subject(plan)}{degrees}, {planned_words(plan)}")
-    return f"{'; '.join(said)}.  {_warning(first, second)}"
+    return f"{'; '.join(said)}.  {_warning(first, second)}".rstrip()
 
 
 def _warning(first: Scene, second: Scene) -> str:
     """A sentence on why two plans' steps cannot be compared; empty if they can."""
-    assert first.plan is not None
-    assert second.plan is not None
+    if first.plan is None or second.plan is None:
+        return ""
     one, two = first.why, second.why
     modeled = [why.model for why in (one, two) if why is not None]
     if len(modeled) == 1 or (modeled and not _equal_cost(*modeled)):
@@ -146,8 +149,8 @@ def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str], *, capt
 
 
 def letters(scenes: Sequence[Scene]) -> list[str]:
-    """The labels of two compared plans; empty labels for other scenes."""
-    compared = len(scenes) == 2 and all(scene.plan is not None for scene in scenes)
+    """The labels of two compared plans or schedules; empty labels for other scenes."""
+    compared = len(scenes) == 2 and not scenes[1].measured
     return ["A: ", "B: "] if compared else [""] * len(scenes)
 
 

@@ -248,10 +248,3 @@ def test_quantized_weights_are_divided_only_as_a_last_resort() -> None:
 
     assert search_degrees(asked).degrees.zero < 3
     assert search_degrees(narrow).degrees.zero == 3
-
-
-@pytest.mark.slow
-def test_a_usual_choice_that_is_close_is_planned() -> None:
-    fsdp, _ = search_degrees(job("llama2-7b", "8xL40S", batch=64, sequence_length=4096)).search.usual
-    assert fsdp.configuration is not None
-    assert fsdp.configuration.planner == "joint"

@@ -217,7 +217,11 @@ def _toml_file(
         f"[{table}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entries.items())
         for table, entries in tables.items()
     )
-    return {"plan.toml": f"# A plan of debubble for torchtitan to 0.2, to be merged into a job's file.\n{text}"}
+    undivided = plan.options.data * plan.options.context == 1 and plan.options.master_dtype == "fp32"
+    fp32 = (
+        "# Without FSDP torchtitan to 0.2 computes in fp32, unless training.dtype is bfloat16.\n" if undivided else ""
+    )
+    return {"plan.toml": f"# A plan of debubble for torchtitan to 0.2, to be merged into a job's file.\n{fp32}{text}"}
 
 
 def _python(value: object) -> str:

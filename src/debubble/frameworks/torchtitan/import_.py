@@ -206,7 +206,7 @@ def torchtitan(read: SettingsReader, facts: UserFacts) -> ImportedJob:
         order=order,
         strategies=_strategies(read, model),
         defaulted=_defaulted(read, facts),
-        warnings=tuple(_warnings(read)),
+        warnings=(*_warnings(read), *_computes_in_fp32(read, options, pipeline)),
         rest=Unread.from_reader(read, _remarks(read, options)),
     )
 
@@ -441,6 +441,19 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
     known = (*_CONVERTERS, "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
     if unknown := [name for name in _converters(read) if name not in known]:
         yield f"model.converters has {', '.join(unknown)}, which is not in the prediction{suggest(unknown[0], known)}."
+
+
+def _computes_in_fp32(read: SettingsReader, options: RunOptions, pipeline: int) -> Iterator[str]:
+    """A sentence on jobs that the versions with TOML files compute in fp32, as no FSDP sets another dtype.
+
+    Source: torchtitan 0.2.2, distributed/utils.py, `maybe_enable_amp`.
+    """
+    undivided = options.data * options.context == 1 and (pipeline > 1 or options.tensor > 1)
+    if undivided and read.path.suffix == ".toml" and options.dtype == "bf16" and options.master_dtype == "fp32":
+        yield (
+            "Up to 0.2, torchtitan computes in fp32 where FSDP divides nothing (no data or context parallelism), and"
+            " bf16 is predicted, as later versions compute: set training.dtype to bfloat16, or divide the data."
+        )
 
 
 def _reduction(read: SettingsReader) -> Iterator[str]:

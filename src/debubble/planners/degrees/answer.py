@@ -218,7 +218,8 @@ class CandidatePlans:
             return elsewhere or UsualChoice(name=name, reason=choice)
         if self.planner == "auto" or choice in self.results:
             self._verified(choice)
-            return UsualChoice(name=name, configuration=self._summary(choice))
+            offload = {OFFLOAD, CPU_OPTIMIZER} & set(self._planned(choice).levers)
+            return UsualChoice(name=f"{name} with offload" if offload else name, configuration=self._summary(choice))
         return UsualChoice(name=name, reason=f"The planner '{self.planner}' did not plan it.")
 
     def deadline_error(self) -> CutOffError:

@@ -59,8 +59,6 @@ RANKING_TOLERANCE = 1.1
 """Factor of the best step up to which usual choices, and with short memory those with host offload, are planned."""
 FINAL_TOLERANCE = 1.05
 """Factor of the fastest step up to which `auto` plans the fastest usual choice."""
-USUAL_TOLERANCE = 1.25
-"""Factor of the fastest step up to which the fastest usual choice is planned for its row."""
 MAX_FINALISTS, FINALIST_TOLERANCE = 3, 1.02
 """Number of choices that `auto` plans at most, and the factor of the fastest step up to which it does: drafts that are
 this close swap ranks with more effort."""
@@ -153,7 +151,6 @@ class _DegreesSearch(CandidatePlans):
             self._plan_usual_with_offload()
             self._draft()
             self._finish()
-            self._plan_usual_row()
         else:
             self._plan_concurrently(self.ranking.best(MAX_SHOWN), self.planner, share=1.0)
             self._plan_further()
@@ -259,15 +256,6 @@ class _DegreesSearch(CandidatePlans):
         usual = [choice for choice in self.usual.values() if isinstance(choice, Degrees)]
         find = partial(thorough, names=("adapipe", "portfolio"))
         self._plan_concurrently(filter(is_promising, usual), find, share=THOROUGH_SHARE)
-
-    def _plan_usual_row(self) -> None:
-        """Plan the fastest usual choice if only a quick plan of it is known, as people compare others with it."""
-        planned = {d for d, r in self.results.items() if r.planner != QUICK_PLAN or r.gap <= self.job.tolerance}
-        steps, usual = self.steps(), [d for d in self.usual.values() if isinstance(d, Degrees) and d not in planned]
-        near = [degrees for degrees in usual if steps[degrees] <= USUAL_TOLERANCE * min(steps.values())]
-        if near and not self.cut_off:
-            find = partial(thorough, names=("joint",))
-            self._plan_concurrently([min(near, key=steps.__getitem__)], find, share=THOROUGH_SHARE)
 
     def _is_close(self, degrees: Degrees) -> bool:
         """Whether a choice's quick plan, without its recomputation, would be close to the fastest plan."""
