@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,6 +107,8 @@ def _draw_scene(axes: Axes, scene: Scene, theme: Theme, size: Size, *, inches_pe
     words = headline(scene)
     if size.width < SIZES["page"].width:
         words = words.partition(",")[0].partition(" (")[0]
+    elif size.width < SIZES["slide"].width:
+        words = re.sub(r" \(.*?\)", "", words)
     axes.text(
         0, 1.0, words + "\n ", transform=axes.transAxes, fontsize=size.text, va="center", color=theme.muted
     )  # fmt: skip

@@ -215,7 +215,7 @@ MIN_WIDE_GAP = 0.1
 def _wide_gap_words(plan: Plan, scene: Scene) -> str:
     """A sentence on the sources of a gap that may be due to a weak bound."""
     assert scene.why is not None
-    words = f"Between the two stand {listed(scene.why.losses)}"
+    words = f"Besides computing, the step has {listed(scene.why.losses)}"
     levers = None if plan.target is None else targets[plan.target].levers_of(plan.options, pipeline=plan.devices)
     if plan.target is None or levers is None or not isinstance(levers.orders, OwnOrders):
         return f"{words}."
