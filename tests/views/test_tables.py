@@ -136,12 +136,12 @@ def test_wide_gap_is_explained(target: str | None, orders: str) -> None:
     scene = Scene.predicted(plan)
     assert scene.why is not None
 
-    _, _, between = bound_words(replace(plan, lower_bound=0.5 * float(scene.step_time)), scene).partition("  Between ")
+    _, _, between = bound_words(replace(plan, lower_bound=0.5 * float(scene.step_time)), scene).partition("  Besides ")
 
-    assert between == f"the two stand {listed(scene.why.losses)}{orders}"
+    assert between == f"computing, the step has {listed(scene.why.losses)}{orders}"
     assert scene.why.losses[0].startswith("filling and draining the pipeline (")
     assert not [loss for loss in scene.why.losses if loss.startswith("optimizer")]
-    assert "Between" not in bound_words(replace(plan, lower_bound=0.95 * float(scene.step_time)), scene)
+    assert "Besides" not in bound_words(replace(plan, lower_bound=0.95 * float(scene.step_time)), scene)
 
 
 def test_plan_names_optimizers_on_the_host() -> None:

@@ -63,10 +63,9 @@ def as_model(model: ModelConfig | str | Path) -> ModelConfig:
     if isinstance(model, str | Path):
         return named_model(str(model))
     if not isinstance(model, ModelConfig):
-        raise InputError(
-            f"A model is db.models[NAME], db.Model.from_hf(FILE), a name or a file, not {type(model).__name__}; units"
-            " that db.profile measured are planned with `debubble plan --units FILE --devices P`."
-        )
+        kind = type(model).__name__
+        units = " `debubble plan --units FILE --devices P` plans what db.profile measured." if kind == "Units" else ""
+        raise InputError(f"A model is db.models[NAME], db.Model.from_hf(FILE), a name or a file, not {kind}.{units}")
     return model
 
 
