@@ -144,7 +144,7 @@ def _save(yours: Plan, best: Plan | None, output: Path) -> None:
         log().print(f"The job is in {output}: `debubble plan {output}`.", soft_wrap=True)
     elif best is not None:
         best.save(output)
-        kind = "The job's own plan" if best is yours else "The other plan"
+        kind = "The job's own plan" if best is yours else "The new plan"
         log().print(f"{kind} is in {output}.", soft_wrap=True)
     else:
         log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)

@@ -152,8 +152,8 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
         job = request.job
         if job.deadline is not None:
             job = replace(job, deadline=max(job.deadline - (time.monotonic() - begin), MIN_REMEDY_SECONDS))
-        planner = request.options.planner
-        answer = misfit(job, str(error), planner=None if planner == "auto" else planner)
+        named = request.options.planner != "auto" and not request.options.compare
+        answer = misfit(job, str(error), planner=request.options.planner if named else None)
         if output.html is not None:
             from debubble.views.html.infeasible import misfit_page
 

@@ -96,8 +96,7 @@ class CostsRequest:
 
         problem, run_options = self._problem, RunOptions(post_validation=self.run.post_validation)
         with progress_listener(SearchProgress(status, seconds=problem.measured, stream=self.stream)):
-            planner = "auto" if self.options.compare else self.options.planner
-            return solve(problem, planner=planner, options=run_options)
+            return solve(problem, planner=self.options.planner, options=run_options)
 
     @property
     def _problem(self) -> Problem:

@@ -284,6 +284,7 @@ def solve(problem: Problem, *, planner: str = "auto", options: RunOptions | None
     options = options or RunOptions()
     if isinstance(problem.workload, ModelUnits) and problem.workload.units.dtype is not None:
         options = replace(options, dtype=problem.workload.units.dtype)
+    planner = "auto" if problem.compare else planner
     return replace(_plan_of(planners[planner](problem), options), measured=problem.measured)
 
 

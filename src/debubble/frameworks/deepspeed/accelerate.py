@@ -88,13 +88,13 @@ def read_accelerate(settings: Settings, path: Path, read_config: Callable[[Path]
 
 
 def _instead(kind: str, settings: Settings) -> str:
-    """What predicts and plans a job that accelerate runs without DeepSpeed."""
+    """The command that predicts and plans a job that accelerate runs without DeepSpeed."""
     if kind == "MEGATRON_LM":
         return "import the script of the same job with Megatron-LM's arguments, `debubble import megatron`"
     strategy = str(settings.get(_STRATEGY, "FULL_SHARD")).rpartition(".")[2].upper()
     reshards = settings.get(_RESHARDS, strategy not in ("SHARD_GRAD_OP", "2")) is True
     zero = 0 if kind != "FSDP" or strategy in ("NO_SHARD", "3") else 3 if reshards else 2
-    count = settings.get("num_processes", 8)
+    count = settings.get("num_processes", "N")
     return (
         f"`debubble plan MODEL --cluster {count}xGPU --pipeline 1 --data {count} --zero {zero} --global-batch SEQUENCES"
         " --sequence-length TOKENS` plans that job, and without the degrees what is faster"

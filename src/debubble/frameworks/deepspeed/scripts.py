@@ -28,7 +28,7 @@ _OF_MEGATRON = "--num-layers"
 
 @dataclass(frozen=True)
 class ScriptJob:
-    """What a launch script trains with.
+    """The arguments and files with which a launch script trains.
 
     Attributes:
         config: The DeepSpeed configuration, or accelerate's.

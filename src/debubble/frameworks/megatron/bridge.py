@@ -132,7 +132,7 @@ def read_recipe(words: Sequence[str], path: Path) -> Mapping[str, Any]:
 
 
 def overlaps_gradients(arguments: Arguments) -> bool:
-    """Whether gradients are reduced during backwards; recipes of pretraining do so unless told not to.
+    """Tell whether gradients are reduced during backwards; recipes of pretraining do so unless told not to.
 
     Source: Megatron-Bridge 0.4, recipes/, where `ddp.overlap_grad_reduce` is False for fine-tuning.
     """

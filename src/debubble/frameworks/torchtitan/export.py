@@ -217,7 +217,9 @@ def _toml_file(
         f"[{table}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entries.items())
         for table, entries in tables.items()
     )
-    undivided = plan.options.data * plan.options.context == 1 and plan.options.master_dtype == "fp32"
+    o = plan.options
+    undivided = o.data * o.context == 1 and (plan.devices > 1 or o.tensor > 1)
+    undivided = undivided and (o.dtype, o.master_dtype) == ("bf16", "fp32")
     fp32 = (
         "# Without FSDP torchtitan to 0.2 computes in fp32, unless training.dtype is bfloat16.\n" if undivided else ""
     )

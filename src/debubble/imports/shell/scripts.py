@@ -316,7 +316,7 @@ class _Follower(Assignments):
 
     @property
     def _state(self) -> tuple[Mapping[str, Value], list[str] | None]:
-        """What the next run of a loop depends on."""
+        """The state on which the next run of a loop depends."""
         return dict(self.variables.values), self.variables.arguments
 
     def _record_option_variables(self, body: Statement) -> None:

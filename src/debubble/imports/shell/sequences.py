@@ -42,7 +42,7 @@ def _numbers(first: int, last: int, step: int) -> list[str] | None:
 
 
 def _items(text: str) -> list[str]:
-    """What braces with this text stand for; empty if they stand for themselves."""
+    """The words for which braces with this text stand; empty if they stand for themselves."""
     if (match := _RANGE.fullmatch(text)) is not None:
         first, last = int(match[1]), int(match[2])
         step = abs(int(match[3] or 1)) or 1
