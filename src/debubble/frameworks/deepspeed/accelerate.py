@@ -97,7 +97,7 @@ def _instead(kind: str, settings: Settings) -> str:
     count = settings.get("num_processes", "N")
     return (
         f"`debubble plan MODEL --cluster {count}xGPU --pipeline 1 --data {count} --zero {zero} --global-batch SEQUENCES"
-        " --sequence-length TOKENS` plans that job, and without the degrees what is faster"
+        " --sequence-length TOKENS` plans such a job, and without the degrees what is faster"
     )
 
 
